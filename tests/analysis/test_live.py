@@ -20,7 +20,7 @@ WINDOW_NS = 10 * SECOND
 
 
 class Growing:
-    """A recording that is written as far as it is told."""
+    """A recording that is written up to a given time."""
 
     def __init__(self, script: Script, folder: Path) -> None:
         self._seconds = list(enumerate(seconds(script)))
@@ -54,7 +54,7 @@ def job(tmp_path: Path, growing: Growing) -> LiveJob:
     return LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS)
 
 
-def test_the_window_and_nothing_before_it_is_told(growing: Growing, job: LiveJob) -> None:
+def test_the_window_and_nothing_before_it_is_reported(growing: Growing, job: LiveJob) -> None:
     growing.until(15)
     report = job.update(0).report
     assert (report.in_step_ns, report.lost_ns) == (10 * SECOND, 0)
@@ -68,13 +68,13 @@ def test_the_window_and_nothing_before_it_is_told(growing: Growing, job: LiveJob
     assert storage == pytest.approx(10 * 0.2 * SECOND, abs=0.1 * SECOND)
     assert rank.in_step_ns == rank.productive_ns + rank.lost_ns
     assert rank.lost_ns == sum(ns for _, ns in rank.buckets)
-    one = live.ranks["node-a", rank.pid]
-    assert (one.step_ns, one.sm_active_ratio) == (SECOND, None)
-    assert one.busy_ratio == pytest.approx(0.6, abs=0.03)
-    assert one.since_step_ns == 0, "these scripts hand over a span when it begins"
+    item = live.ranks["node-a", rank.pid]
+    assert (item.step_ns, item.sm_active_ratio) == (SECOND, None)
+    assert item.busy_ratio == pytest.approx(0.6, abs=0.03)
+    assert item.since_step_ns == 0, "these scripts hand over a span when it begins"
 
 
-def test_a_dense_window_in_many_chunks_is_told_as_one(
+def test_a_dense_window_in_many_chunks_is_reported_as_one(
     growing: Growing, job: LiveJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing.until(25)
@@ -82,11 +82,11 @@ def test_a_dense_window_in_many_chunks_is_told_as_one(
     whole = job.update(0)  # what makes a chunk of a recording does not cut a window
     monkeypatch.setattr("clusterprof.analysis.live._MAX_ROWS", 50)
     cut = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
-    (one,), (other,) = whole.ranks.values(), cut.ranks.values()
+    (item,), (other,) = whole.ranks.values(), cut.ranks.values()
     # Of 10 s the last four steps wait for 0.4 s each.
-    assert one.busy_ratio == pytest.approx(0.84, abs=0.001)
-    assert other.busy_ratio == pytest.approx(one.busy_ratio, abs=0.001)
-    assert (one.step_ns, one.since_step_ns) == (other.step_ns, other.since_step_ns)
+    assert item.busy_ratio == pytest.approx(0.84, abs=0.001)
+    assert other.busy_ratio == pytest.approx(item.busy_ratio, abs=0.001)
+    assert (item.step_ns, item.since_step_ns) == (other.step_ns, other.since_step_ns)
 
 
 def test_looking_often_or_once_gives_the_same(
@@ -106,19 +106,19 @@ def test_a_device_counts_where_no_step_ends(tmp_path: Path) -> None:
     Growing(script, tmp_path / "run" / "node-a").until(28)
     live = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
     (rank,) = live.report.ranks
-    one = live.ranks["node-a", rank.pid]
-    assert (rank.in_step_ns, one.step_ns, one.since_step_ns) == (0, None, None)
-    assert one.busy_ratio == 1.0
+    item = live.ranks["node-a", rank.pid]
+    assert (rank.in_step_ns, item.step_ns, item.since_step_ns) == (0, None, None)
+    assert item.busy_ratio == 1.0
 
 
-def test_recorders_are_said_to_write_be_silent_have_ended_or_be_gone(
+def test_recorders_are_reported_to_write_be_silent_have_ended_or_be_gone(
     growing: Growing, job: LiveJob, tmp_path: Path
 ) -> None:
     growing.until(20)  # the last clock is of 19 s, the last sample of 19.9 s
     at = 20 * SECOND
 
     def states(now_ns: int) -> list[tuple[str, str]]:
-        return [(one.state, one.why) for one in job.update(now_ns).nodes]
+        return [(node.state, node.why) for node in job.update(now_ns).nodes]
 
     assert states(at) == [("recording", "")]
     assert states(at + 2 * SILENT_NS) == [("silent", "")]
@@ -140,11 +140,11 @@ def test_a_node_that_has_been_silent_for_longer_than_the_window_has_no_numbers(
     other = Growing(training(STEPS), tmp_path / "run" / "node-b")
     other.until(38)
     live = job.update(38 * SECOND)
-    assert [(one.name, one.state) for one in live.nodes] == [
+    assert [(node.name, node.state) for node in live.nodes] == [
         ("node-a", "silent"),
         ("node-b", "recording"),
     ]
-    assert [one.node for one in live.report.ranks] == ["node-b"]
+    assert [rank.node for rank in live.report.ranks] == ["node-b"]
 
 
 def test_nodes_may_come_later_and_nothing_to_read_is_an_error(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_nodes_may_come_later_and_nothing_to_read_is_an_error(tmp_path: Path) ->
         job.update(0)
     for name in ("node-a", "node-b"):
         Growing(training(STEPS), tmp_path / "run" / name).until(12)
-        names = [one.name for one in job.update(0).nodes]
+        names = [node.name for node in job.update(0).nodes]
     assert names == ["node-a", "node-b"]
 
 

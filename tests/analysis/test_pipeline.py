@@ -33,8 +33,11 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
     )
     assert ledger.outside_buckets == (("startup", SECOND), ("after-steps", SECOND))
     assert (ledger.source, ledger.steps, ledger.coverage_ratio) == ("device-samples", 60, 1.0)
-    found = [(one.cause.id, one.lost_ns, one.grade, one.outside_steps) for one in report.findings]
-    assert found == [
+    rows = [
+        (finding.cause.id, finding.lost_ns, finding.grade, finding.outside_steps)
+        for finding in report.findings
+    ]
+    assert rows == [
         ("cpu-preprocess", 6 * SECOND, "A", False),
         ("storage-local", 6 * SECOND, "B", False),  # no disk counters to agree
         ("startup", SECOND, "A", True),
@@ -64,7 +67,7 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
 def test_loading_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
     report = analysed(training(JOB, hidden=True), tmp_path)
     assert report.lost_ns == 0
-    assert [one.cause.id for one in report.findings] == ["startup"]
+    assert [finding.cause.id for finding in report.findings] == ["startup"]
     assert metrics(report)["data_wait.ratio"] == pytest.approx(0.4)  # the host waited all the same
 
 
@@ -73,7 +76,7 @@ def test_noise_is_in_the_ledger_and_no_finding(tmp_path: Path) -> None:
     report = analysed(training([(0.0, 0.5)] * 25 + [(0.1, 0.5)] + [(0.0, 0.5)] * 24), tmp_path)
     assert report.lost_ns == SECOND // 10
     assert dict(report.ranks[0].buckets)["storage-local"] == SECOND // 20
-    assert [one.cause.id for one in report.findings] == ["startup"]
+    assert [finding.cause.id for finding in report.findings] == ["startup"]
 
 
 def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path) -> None:
@@ -82,9 +85,9 @@ def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path)
     report = analysed(script, tmp_path)
     assert report.ranks[0].source == "host-spans"
     assert report.lost_ns == 12 * SECOND
-    in_steps = [one for one in report.findings if not one.outside_steps]
-    assert [one.cause.id for one in in_steps] == ["cpu-preprocess", "storage-local"]
-    assert all(one.upper_bound and one.recoverable_ns is None for one in in_steps)
+    in_steps = [finding for finding in report.findings if not finding.outside_steps]
+    assert [step.cause.id for step in in_steps] == ["cpu-preprocess", "storage-local"]
+    assert all(step.upper_bound and step.recoverable_ns is None for step in in_steps)
     assert any("upper bound" in note for note in report.notes)
     by_name = {metric.name: metric for metric in report.metrics}
     assert by_name["gpu.busy_ratio"].value is None
@@ -115,7 +118,7 @@ def test_ranks_that_wait_for_each_other_get_no_promise(tmp_path: Path) -> None:
     script = training(JOB)
     script.variables = {"RANK": "0", "WORLD_SIZE": "2"}
     report = analysed(script, tmp_path)
-    assert [one.recoverable_ns for one in report.findings] == [None, None, None]
+    assert [finding.recoverable_ns for finding in report.findings] == [None, None, None]
 
 
 def test_a_checkpoint_is_a_checkpoint_whatever_it_waits_for(tmp_path: Path) -> None:
@@ -143,9 +146,11 @@ def test_without_spans_it_names_families_or_nothing(tmp_path: Path) -> None:
         # first work at 3 s, last at 31 s: 5 waits of 2 s lie between
         assert (ledger.in_step_ns, ledger.lost_ns) == (28 * SECOND, 10 * SECOND)
         assert ledger.buckets == ((family, 10 * SECOND), ("unattributed", 0))
-        assert {(one.cause.id, one.grade) for one in report.findings if not one.outside_steps} == {
-            (family, "C")
-        }
+        assert {
+            (finding.cause.id, finding.grade)
+            for finding in report.findings
+            if not finding.outside_steps
+        } == {(family, "C")}
         got = metrics(report)
         assert got["stall.storage-local_ratio"] is None
         assert got["stall.cpu-preprocess_ratio"] is None
@@ -158,7 +163,7 @@ def test_without_spans_a_busy_main_thread_leaves_the_cause_open(tmp_path: Path) 
     script.main, script.worker = "U31", "U31"
     report = analysed(script, tmp_path)
     assert report.ranks[0].buckets == (("unattributed", 10 * SECOND),)
-    assert report.findings == tuple(one for one in report.findings if one.outside_steps)
+    assert report.findings == tuple(finding for finding in report.findings if finding.outside_steps)
 
 
 def test_neither_device_nor_probe_is_unmeasured(tmp_path: Path) -> None:
@@ -217,12 +222,12 @@ def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
     assert report.ranks[0].pid == MAIN
 
 
-def test_nodes_are_told_apart_and_processes_change_nothing(tmp_path: Path) -> None:
+def test_nodes_are_distinguished_and_processes_change_nothing(tmp_path: Path) -> None:
     for rank in ("1", "2"):
         script = dataclasses.replace(training(JOB), variables={"RANK": rank})
         write(script, tmp_path / f"node-{rank}")
-    one = analyze(tmp_path)
-    check_books(one)
-    assert len(one.ranks) == len(one.nodes) == 2
-    assert one.lost_ns == 24 * SECOND
-    assert dataclasses.asdict(analyze(tmp_path, jobs=2)) == dataclasses.asdict(one)
+    report = analyze(tmp_path)
+    check_books(report)
+    assert len(report.ranks) == len(report.nodes) == 2
+    assert report.lost_ns == 24 * SECOND
+    assert dataclasses.asdict(analyze(tmp_path, jobs=2)) == dataclasses.asdict(report)

@@ -133,5 +133,5 @@ def within_steps(main: str, *spans: tuple) -> Script:
 )
 def test_what_the_main_thread_did_within_steps(main, spans, expected, tmp_path: Path) -> None:
     report = analysed(within_steps(main, *spans), tmp_path)
-    found = {id_: s for id_, s in seconds(report).items() if s >= 0.5}
-    assert found == pytest.approx(expected, abs=0.5)
+    by_key = {id_: s for id_, s in seconds(report).items() if s >= 0.5}
+    assert by_key == pytest.approx(expected, abs=0.5)

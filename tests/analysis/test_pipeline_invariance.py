@@ -26,16 +26,16 @@ def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -
     whole = books(script, 10**15)
     cut = books(script, chunk_ms * 1_000_000)
     assert len(whole) == 1
-    for one, other in zip(whole, cut, strict=True):
-        law(one)
+    for first, other in zip(whole, cut, strict=True):
+        law(first)
         law(other)
-        assert dataclasses.replace(one.ledger, buckets=()) == dataclasses.replace(
+        assert dataclasses.replace(first.ledger, buckets=()) == dataclasses.replace(
             other.ledger, buckets=()
         )
         # The split of a fetch leans on the other fetches of its chunk, so causes may differ a bit.
-        mine, theirs = dict(one.ledger.buckets), dict(other.ledger.buckets)
+        mine, theirs = dict(first.ledger.buckets), dict(other.ledger.buckets)
         for id_ in {*mine, *theirs}:
-            assert abs(mine.get(id_, 0) - theirs.get(id_, 0)) <= 0.02 * one.ledger.lost_ns + 2
+            assert abs(mine.get(id_, 0) - theirs.get(id_, 0)) <= 0.02 * first.ledger.lost_ns + 2
 
 
 def written(records: list, folder: Path) -> list[RankResult]:
@@ -57,8 +57,8 @@ def test_repeated_and_reordered_records_change_nothing(tmp_path: Path, again: in
     plain = written(batches, tmp_path / "plain")
     mixed = [batch for i in range(0, len(batches), 3) for batch in batches[i : i + 3][::-1]]
     twice = [batch for batch in mixed for _ in range(again)]
-    assert [one.ledger for one in written(twice, tmp_path / "mixed")] == [
-        one.ledger for one in plain
+    assert [rank_result.ledger for rank_result in written(twice, tmp_path / "mixed")] == [
+        record.ledger for record in plain
     ]
 
 
@@ -90,8 +90,8 @@ def test_less_sight_moves_time_up_or_to_unattributed_never_sideways(
     before, after = dict(full.ledger.buckets), dict(less.ledger.buckets)
     slack = 0.03 * full.ledger.lost_ns  # samples are ten a second, marks are exact
     for id_ in set(after) - {"unattributed"}:
-        family = {one for one in before if one in CAUSES and CAUSES[one].family == id_}
+        family = {value for value in before if value in CAUSES and CAUSES[value].family == id_}
         assert id_ in before or family, f"{id_} was not there before"
-        allowed = before.get(id_, 0) + sum(before[one] for one in family if one != id_)
+        allowed = before.get(id_, 0) + sum(before[value] for value in family if value != id_)
         assert after[id_] <= allowed + slack, id_
     assert after["unattributed"] >= before["unattributed"] - slack

@@ -22,40 +22,40 @@ WHOLE = {"id": "GPU-5c89852c", "index": 0, "pci_bus_id": "00000000:4A:00.0", "te
 XID = {"pci": "0000:4a:00", "code": 31, "text": "MMU Fault", "logged_ns": 5, "count": 1}
 
 
-def on_a_slice(record: Record, told: bool) -> list[Record]:
-    """The job's records as its slice would give them; `told`: GPM tells when it is busy."""
+def on_a_slice(record: Record, is_stated: bool) -> list[Record]:
+    """The job's records as its slice would give them; `is_stated`: GPM tells when it is busy."""
     if isinstance(record, Event) and record.kind == "process-registered":
         return [replace(record, attributes={**record.attributes, "device": BY_TORCH})]
     if not isinstance(record, Columns) or record.signals[0] != "gpu.busy_ns_total":
         return [record]
-    return [replace(record, devices=[SLICE] * len(record.signals))] if told else []
+    return [replace(record, devices=[SLICE] * len(record.signals))] if is_stated else []
 
 
-def report_of(folder: Path, told: bool) -> Report:
+def report_of(folder: Path, is_stated: bool) -> Report:
     script, now = training([(0.2, 0.3)] * 30), [0]
     part: dict[str, Any] = {"id": SLICE, "uuid": BY_TORCH, "index": 1, "parent": WHOLE["id"]}
-    devices = [WHOLE, part if told else {**part, "tells_busy": False}]
+    devices = [WHOLE, part if is_stated else {**part, "tells_busy": False}]
     head = replace(_header(script, folder.name), devices=devices)
     writer = RecordingWriter(folder, head, lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0)
     for second, records in enumerate(seconds(script)):
         now[0] = second * SECOND
         if second == 7:
             records.append(Event(now[0], "gpu-xid", XID))
-        writer.append(*(one for record in records for one in on_a_slice(record, told)))
+        writer.append(*(value for record in records for value in on_a_slice(record, is_stated)))
     writer.close()
     return analyze(folder)
 
 
 @pytest.mark.parametrize(
-    ("told", "device", "source"), [(True, SLICE, "device-samples"), (False, "", "host-spans")]
+    ("is_stated", "device", "source"), [(True, SLICE, "device-samples"), (False, "", "host-spans")]
 )
 def test_a_slice_is_the_device_of_its_rank_or_nobody_knows_when_it_was_busy(
-    told: bool, device: str, source: str, tmp_path: Path
+    is_stated: bool, device: str, source: str, tmp_path: Path
 ) -> None:
-    report = report_of(tmp_path / "node", told)
+    report = report_of(tmp_path / "node", is_stated)
     ledger = report.ranks[0]
     assert (ledger.device, ledger.source, ledger.unmeasured_ns) == (device, source, 0)
     assert sum(ns for _, ns in ledger.buckets) / SECOND == pytest.approx(6.0, abs=0.1)
     note = "the NVIDIA driver reported Xid 31 of GPU 0 (GPU-5c89852c, 0000:4a:00) on node after 7 s"
     assert f"{note}: MMU Fault" in report.notes
-    assert any("upper bound" in one for one in report.notes) is not told
+    assert any("upper bound" in note for note in report.notes) is not is_stated

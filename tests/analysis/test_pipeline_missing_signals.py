@@ -31,9 +31,9 @@ def seconds_of(report: Report, rank: int) -> dict[str, float]:
 def blamed(report: Report) -> dict[str, list[int | None]]:
     """Ranks by cause, most first."""
     return {
-        one.cause.id: [culprit.rank for culprit in one.culprits]
-        for one in report.findings
-        if not one.outside_steps
+        finding.cause.id: [culprit.rank for culprit in finding.culprits]
+        for finding in report.findings
+        if not finding.outside_steps
     }
 
 
@@ -48,18 +48,18 @@ def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path
         assert seconds_of(report, rank) == {"storage-local": 6.0, "unattributed": 3.0}
     assert blamed(report)["storage-local"] == [1]
     assert dict(report.unattributed_reasons) == {"asleep": round(9.0 * SECOND)}
-    [storage] = [one for one in report.findings if one.cause.id == "storage-local"]
+    [storage] = [finding for finding in report.findings if finding.cause.id == "storage-local"]
     assert (storage.culprits[0].own_ns, storage.culprits[0].others_ns) == (6 * SECOND, 12 * SECOND)
     assert any("inferred from their steps" in note for note in report.notes)
 
 
 def test_what_the_late_rank_worked_more_is_synchronization_and_no_leaf(tmp_path: Path) -> None:
     report = recorded(without(cluster([PLAIN] * N, [SLOW] * N), "collectives"), tmp_path)
-    found = seconds_of(report, 0)
+    seconds = seconds_of(report, 0)
     # 6 s, but of the first step nobody knows who began it first: 5.8, of which one step's wait of
     # 0.2 s may be taken for work that only varies.
-    assert found["synchronization"] == pytest.approx(5.8, abs=0.2)
-    assert found["synchronization"] + found["unattributed"] == pytest.approx(9.0)
+    assert seconds["synchronization"] == pytest.approx(5.8, abs=0.2)
+    assert seconds["synchronization"] + seconds["unattributed"] == pytest.approx(9.0)
     assert seconds_of(report, 1) == {"unattributed": 3.0}
     assert blamed(report)["synchronization"] == [1]
 
@@ -70,8 +70,8 @@ def test_two_late_ranks_share_the_blame_step_by_step(tmp_path: Path) -> None:
     second = [PLAIN if k % 2 else DECODES for k in range(N)]
     job = cluster(first, second, [PLAIN] * N)
     report = recorded(without(job, "collectives"), tmp_path)
-    found = blamed(report)
-    assert (found["storage-local"], found["cpu-preprocess"]) == ([0], [1])
+    result = blamed(report)
+    assert (result["storage-local"], result["cpu-preprocess"]) == ([0], [1])
     assert seconds_of(report, 2)["storage-local"] == pytest.approx(3.0, abs=0.15)
     assert seconds_of(report, 2)["cpu-preprocess"] == pytest.approx(3.0, abs=0.15)
 
@@ -105,7 +105,7 @@ def test_a_rank_alone_whose_device_spins_waits_for_one_that_was_not_recorded(
     assert blamed(report) == {"synchronization": []}
 
 
-def test_without_threads_sleep_cannot_be_told_from_anything(tmp_path: Path) -> None:
+def test_without_threads_sleep_cannot_be_distinguished_from_anything(tmp_path: Path) -> None:
     job = cluster([PLAIN] * N, [READS] * N)
     report = recorded(without(job, "collectives", "threads"), tmp_path)
     assert seconds_of(report, 0) == {"startup": 0.3, "unattributed": 8.7}
@@ -178,7 +178,7 @@ def test_reading_that_is_hidden_is_no_loss_in_any_mode(
 
 @pytest.mark.parametrize(("step", "family"), [(READS, "storage"), (DECODES, "cpu")])
 @pytest.mark.parametrize("on_device", [False, True])
-def test_without_marks_the_family_and_the_culprit_are_told(
+def test_without_marks_the_family_and_the_culprit_are_reported(
     tmp_path: Path, step: Step, family: str, on_device: bool
 ) -> None:
     job = cluster([PLAIN] * N, [step] * N, [PLAIN] * N, on_device=on_device)
@@ -189,13 +189,15 @@ def test_without_marks_the_family_and_the_culprit_are_told(
     for rank in (0, 2):
         assert 4.0 < seconds_of(report, rank)[family] <= 6.0
     assert blamed(report)[family] == [1]
-    assert {one.grade for one in report.findings} == {"C"}
-    assert all(one.confidence_ratio < 0.9 for one in report.findings if not one.outside_steps)
+    assert {finding.grade for finding in report.findings} == {"C"}
+    assert all(
+        finding.confidence_ratio < 0.9 for finding in report.findings if not finding.outside_steps
+    )
 
 
 def test_without_marks_a_rank_that_computes_longer_is_named(tmp_path: Path) -> None:
     report = recorded(without(cluster([PLAIN] * N, [SLOW] * N), "spans"), tmp_path)
-    assert any("steps seem to take 0.6 s (autocorrelation 1.00)" in one for one in report.notes)
+    assert any("steps seem to take 0.6 s (autocorrelation 1.00)" in note for note in report.notes)
     assert 4.5 < seconds_of(report, 0)["synchronization"] <= 6.0
     assert blamed(report) == {"synchronization": [1]}
 
@@ -229,14 +231,14 @@ def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path, missing: str) -> Non
     whole, cut = (
         analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
     )
-    [one], [other] = whole.ranks, cut.ranks
-    assert replace(one.ledger, buckets=()) == replace(other.ledger, buckets=())
+    [rank_result], [other] = whole.ranks, cut.ranks
+    assert replace(rank_result.ledger, buckets=()) == replace(other.ledger, buckets=())
     # What a loader rather does is asked of a chunk, so families may differ a bit.
-    slack = 0.02 * one.ledger.lost_ns if missing == "spans" else 0
-    mine, theirs = dict(one.ledger.buckets), dict(other.ledger.buckets)
+    slack = 0.02 * rank_result.ledger.lost_ns if missing == "spans" else 0
+    mine, theirs = dict(rank_result.ledger.buckets), dict(other.ledger.buckets)
     assert mine.keys() == theirs.keys()
     assert max(abs(mine[id_] - theirs[id_]) for id_ in mine) <= slack
-    tables = [_rows_of(books.implicit_steps) for books in (one, other)]
+    tables = [_rows_of(books.implicit_steps) for books in (rank_result, other)]
     assert tables[0].shape == tables[1].shape
     assert np.abs(tables[0] - tables[1]).max() <= 4 + slack  # ns
 
@@ -256,7 +258,7 @@ def _rows_of(steps: RankOperations | None) -> np.ndarray:
 def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
     job = cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
     report = recorded(without(job, "spans", "threads"), tmp_path)
-    assert {id_ for one in report.ranks for id_, ns in one.buckets if ns} <= {
+    assert {id_ for rank in report.ranks for id_, ns in rank.buckets if ns} <= {
         "network",
         "synchronization",
         "unattributed",
@@ -264,7 +266,7 @@ def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
     # Rank 1 idled, for whatever reason, and the others span meanwhile.
     assert seconds_of(report, 1)["unattributed"] == pytest.approx(6.0, abs=0.5)
     assert blamed(report).get("network", []) == []
-    caused = {one.rank: dict(one.caused).get("unattributed", 0) for one in report.ranks}
+    caused = {rank.rank: dict(rank.caused).get("unattributed", 0) for rank in report.ranks}
     assert max(caused, key=lambda rank: caused[rank]) == 1
 
 
@@ -288,4 +290,4 @@ def test_a_loader_that_works_ahead_is_not_what_ranks_wait_for(tmp_path: Path) ->
     for script in job:
         script.worker = "I1.0" + " D0.3 I0.1" * N
     report = recorded(without(job, "spans"), tmp_path)
-    assert {id_ for one in report.ranks for id_, ns in one.buckets if ns} == {"unattributed"}
+    assert {id_ for rank in report.ranks for id_, ns in rank.buckets if ns} == {"unattributed"}

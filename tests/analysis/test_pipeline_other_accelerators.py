@@ -42,11 +42,11 @@ def once_a_second(record: Record) -> Record:
 
 def as_power(record: Record) -> Record:
     """What a Gaudi says at the same times: the power that it draws."""
-    found = once_a_second(record)
-    if not isinstance(found, Columns) or found.collector != "gpu_neuron":
-        return found
-    watts = array("d", [300.0] * len(found.t_ns))
-    return Columns("gpu_gaudi", ["gpu.power_watts"], ["HL-1"], found.t_ns, [watts], [None])
+    result = once_a_second(record)
+    if not isinstance(result, Columns) or result.collector != "gpu_neuron":
+        return result
+    watts = array("d", [300.0] * len(result.t_ns))
+    return Columns("gpu_gaudi", ["gpu.power_watts"], ["HL-1"], result.t_ns, [watts], [None])
 
 
 def report_of(folder: Path, script: Script, devices: list[dict[str, Any]], made: Any) -> Report:

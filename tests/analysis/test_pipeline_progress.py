@@ -1,4 +1,4 @@
-"""How far an analysis is: told node by node, and shown to nobody who is no terminal."""
+"""Progress of an analysis: reported node by node, and shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ def two_nodes(folder: Path) -> list[int]:
 
 def test_bytes_and_nodes_grow_to_all_there_are(tmp_path: Path) -> None:
     first, second = two_nodes(tmp_path)
-    told: list[Progress] = []
-    with_it = analyze(tmp_path, on_progress=told.append)
+    recorded: list[Progress] = []
+    with_it = analyze(tmp_path, on_progress=recorded.append)
     assert with_it == analyze(tmp_path)
     both = first + second
-    assert next(one for one in told if one.nodes == 1) == Progress(first, both, 1, 2)
-    assert told[-1] == Progress(both, both, 2, 2)
-    sizes = [one.read_bytes for one in told]
+    assert next(progress for progress in recorded if progress.nodes == 1) == Progress(
+        first, both, 1, 2
+    )
+    assert recorded[-1] == Progress(both, both, 2, 2)
+    sizes = [progress.read_bytes for progress in recorded]
     assert sizes == sorted(sizes)
-    assert len(told) == 4  # a chunk and the end of each node
+    assert len(recorded) == 4  # a chunk and the end of each node
 
 
 def run(folder: Path, stderr: int) -> subprocess.CompletedProcess[bytes]:

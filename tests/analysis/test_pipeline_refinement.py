@@ -1,7 +1,7 @@
 """Less to see moves time up the tree or to "unattributed", never to another cause.
 
 The parent of what is waited for other ranks and of data on their way is one: without marks, who was
-late and what was slow are told from the same sleep.
+late and what was slow are derived from the same sleep.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def check(before: Report, after: Report) -> None:
             general = id_ == parent(id_) or parent(id_) == "peers"
             allowed = sum(
                 ns
-                for one, ns in had.items()
-                if one == id_ or (general and parent(one) == parent(id_))
+                for value, ns in had.items()
+                if value == id_ or (general and parent(value) == parent(id_))
             )
             assert has[id_] <= allowed + slack, (full.rank, id_, has[id_], had)
 

@@ -119,8 +119,16 @@ def test_nor_by_an_analysis_that_fails(
 def test_shelves_of_several_processes_share_a_file(temporary: Path) -> None:
     with tempfile.TemporaryFile() as file:
         place = SpillLocation(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-        with SpillWriter(place) as one, SpillWriter(place) as other, SpillReader(place) as reader:
-            put = [(shelf.put(data), data) for data in (b"a" * 9, b"bb") for shelf in (one, other)]
+        with (
+            SpillWriter(place) as spill_writer,
+            SpillWriter(place) as other,
+            SpillReader(place) as reader,
+        ):
+            put = [
+                (shelf.put(data), data)
+                for data in (b"a" * 9, b"bb")
+                for shelf in (spill_writer, other)
+            ]
             assert [at for at, _ in put] == [0, 9, 18, 20]
             for at, data in put:
                 assert at is not None
@@ -142,7 +150,7 @@ def test_without_a_folder_for_temporary_files_some_is_kept_in_memory(
 
 
 @pytest.mark.parametrize("in_memory_bytes", [1 << 20, 100])
-def test_a_full_disk_is_said(folder: Path, temporary: Path, in_memory_bytes: int) -> None:
+def test_a_full_disk_is_reported(folder: Path, temporary: Path, in_memory_bytes: int) -> None:
     # A limit on the size of files stands for a disk that takes no more.
     done = subprocess.run(
         [sys.executable, "-c", ANALYSE, str(folder), "10", str(in_memory_bytes)],
@@ -178,6 +186,8 @@ def test_what_cannot_be_read_back_stays_between_ranks(folder: Path, temporary: P
         file.truncate(100)
         report = build_report("run", analyze_across_ranks(nodes, place))
     assert dict(report.unattributed_reasons) == {"peers": 24_000_000_000}
-    [blind] = [one for one in report.blinds if one.what == "waits between ranks"]
+    [blind] = [
+        blind_spot for blind_spot in report.blinds if blind_spot.what == "waits between ranks"
+    ]
     assert "bytes could be read back" in blind.message
     assert "TMPDIR" in blind.remedy

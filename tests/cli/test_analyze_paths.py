@@ -45,7 +45,7 @@ def test_a_copy_is_counted_once_and_named(hosts: Path) -> None:
     assert f"backup/node-1 was left out: {why}" in document["notes"]
 
 
-def test_an_unreadable_one_is_said_and_strict_fails(hosts: Path) -> None:
+def test_an_unreadable_one_is_reported_and_strict_fails(hosts: Path) -> None:
     (hosts / "host3").mkdir()
     done = command("analyze", "host1", "host2", "host3", "--format", "plain", cwd=hosts)
     assert done.returncode == 0

@@ -20,10 +20,10 @@ from tests.support.gate_runs import run, steady
 @functools.cache
 def made() -> dict[str, str]:
     """Three baselines, a good run and a slow one, as JSON."""
-    found = {f"base{i}": run(f"base{i}", steady(seed=i), started=i) for i in range(1, 4)}
-    found["good"] = run("good", steady(seed=8), started=8)
-    found["slow"] = run("slow", steady(ms=112, seed=9), storage=0.1, started=9)
-    return {name: Json().render(report) for name, report in found.items()}
+    by_key = {f"base{i}": run(f"base{i}", steady(seed=i), started=i) for i in range(1, 4)}
+    by_key["good"] = run("good", steady(seed=8), started=8)
+    by_key["slow"] = run("slow", steady(ms=112, seed=9), storage=0.1, started=9)
+    return {name: Json().render(report) for name, report in by_key.items()}
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_every_file_for_ci_is_written(
 
 def test_a_failed_gate_says_where_the_reasons_stand(tmp_path: Path) -> None:
     failed = SimpleNamespace(outcome="fail")
-    told = format_next_step("plain", failed, [tmp_path])  # type: ignore[arg-type]
-    assert told == f"Why, and what to do: clusterprof analyze {tmp_path}\n"
+    next_step = format_next_step("plain", failed, [tmp_path])  # type: ignore[arg-type]
+    assert next_step == f"Why, and what to do: clusterprof analyze {tmp_path}\n"
     stored = tmp_path / "report.json"
     stored.write_text("{}")
     passed = SimpleNamespace(outcome="pass")

@@ -76,7 +76,9 @@ def test_whatever_else_is_left_to_typer(words: list[str]) -> None:
 
 
 def test_every_option_is_known_to_both() -> None:
-    declared = {name for one in asked_by(analyze) if not one.is_argument for name in one.names}
+    declared = {
+        name for option in asked_by(analyze) if not option.is_argument for name in option.names
+    }
     assert declared == {*runs.FLAG_PARAMETERS, *runs.OPTION_PARAMETERS}
 
 
@@ -96,6 +98,6 @@ def test_only_what_starts_no_program_tells_numpy_to_be_quiet(
     assert "OPENBLAS_NUM_THREADS" not in os.environ
     app.main(["analyze", str(tmp_path / "nothing")])
     assert os.environ.pop("OPENBLAS_NUM_THREADS") == "1"
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")  # whoever says so knows why
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")  # an explicit setting wins
     app.main(["analyze", str(tmp_path / "nothing")])
     assert os.environ["OPENBLAS_NUM_THREADS"] == "2"

@@ -26,7 +26,11 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 """Of a command that came later, what it prints is asked here too, once it has a line."""
 EVERY = [
     *ARGUMENTS.values(),
-    *(("analyze", "storage", "--format", one.name) for one in RENDERERS if one.name != "terminal"),
+    *(
+        ("analyze", "storage", "--format", renderer.name)
+        for renderer in RENDERERS
+        if renderer.name != "terminal"
+    ),
     ("gate", "storage", *RULE, "--json"),
     ("--help",),
 ]
@@ -40,7 +44,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    return {one.name: one.read_text(encoding="utf-8") for one in folder.iterdir()}
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
 def test_a_full_disk_below_stdout(forks: Forks) -> None:
@@ -56,17 +60,17 @@ def test_a_reader_that_went_away(forks: Forks) -> None:
 
 
 def test_a_stdout_that_is_closed(forks: Forks) -> None:
-    said = "clusterprof: cannot write to stdout: it is closed\n"
+    printed = "clusterprof: cannot write to stdout: it is closed\n"
     for arguments in (("analyze", "storage"), ARGUMENTS["gate"], ("explain",)):
         done = forks.run(*arguments, stdout="closed")
-        assert (done.code, done.errors) == (1, said), arguments
+        assert (done.code, done.errors) == (1, printed), arguments
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_stdout_without_our_letters(forks: Forks, encoding: str) -> None:
-    for one in RENDERERS:
-        done = forks.run("analyze", "storage", "--format", one.name, encoding=encoding)
-        assert (done.code, done.errors) == (0, ""), (one.name, encoding)
+    for renderer in RENDERERS:
+        done = forks.run("analyze", "storage", "--format", renderer.name, encoding=encoding)
+        assert (done.code, done.errors) == (0, ""), (renderer.name, encoding)
         assert done.stdout.decode(encoding).strip()
 
 
@@ -76,8 +80,8 @@ def test_paths_that_cannot_be_written(
 ) -> None:
     def refused(path: str, why: str, code: int) -> None:
         done = forks.run(*command, "-o", path)
-        told = f"clusterprof: cannot write {path}: {why}\n"
-        assert (done.code, done.errors, done.stdout) == (code, told, b"")
+        stated = f"clusterprof: cannot write {path}: {why}\n"
+        assert (done.code, done.errors, done.stdout) == (code, stated, b"")
 
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("old", encoding="utf-8")
@@ -86,7 +90,7 @@ def test_paths_that_cannot_be_written(
     refused(str(tmp_path / "file" / "below"), "not a directory", 2)
     refused(str(tmp_path / ("x" * 300)), "file name too long", 2)
     refused("/dev/full", "no space left on device", 1)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_a_folder_that_takes_no_new_files(forks: Forks) -> None:
@@ -109,7 +113,7 @@ def test_a_folder_that_takes_no_new_files(forks: Forks) -> None:
         assert files_in(folder)["ours"].startswith(" clusterprof  runs/slow-disk")
 
 
-@pytest.mark.parametrize("format_", [one.name for one in RENDERERS])
+@pytest.mark.parametrize("format_", [renderer.name for renderer in RENDERERS])
 def test_half_a_file_never_takes_the_place_of_a_good_one(
     forks: Forks, format_: str, tmp_path: Path
 ) -> None:
@@ -120,8 +124,8 @@ def test_half_a_file_never_takes_the_place_of_a_good_one(
     os.chmod(file, 0o640)
     wanted = ("analyze", "storage", "--format", format_, "-o")
     done = forks.run(*wanted, str(link), bytes_at_most=1000)
-    told = f"clusterprof: cannot write {link}: file too large\n"
-    assert (done.code, done.errors) == (1, told)
+    stated = f"clusterprof: cannot write {link}: file too large\n"
+    assert (done.code, done.errors) == (1, stated)
     assert files_in(tmp_path) == {"report": "good", "link": "good"}
     assert forks.run(*wanted, str(link)).code == 0
     assert link.is_symlink() and file.stat().st_mode & 0o777 == 0o640
@@ -140,8 +144,8 @@ def test_a_disk_that_fills_up_in_the_middle(forks: Forks, tmp_path: Path) -> Non
     try:
         (tmp_path / "report").write_text("good", encoding="utf-8")
         done = forks.run("analyze", "storage", "--json", "-o", str(tmp_path / "report"))
-        told = f"clusterprof: cannot write {tmp_path}/report: no space left on device\n"
-        assert (done.code, done.errors) == (1, told)
+        stated = f"clusterprof: cannot write {tmp_path}/report: no space left on device\n"
+        assert (done.code, done.errors) == (1, stated)
         assert files_in(tmp_path) == {"report": "good"}
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

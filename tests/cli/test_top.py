@@ -140,8 +140,8 @@ def read_screen(terminal: int, lines: int, within_s: float = 60) -> None:
     """Read until a whole screen came that has no more lines."""
     data, end = b"", time.monotonic() + within_s
     while time.monotonic() < end:
-        whole = [one for one in data.split(b"\x1b[H")[1:] if b"\x1b[J" in one]
-        if any(one.count(b"\r\n") < lines for one in whole):
+        whole = [value for value in data.split(b"\x1b[H")[1:] if b"\x1b[J" in value]
+        if any(item.count(b"\r\n") < lines for item in whole):
             return
         if select.select([terminal], [], [], 1)[0]:
             data += os.read(terminal, 65536)

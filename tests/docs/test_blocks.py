@@ -33,14 +33,14 @@ def runnable() -> list[str]:
     """All lines of all pages that a reader could type, each once."""
     lines = [line for page in PAGES for line in commands_of(page, at_start=True)]
     chosen = [line for line in lines if line.split()[1] in READERS]
-    return [line for line in dict.fromkeys(chosen) if not any(one in line for one in NOT_MEANT)]
+    return [line for line in dict.fromkeys(chosen) if not any(value in line for value in NOT_MEANT)]
 
 
 def replaced(line: str, run: Path) -> list[str]:
     """Return the words of a line, every recording in it replaced by ours."""
     words = words_of(line)
     name, rest = words[0], words[1:]
-    own = {name: one for one in asked_by(COMMANDS[name]) for name in one.names}
+    own = {name: option for option in asked_by(COMMANDS[name]) for name in option.names}
     out, value_next = [name], False
     for word in rest:
         if out[-1] in RUNS:

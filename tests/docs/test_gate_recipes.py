@@ -94,7 +94,7 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
     (folder / "run").rename(folder / "runs" / "4711")
     path = f"{tools}:/usr/bin:/bin"
     changed = {"CLUSTERPROF_RUNS": str(folder / "runs"), "CLUSTERPROF_PATH": path}
-    for job, told in (("4711", True), ("4712", False)):
+    for job, stated in (("4711", True), ("4712", False)):
         (folder / "told").unlink(missing_ok=True)
         done = subprocess.run(
             [str(RECIPES / "slurm-epilog.sh")],
@@ -105,8 +105,8 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
             check=False,
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert (folder / "told").exists() == told
-        if told:
+        assert (folder / "told").exists() == stated
+        if stated:
             words = (folder / "told").read_text().split("|")
             assert words[:2] == ["update", "JobId=4711"]
             assert words[2].startswith("Comment=clusterprof: ")

@@ -47,7 +47,7 @@ def test_commands_and_options_exist(page: Path) -> None:
         if words[0] not in COMMANDS:
             wrong.append(line)
             continue
-        own = {name for one in asked_by(COMMANDS[words[0]]) for name in one.names}
+        own = {name for option in asked_by(COMMANDS[words[0]]) for name in option.names}
         for word in words[1:]:
             if word == "--" or word in SHELL_WORDS:
                 break
@@ -60,9 +60,9 @@ def test_every_option_says_what_it_does() -> None:
     from clusterprof.cli.commands import COMMANDS
 
     silent = [
-        f"{name} {one.names[0]}"
+        f"{name} {option.names[0]}"
         for name, command in COMMANDS.items()
-        for one in asked_by(command)
-        if not one.help
+        for option in asked_by(command)
+        if not option.help
     ]
     assert silent == []

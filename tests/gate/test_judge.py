@@ -49,8 +49,8 @@ def with_metric(metric: Metric) -> Report:
     ],
 )
 def test_rules_on_a_good_recording(rules: list[str], exit_code: int, outcomes: list[str]) -> None:
-    found = verdict(storage_verdict(), *rules)
-    assert (found.exit_code, [r.outcome for r in found.results]) == (exit_code, outcomes)
+    judged = verdict(storage_verdict(), *rules)
+    assert (judged.exit_code, [r.outcome for r in judged.results]) == (exit_code, outcomes)
 
 
 # "at most 29 %": the truth is anything up to that; "at least 70 %": anything from there
@@ -103,9 +103,9 @@ def test_whole_output_of_a_gate_that_cannot_tell() -> None:
 
 
 def test_a_difference_below_the_rounding_is_shown() -> None:
-    found = verdict(with_metric(Metric("gpu.busy_ratio", 0.69996, "ratio")), "gpu.busy >= 70%")
-    assert found.lines[1].endswith("is 70.0 % (0.69996, the limit 0.7)")
-    assert found.exit_code == 3
+    judged = verdict(with_metric(Metric("gpu.busy_ratio", 0.69996, "ratio")), "gpu.busy >= 70%")
+    assert judged.lines[1].endswith("is 70.0 % (0.69996, the limit 0.7)")
+    assert judged.exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_what_is_unattributed_may_be_what_a_rule_forbids(rule: str, outcome: Out
     report = dataclasses.replace(
         good, in_step_ns=100 * S, unattributed_ns=20 * S, lost_ns=30 * S, metrics=metrics
     )
-    found = verdict(report, rule).results[0]
-    assert found.outcome == outcome
+    result = verdict(report, rule).results[0]
+    assert result.outcome == outcome
     if outcome == "cannot tell" and "storage" in rule:
-        assert found.why == "is 10.0 %, and another 20.0 % is lost without a known cause"
+        assert result.why == "is 10.0 %, and another 20.0 % is lost without a known cause"
 
 
 def poor_reports() -> dict[str, Report]:
@@ -175,18 +175,18 @@ def test_the_good_report_behind_them_passes() -> None:
 def test_nothing_poor_ever_passes(name: str) -> None:
     report = poor_reports()[name]
     rules = [rule for rule in EASY if rule.split()[0] != "stall.storage" or len(report.metrics) > 1]
-    found = verdict(report, *rules)
-    assert found.exit_code == 4
-    assert found.lines[0].startswith("gate CANNOT TELL")
+    judged = verdict(report, *rules)
+    assert judged.exit_code == 4
+    assert judged.lines[0].startswith("gate CANNOT TELL")
 
 
 @pytest.mark.parametrize(("word", "code"), [("fail", 4), ("warn", 0), ("pass", 0)])
-def test_what_cannot_be_told_may_be_let_through(word: str, code: int) -> None:
+def test_an_undecided_rule_may_be_let_through(word: str, code: int) -> None:
     policy = Policy(on_inconclusive=word)  # type: ignore[arg-type]
-    found = verdict(damaged(), "gpu.busy_ratio >= 50%", policy=policy)
-    assert (found.exit_code, found.outcome) == (code, "cannot tell")
-    assert found.lines[0].startswith("gate CANNOT TELL")
-    assert ("--on-inconclusive" in found.lines[0]) == (code == 0)
+    judged = verdict(damaged(), "gpu.busy_ratio >= 50%", policy=policy)
+    assert (judged.exit_code, judged.outcome) == (code, "cannot tell")
+    assert judged.lines[0].startswith("gate CANNOT TELL")
+    assert ("--on-inconclusive" in judged.lines[0]) == (code == 0)
     # a certain failure is never let through
     assert verdict(storage_verdict(), "gpu.busy >= 99%", policy=policy).exit_code == 3
 
@@ -254,8 +254,8 @@ def test_a_metric_is_found_by_name_and_stem(name: str) -> None:
 
 def test_seven_percent_is_seven_percent() -> None:
     """0.01 * 7 is 0.07000000000000001: a limit must not let 7.000000000000001 % pass."""
-    found = verdict(with_metric(Metric("stall.cpu_ratio", 0.07, "ratio")), "stall.cpu < 7%")
-    assert found.exit_code == 3
+    judged = verdict(with_metric(Metric("stall.cpu_ratio", 0.07, "ratio")), "stall.cpu < 7%")
+    assert judged.exit_code == 3
 
 
 @pytest.mark.parametrize("name", ALL)

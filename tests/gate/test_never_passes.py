@@ -71,9 +71,9 @@ def bytes_of(text: str) -> Iterator[tuple[str, bytes]]:
 
 def change(path: str, value: Any) -> Callable[[Any], None]:
     def apply(document: Any) -> None:
-        *way, last = [int(one) if one.lstrip("-").isdigit() else one for one in path.split(".")]
-        for one in way:
-            document = document[one]
+        *way, last = [int(item) if item.lstrip("-").isdigit() else item for item in path.split(".")]
+        for item in way:
+            document = document[item]
         if value is KeyError:
             del document[last]
         elif callable(value):
@@ -169,13 +169,13 @@ def broken() -> Iterator[tuple[str, bytes]]:
     yield from cut(text)
     yield from bytes_of(text)
     for path, value in CHANGED.items():
-        found = document()
-        change(path.rstrip("."), value)(found)
-        yield f"{path} changed", json.dumps(found).encode()
+        parsed = document()
+        change(path.rstrip("."), value)(parsed)
+        yield f"{path} changed", json.dumps(parsed).encode()
     for path in GONE:
-        found = document()
-        change(path, KeyError)(found)
-        yield f"{path} gone", json.dumps(found).encode()
+        parsed = document()
+        change(path, KeyError)(parsed)
+        yield f"{path} gone", json.dumps(parsed).encode()
 
 
 def test_the_run_behind_them_passes(tmp_path: Path) -> None:

@@ -68,14 +68,14 @@ def test_levels_decide_what_a_failure_means() -> None:
         ("gpu.sm_active >= 5%", 4, "gate CANNOT TELL: 1 of 2 rules"),
         ("off: lost.ratio <= 5%", 0, "gate PASSED: 1 rule"),
     ):
-        found = verdict(poor, rules=(rule, "gpu.busy_ratio >= 70%"))
-        assert (found.exit_code, found.lines[0]) == (code, first)
+        judged = verdict(poor, rules=(rule, "gpu.busy_ratio >= 70%"))
+        assert (judged.exit_code, judged.lines[0]) == (code, first)
     assert verdict(poor, rules=("warn: lost.ratio <= 5%",)).lines[1].startswith("  warn  ")
 
 
 def test_levels_of_a_profile_can_be_changed() -> None:
     rules = [parse_any_rule("stall.cpu <= 1%"), parse_any_rule("lost.ratio <= 1%")]
-    assert [one.level for one in with_levels(rules, ["stall.cpu=warn"])] == ["warn", "error"]
+    assert [level.level for level in with_levels(rules, ["stall.cpu=warn"])] == ["warn", "error"]
     with pytest.raises(UsageError, match=r"no rule is on 'stall\.gpu'"):
         with_levels(rules, ["stall.gpu=off"])
     with pytest.raises(UsageError, match="is not METRIC=off"):
@@ -100,9 +100,9 @@ def of(*shares: float) -> list[Report]:
     ],
 )
 def test_several_runs_are_one(rule: str, aggregate: str, outcome: str) -> None:
-    found = verdict(*of(0.01, 0.04, 0.09), rules=(rule,), aggregate=aggregate)
-    assert found.results[0].outcome == outcome
-    assert found.results[0].why.endswith(
+    judged = verdict(*of(0.01, 0.04, 0.09), rules=(rule,), aggregate=aggregate)
+    assert judged.results[0].outcome == outcome
+    assert judged.results[0].why.endswith(
         f"({aggregate} of 1.0 %, 4.0 %, 9.0 %)"
         if "lost" in rule
         else f"({aggregate} of 91.0 %, 96.0 %, 99.0 %)"
@@ -110,8 +110,8 @@ def test_several_runs_are_one(rule: str, aggregate: str, outcome: str) -> None:
 
 
 def test_of_an_even_number_the_worse_one_in_the_middle_counts() -> None:
-    found = verdict(*of(0.01, 0.04, 0.06, 0.09), rules=("lost.ratio <= 5%",))
-    assert found.results[0].value == pytest.approx(0.06, rel=1e-3)
+    judged = verdict(*of(0.01, 0.04, 0.06, 0.09), rules=("lost.ratio <= 5%",))
+    assert judged.results[0].value == pytest.approx(0.06, rel=1e-3)
 
 
 def test_one_poor_run_of_several_is_a_doubt_of_all() -> None:
@@ -119,16 +119,16 @@ def test_one_poor_run_of_several_is_a_doubt_of_all() -> None:
     rank = dataclasses.replace(poor.ranks[0], coverage_ratio=0.5)
     poor = dataclasses.replace(poor, ranks=(rank, poor.ranks[1]))
     for aggregate in ("median", "optimistic"):
-        found = verdict(good, poor, rules=("lost.ratio <= 5%",), aggregate=aggregate)
-        assert (found.exit_code, found.results[0].outcome) == (4, "cannot tell")
-        assert found.unmet_preconditions[0].startswith("run1: coverage: samples cover 50.0 %")
+        judged = verdict(good, poor, rules=("lost.ratio <= 5%",), aggregate=aggregate)
+        assert (judged.exit_code, judged.results[0].outcome) == (4, "cannot tell")
+        assert judged.unmet_preconditions[0].startswith("run1: coverage: samples cover 50.0 %")
 
 
 def test_ranks_that_were_not_recorded_are_a_doubt() -> None:
     report = dataclasses.replace(run(), job=JobFacts(8, 2, 1.0))
-    found = verdict(report, rules=("gpu.busy_ratio >= 1%",))
-    assert found.exit_code == 4
-    assert found.unmet_preconditions[0].startswith(
+    judged = verdict(report, rules=("gpu.busy_ratio >= 1%",))
+    assert judged.exit_code == 4
+    assert judged.unmet_preconditions[0].startswith(
         "ranks: 2 of the job's 8 were recorded, 100.0 % needed"
     )
     lenient = judge_runs(

@@ -100,8 +100,11 @@ def test_what_is_unattributed_may_be_what_a_part_forbids() -> None:
 
 def test_worth_is_tested_by_name_and_says_when_it_is_missing() -> None:
     report = run()
-    found = result(report, "cost.lost <= 5")
-    assert (found.outcome, found.why[:26]) == ("cannot tell", "it was not computed: set f")
+    rank_result = result(report, "cost.lost <= 5")
+    assert (rank_result.outcome, rank_result.why[:26]) == (
+        "cannot tell",
+        "it was not computed: set f",
+    )
     worth = Impact(
         2.0,
         "USD",

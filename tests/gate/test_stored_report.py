@@ -29,7 +29,9 @@ def test_a_stored_report_gives_the_same_verdict(tmp_path: Path) -> None:
     assert is_report(tmp_path / "report.json")
     for name in ("ranks", "metrics", "steps", "likeness", "nodes", "job", "in_step_ns", "emulated"):
         assert getattr(back, name) == getattr(report, name), name
-    assert [one.cause for one in back.findings] == [one.cause for one in report.findings]
+    assert [finding.cause for finding in back.findings] == [
+        finding.cause for finding in report.findings
+    ]
     named = dataclasses.replace(report, title=back.title)
     assert judge_runs(back, RULES, Policy()) == judge_runs(named, RULES, Policy())
 
@@ -42,7 +44,7 @@ def test_every_report_that_keeps_its_sums_is_read(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("", "not a report of this version"),
         ("{", "not a report of this version"),
@@ -53,12 +55,12 @@ def test_every_report_that_keeps_its_sums_is_read(name: str, tmp_path: Path) -> 
         ("{" * 100_000, "not a report of this version"),
     ],
 )
-def test_what_is_no_report_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_what_is_no_report_is_refused(text: str, printed: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(NoRecording) as caught:
         load_report(path)
-    assert said in caught.value.message
+    assert printed in caught.value.message
     assert caught.value.exit_code == 5
 
 

@@ -23,25 +23,30 @@ def test_there_are_42_faults_and_6_nulls() -> None:
 
 
 def test_every_scenario_says_what_it_must() -> None:
-    for one in load_corpus():
-        assert one.title and len(one.what) > 60, one.id
-        assert one.synth is not None, one.id
-        specs = [one.synth, *one.synth.get("also", ())]
-        assert all(s.get("fault", "none") in KINDS for s in specs), one.id
-        if one.group == "null":
-            assert (one.wanted.family, one.wanted.leaves) == ("", ())
-            assert set(one.lost.values()) == {(0.0, 0.0)}
+    for scenario in load_corpus():
+        assert scenario.title and len(scenario.what) > 60, scenario.id
+        assert scenario.synth is not None, scenario.id
+        specs = [scenario.synth, *scenario.synth.get("also", ())]
+        assert all(s.get("fault", "none") in KINDS for s in specs), scenario.id
+        if scenario.group == "null":
+            assert (scenario.wanted.family, scenario.wanted.leaves) == ("", ())
+            assert set(scenario.lost.values()) == {(0.0, 0.0)}
             continue
-        assert one.wanted.leaves and FAMILY_OF[one.wanted.leaves[0]] == one.wanted.family
-        lows = [one.lost[severity] for severity in SEVERITIES]
-        assert all(0 < low < high < 1 for low, high in lows), one.id
-        assert [high for _, high in lows[:2]] < [low for low, _ in lows[1:]], one.id
+        assert (
+            scenario.wanted.leaves
+            and FAMILY_OF[scenario.wanted.leaves[0]] == scenario.wanted.family
+        )
+        lows = [scenario.lost[severity] for severity in SEVERITIES]
+        assert all(0 < low < high < 1 for low, high in lows), scenario.id
+        assert [high for _, high in lows[:2]] < [low for low, _ in lows[1:]], scenario.id
 
 
 def test_the_time_of_outside_faults_is_aimed_outside() -> None:
-    outside = {one.id for one in load_corpus() if one.wanted.outside_steps}
+    outside = {scenario.id for scenario in load_corpus() if scenario.wanted.outside_steps}
     assert outside == {"phase-startup", "phase-restart", "phase-hang"}
-    assert outside == {one.id for one in load_corpus() if (one.synth or {}).get("outside")}
+    assert outside == {
+        scenario.id for scenario in load_corpus() if (scenario.synth or {}).get("outside")
+    }
 
 
 def test_files_are_named_after_their_ids() -> None:

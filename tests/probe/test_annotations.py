@@ -104,7 +104,7 @@ def test_a_fetch_of_ones_own_tells_cpu_time_from_waiting(run_dir: Path) -> None:
 def test_the_cpu_time_of_a_fetch_is_up_to_date(run_dir: Path) -> None:
     # Nobody but us reads the thread's clock inside a fetch, and each begins after a sleep: what
     # the thread used since its last scheduler tick, 0 to 4 of 10 ms, would else be missing.
-    # As many rounds as take 10 ms of CPU, whoever else uses the machine meanwhile.
+    # As many rounds as take 10 ms of CPU, independent of other load.
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
         "rounds, began = 0, time.thread_time_ns()\n"

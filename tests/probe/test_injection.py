@@ -89,5 +89,9 @@ def test_the_first_line_of_a_script_counts(tmp_path: Path, line: str, reason: st
     script = tmp_path / "train"
     script.write_text(f"#!/usr/bin/{line}\n")
     os.chmod(script, 0o755)
-    found = launcher.find_injection_obstacle([str(script), "-E"])
-    assert found is None if reason is None else found is not None and found.startswith(reason)
+    injection_obstacle = launcher.find_injection_obstacle([str(script), "-E"])
+    assert (
+        injection_obstacle is None
+        if reason is None
+        else injection_obstacle is not None and injection_obstacle.startswith(reason)
+    )

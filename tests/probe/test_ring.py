@@ -262,7 +262,7 @@ def test_without_memory_for_a_ring_the_probe_is_off_and_says_so(run_dir: Path) -
     assert registered["problem"] == f"no ring: [Errno 27] {os.strerror(27)}"
 
 
-def test_a_value_that_is_no_integer_switches_off_and_is_said_in_the_ring(run_dir: Path) -> None:
+def test_a_value_that_is_no_integer_switches_off_and_is_recorded_in_the_ring(run_dir: Path) -> None:
     code = HEAD + (
         "probe.emit(65, 1, 2); probe.emit(65, 1 << 70, 2)\nassert probe.emit(65, 3, 4) == 0"
     )

@@ -1,4 +1,4 @@
-"""Eight ranks of a recommendation model: waiting and transfer told apart, and rank 7 named.
+"""Eight ranks of a recommendation model: waiting separated from transfer, and rank 7 named.
 
 What happens in each step stands in tests/recordings/dlrm-8rank/make.py. By hand, in microseconds
 of each of the 40 steps (seven ranks wait for the late one, which itself collects or copies):
@@ -46,29 +46,33 @@ def test_the_sums_are_those_by_hand(report: Report) -> None:
 
 
 def test_the_findings_name_rank_7_then_the_network_then_ranks_5_and_4(report: Report) -> None:
-    found = [
-        (one.cause.id, one.lost_ns, [(c.node, c.rank) for c in one.culprits])
-        for one in report.findings
-        if not one.outside_steps
+    rows = [
+        (finding.cause.id, finding.lost_ns, [(c.node, c.rank) for c in finding.culprits])
+        for finding in report.findings
+        if not finding.outside_steps
     ]
-    assert found == [
+    assert rows == [
         ("cpu-gc", GC_US * US, [("gpu-b", 7)]),
         ("net-transfer", TRANSFER_US * US, []),
         ("h2d-copy", H2D_US * US, [("gpu-b", 5), ("gpu-b", 4)]),
     ]
-    assert [round(one.share_ratio, 4) for one in report.findings[:3]] == [0.5067, 0.0533, 0.0467]
-    assert all(one.upper_bound for one in report.findings[:3])  # no device was measured
+    assert [round(finding.share_ratio, 4) for finding in report.findings[:3]] == [
+        0.5067,
+        0.0533,
+        0.0467,
+    ]
+    assert all(finding.upper_bound for finding in report.findings[:3])  # no device was measured
 
 
 def test_every_rank_lost_the_same_and_to_the_same(report: Report) -> None:
     """The reason why no graph of utilisation shows who it was."""
-    for rank, one in enumerate(report.ranks):
+    for rank, item in enumerate(report.ranks):
         buckets = {"cpu-gc": 7_600, "net-transfer": 800, "h2d-copy": 700}
-        assert {id_: ns for id_, ns in one.buckets if ns} == {
+        assert {id_: ns for id_, ns in item.buckets if ns} == {
             id_: STEPS * us * US for id_, us in buckets.items()
         }
-        assert (one.rank, one.node, one.steps) == (rank, "gpu-a" if rank < 4 else "gpu-b", STEPS)
-        assert (one.in_step_ns, one.lost_ns) == (600_000 * US, 364_000 * US)
+        assert (item.rank, item.node, item.steps) == (rank, "gpu-a" if rank < 4 else "gpu-b", STEPS)
+        assert (item.in_step_ns, item.lost_ns) == (600_000 * US, 364_000 * US)
 
 
 def test_the_recording_is_what_its_builder_makes(tmp_path: Path) -> None:

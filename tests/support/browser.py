@@ -1,4 +1,4 @@
-"""A headless Chromium that is told what to do over a pipe (the DevTools protocol), for tests.
+"""A headless Chromium, controlled over a pipe (the DevTools protocol), for tests.
 
 with Browser.start(tmp_path) as browser:
     page = browser.open(file)
@@ -84,10 +84,10 @@ class Browser:
     def call(self, method: str, **values: Any) -> dict[str, Any]:
         """Send one command and return its result; what happens meanwhile goes to `events`."""
         self._number += 1
-        said = {"id": self._number, "method": method, "params": values}
+        reported = {"id": self._number, "method": method, "params": values}
         if self._session:
-            said["sessionId"] = self._session
-        os.write(self._to, json.dumps(said).encode() + b"\0")
+            reported["sessionId"] = self._session
+        os.write(self._to, json.dumps(reported).encode() + b"\0")
         while True:
             heard = self._hear()
             if heard.get("id") == self._number:
@@ -184,18 +184,18 @@ class Browser:
     def complaints(self) -> list[str]:
         """Return errors of the page so far: exceptions, refusals of the policy, failed loads."""
         self.evaluate("0")
-        found = []
+        collected = []
         for event in self.events:
             if event["method"] == "Runtime.exceptionThrown":
-                found.append(json.dumps(event["params"]["exceptionDetails"])[:400])
+                collected.append(json.dumps(event["params"]["exceptionDetails"])[:400])
             if event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
-                found.append(event["params"]["entry"]["text"])
-        return found
+                collected.append(event["params"]["entry"]["text"])
+        return collected
 
     def cpu_s(self) -> float:
         """Return the CPU time that the page's main thread has taken."""
         metrics = self.call("Performance.getMetrics")["metrics"]
-        return float({one["name"]: one["value"] for one in metrics}["TaskDuration"])
+        return float({metric["name"]: metric["value"] for metric in metrics}["TaskDuration"])
 
     def requests(self) -> list[str]:
         """Return the addresses that the page asked for."""

@@ -172,9 +172,9 @@ def _findings(
     count, many = len(ranks), len(busy)
 
     def culprit(r: int, resource: str, own: int, others: int, victims: int) -> Culprit:
-        one = ranks[r]
+        item = ranks[r]
         wins = (own + others) // 2
-        return Culprit(one.node, r, one.device, resource, own, others, victims, wins)
+        return Culprit(item.node, r, item.device, resource, own, others, victims, wins)
 
     def lost(cause: Cause) -> int:
         return sum(dict(rank.buckets)[cause.id] for rank in ranks)

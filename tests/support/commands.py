@@ -1,4 +1,4 @@
-"""The real command in a real process; the analysis may be told to return a report made by hand."""
+"""The real command in a real process; the analysis can be replaced by a report made by hand."""
 
 from __future__ import annotations
 

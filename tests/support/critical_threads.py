@@ -14,19 +14,19 @@ WORKER = 201
 MAIN = 100
 
 
-def row(found: DataWaitBreakdown, index: int = 0) -> dict[str, float]:
+def row(breakdown: DataWaitBreakdown, index: int = 0) -> dict[str, float]:
     """The shares of one interval that are not zero, to a millionth."""
-    values = {name: round(float(getattr(found, name)[index]), 6) for name in SHARE_NAMES}
+    values = {name: round(float(getattr(breakdown, name)[index]), 6) for name in SHARE_NAMES}
     return {name: value for name, value in values.items() if value}
 
 
-def check_rows(found: DataWaitBreakdown) -> None:
-    table = np.stack([getattr(found, name) for name in SHARE_NAMES])
+def check_rows(breakdown: DataWaitBreakdown) -> None:
+    table = np.stack([getattr(breakdown, name) for name in SHARE_NAMES])
     assert (table >= 0).all()
     np.testing.assert_allclose(table.sum(axis=0), 1.0, rtol=0, atol=1e-12)
 
 
 def fed(given: Rank, start: float, end: float) -> DataWaitBreakdown:
-    found = split_data_wait(given, ints([start]), ints([end]))
-    check_rows(found)
-    return found
+    breakdown = split_data_wait(given, ints([start]), ints([end]))
+    check_rows(breakdown)
+    return breakdown

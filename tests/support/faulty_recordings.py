@@ -61,8 +61,8 @@ def write_on(machine: Machine, script: Script, folder: Path, events: Sequence[Ev
     writer = RecordingWriter(folder, head, clock, keep_free_bytes=0)
     for second, records in enumerate(seconds(script)):
         now[0] = machine.ahead_ns + second * SECOND
-        new = [one for one in events if second * SECOND <= one.t_ns < (second + 1) * SECOND]
-        writer.append(*(_moved(one, machine) for one in [*records, *new]))
+        new = [event for event in events if second * SECOND <= event.t_ns < (second + 1) * SECOND]
+        writer.append(*(_moved(value, machine) for value in [*records, *new]))
     writer.close()
     return folder
 
@@ -92,12 +92,12 @@ def _moved(record: Record, machine: Machine) -> Record:
         }
         return replace(record, columns=moved, started_ticks=machine.started_ticks)
     assert isinstance(record, Event)
-    said = dict(record.attributes)
-    if "started_ticks" in said:
-        said["started_ticks"] = machine.started_ticks
-    if "start_ns" in said:
-        said["start_ns"] += by
-    return Event(record.t_ns + by, record.kind, said)
+    values = dict(record.attributes)
+    if "started_ticks" in values:
+        values["started_ticks"] = machine.started_ticks
+    if "start_ns" in values:
+        values["start_ns"] += by
+    return Event(record.t_ns + by, record.kind, values)
 
 
 def announced(group: int, ranks: Sequence[int], t_ns: int = SECOND) -> Event:
@@ -107,7 +107,7 @@ def announced(group: int, ranks: Sequence[int], t_ns: int = SECOND) -> Event:
 
 def under_way(t_ns: int, start_ns: int, group: int, number: int, operation: int) -> Event:
     """Leave word of an operation that began and has not ended."""
-    said = {
+    reported = {
         "pid": MAIN,
         "started_ticks": 1,
         "start_ns": start_ns,
@@ -116,19 +116,19 @@ def under_way(t_ns: int, start_ns: int, group: int, number: int, operation: int)
         "bytes": 1000,
         "operation": operation,
     }
-    return Event(t_ns, "operation-under-way", said)
+    return Event(t_ns, "operation-under-way", reported)
 
 
 def exited(t_ns: int, exit_code: int | None, signal: int | None) -> Event:
     """Let the rank's process end."""
-    said = {
+    reported = {
         "pid": MAIN,
         "started_ticks": 1,
         "wait_status": None,
         "exit_code": exit_code,
         "signal": signal,
     }
-    return Event(t_ns, "process-exited", said)
+    return Event(t_ns, "process-exited", reported)
 
 
 def cut_in_the_middle_of_a_frame(folder: Path, share: float) -> None:
@@ -163,7 +163,7 @@ def analysed(folder: Path) -> Report:
 
 
 def read(folder: Path) -> list[NodeResult]:
-    return [analyze_node(one, build_limits({})) for one in list_node_folders(folder)]
+    return [analyze_node(value, build_limits({})) for value in list_node_folders(folder)]
 
 
 def laid_beside(folder: Path) -> JobState:
@@ -172,5 +172,5 @@ def laid_beside(folder: Path) -> JobState:
 
 def by_rank(report: Report, rank: int) -> list[dict[str, float]]:
     """What each process that was this rank lost, in the order of the recordings."""
-    rows = [row for row, one in enumerate(report.ranks) if one.rank == rank]
+    rows = [row for row, item in enumerate(report.ranks) if item.rank == rank]
     return [seconds_of(report, row) for row in rows]

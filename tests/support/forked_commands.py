@@ -130,5 +130,5 @@ class Forks:
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())
-        told = errors.read_text(encoding="utf-8")
-        return Done(code, told, out.read_bytes() if out.exists() else b"")
+        log = errors.read_text(encoding="utf-8")
+        return Done(code, log, out.read_bytes() if out.exists() else b"")

@@ -77,8 +77,8 @@ def _said(job: subprocess.CompletedProcess[bytes]) -> bytes:
 
 def trainer_of(rings: list[Ring]) -> Ring:
     """Return the only ring with steps."""
-    (found,) = [ring for ring in rings if ring.of(STEP)]
-    return found
+    (result,) = [ring for ring in rings if ring.of(STEP)]
+    return result
 
 
 def steps_of(ring: Ring) -> list[tuple[int, int, int]]:

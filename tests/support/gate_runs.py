@@ -86,7 +86,7 @@ def run(
     )
     share = lost_ns / in_step if in_step else None
     culprits = (Culprit("node-a", 1, "GPU-1", "vda"),)
-    found = (
+    result = (
         Finding(STORAGE, RANKS * lost_ns, share or 0.0, None, 0.9, "A", False, False, culprits),
     )
     return Report(
@@ -100,7 +100,7 @@ def run(
         in_step_ns=RANKS * in_step,
         productive_ns=RANKS * (in_step - lost_ns),
         lost_ns=RANKS * lost_ns,
-        findings=found if lost_ns else (),
+        findings=result if lost_ns else (),
         unattributed_ns=0,
         unattributed_reasons=(),
         outside_buckets=(),

@@ -123,7 +123,7 @@ def _rank(rank: RankLedger, at: int, stretches: int, stretch: int, steps: int) -
         lost[name] = parts if before is None else tuple(map(add, before, parts))
     in_step = _spread(rank.in_step_ns, (1,) * stretches)
     ends = tuple((k + 1) * stretch * stretches // steps - (at % 7) * 1000 for k in range(steps))
-    largest_first = sorted(lost.items(), key=lambda one: (-sum(one[1]), one[0]))
+    largest_first = sorted(lost.items(), key=lambda row: (-sum(row[1]), row[0]))
     return RankHistory(at, in_step, tuple(largest_first), ends)
 
 
@@ -153,11 +153,11 @@ def _scaled(value: Any, by: int, name: str = "") -> Any:
     """Multiply every time of a report: fields that end in `_ns`, and the buckets."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return type(value)(**{key: _scaled(one, by, key) for key, one in fields.items()})
+        return type(value)(**{key: _scaled(field, by, key) for key, field in fields.items()})
     if isinstance(value, tuple):
         if len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
             return (value[0], value[1] * by)
-        return tuple(_scaled(one, by, name) for one in value)
+        return tuple(_scaled(item, by, name) for item in value)
     if name.endswith("_ns") and isinstance(value, int) and name != "clock_bound_ns":
         return value * by
     return value

@@ -28,11 +28,11 @@ def poisoned(value: Any, poison: str) -> Any:
 
 def everything(ranks: int = 2) -> Report:
     """A report with all there can be, small."""
-    some, one = hour(2, ranks, 20, 30), storage_verdict()
+    batch, item = hour(2, ranks, 20, 30), storage_verdict()
     return dataclasses.replace(
-        some,
+        batch,
         underfill=underfilled().underfill,
-        metrics=one.metrics,
-        notes=one.notes,
-        findings=(*some.findings, *one.findings),
+        metrics=item.metrics,
+        notes=item.notes,
+        findings=(*batch.findings, *item.findings),
     )

@@ -31,21 +31,21 @@ def known(name: str) -> Any:
     return json.loads((real(name) / "known.json").read_text())
 
 
-def read(one: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account], str]:
+def read(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account], str]:
     """Return nodes, accounts, and why nothing could be imported ("" when something could)."""
     sources = [source for path in paths for source in open_sources(path)]
     for source in sources:
-        assert one.recognizes(source.head, source.path), source.path
-    accounts = [Account(source.path, one.title) for source in sources]
+        assert importer.recognizes(source.head, source.path), source.path
+    accounts = [Account(source.path, importer.title) for source in sources]
     try:
-        return list(one.nodes(sources, accounts)), accounts, ""
+        return list(importer.nodes(sources, accounts)), accounts, ""
     except CannotImportError as error:
         return [], accounts, error.message
 
 
 def spans(node: NodeTables) -> dict[str, list[tuple[int, ...]]]:
     """Return `pid kind` -> start, end, a, b, c, d of each span, in order of their ends."""
-    found: dict[str, list[tuple[int, ...]]] = {}
+    collected: dict[str, list[tuple[int, ...]]] = {}
     for record in _records(node):
         if not isinstance(record, Spans):
             continue
@@ -53,29 +53,33 @@ def spans(node: NodeTables) -> dict[str, list[tuple[int, ...]]]:
         names = ("start_ns", "end_ns", "kind", "a", "b", "c", "d")
         for start, end, kind, *values in zip(*(columns[name] for name in names)):
             key = f"{record.pid} {layout.KIND_NAMES[kind]}"
-            found.setdefault(key, []).append((start, end, *values))
-    return found
+            collected.setdefault(key, []).append((start, end, *values))
+    return collected
 
 
 def series(node: NodeTables) -> dict[str, list[tuple[int, float]]]:
     """Return `signal device` -> time and value of each reading."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    collected: dict[str, list[tuple[int, float]]] = {}
     for record in _records(node):
         if isinstance(record, Columns):
             for signal, device, values in zip(record.signals, record.devices, record.values):
                 rows = zip(record.t_ns, values)
-                found.setdefault(f"{signal} {device}", []).extend((t, v) for t, v in rows)
-    return found
+                collected.setdefault(f"{signal} {device}", []).extend((t, v) for t, v in rows)
+    return collected
 
 
 def ranks(node: NodeTables) -> dict[int, tuple[int | None, int | None, str]]:
     """Return pid -> rank, world size, device."""
-    found = {}
+    collected = {}
     for record in _records(node):
         if isinstance(record, Event) and record.kind == "process-registered":
-            said = record.attributes
-            found[said["pid"]] = said["rank"], said["world_size"], said["device"]
-    return found
+            attributes = record.attributes
+            collected[attributes["pid"]] = (
+                attributes["rank"],
+                attributes["world_size"],
+                attributes["device"],
+            )
+    return collected
 
 
 def groups(node: NodeTables) -> dict[int, list[int]]:
@@ -93,4 +97,4 @@ def operation(d: int) -> tuple[int, int]:
 
 
 def _records(node: NodeTables) -> Iterable[Any]:
-    return (record for some in node.records() for record in some)
+    return (record for batch in node.records() for record in batch)

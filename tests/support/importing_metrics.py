@@ -34,8 +34,8 @@ def read(importer: Importer, folder: Path, **files: bytes) -> tuple[list[Given],
         path = folder / name.replace("__", ".")
         path.write_bytes(data)
         sources += list(open_sources(path))
-    assert all(importer.recognizes(one.head, one.path) for one in sources)
-    accounts = [Account(one.path, importer.title) for one in sources]
+    assert all(importer.recognizes(source.head, source.path) for source in sources)
+    accounts = [Account(source.path, importer.title) for source in sources]
     return [given(node) for node in importer.nodes(sources, accounts)], accounts
 
 

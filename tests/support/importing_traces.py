@@ -30,18 +30,18 @@ def imported(paths: Sequence[Path]) -> tuple[list[NodeTables], list[Account]]:
 
 def spans_of(node: NodeTables, pid: int, origin_ns: int = 0) -> dict[str, list[Span]]:
     """Return what a process did, by the name of the kind."""
-    found: dict[str, list[Span]] = {}
+    collected: dict[str, list[Span]] = {}
     names: dict[int, str] = dict(layout.KIND_NAMES)
     node.header()
     for records in node.records():
-        for one in records:
-            if isinstance(one, Spans) and one.pid == pid:
-                names.update({int(kind): word for kind, word in one.names.items()})
-                columns = (one.columns[name] for name in _FIELDS)
+        for record in records:
+            if isinstance(record, Spans) and record.pid == pid:
+                names.update({int(kind): word for kind, word in record.names.items()})
+                columns = (record.columns[name] for name in _FIELDS)
                 for start, end, kind, *values in zip(*columns):
                     begin, until = (start - origin_ns) / MS, (end - origin_ns) / MS
-                    found.setdefault(names[kind], []).append((begin, until, *values))
-    return {name: sorted(spans) for name, spans in found.items()}
+                    collected.setdefault(names[kind], []).append((begin, until, *values))
+    return {name: sorted(spans) for name, spans in collected.items()}
 
 
 _FIELDS = ("start_ns", "end_ns", "kind", "a", "b", "c", "d")
@@ -49,14 +49,18 @@ _FIELDS = ("start_ns", "end_ns", "kind", "a", "b", "c", "d")
 
 def readings_of(node: NodeTables, signal: str, device: str, origin_ns: int = 0) -> dict[float, int]:
     """Return the readings of a signal: ms from an origin -> value."""
-    found: dict[float, int] = {}
+    collected: dict[float, int] = {}
     for records in node.records():
-        for one in records:
-            columns = zip(one.signals, one.devices, one.values) if isinstance(one, Columns) else ()
+        for record in records:
+            columns = (
+                zip(record.signals, record.devices, record.values)
+                if isinstance(record, Columns)
+                else ()
+            )
             for name, of, values in columns:
                 if (name, of) == (signal, device):
-                    found |= {(t - origin_ns) / MS: v for t, v in zip(one.t_ns, values)}
-    return found
+                    collected |= {(t - origin_ns) / MS: v for t, v in zip(record.t_ns, values)}
+    return collected
 
 
 def ranks_of(node: NodeTables) -> list[tuple[int, int | None, int | None, str]]:

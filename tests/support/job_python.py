@@ -44,9 +44,9 @@ def needs_torch(at_least: str = "2.0", reason: str = "") -> None:
     if not is_there("torch"):
         message = "needs PyTorch: pip install 'clusterprof[torch]'"
         pytest.skip(message, allow_module_level=True)
-    found = torch_version()
-    if found < _numbers(at_least):
-        text = ".".join(str(number) for number in found)
+    result = torch_version()
+    if result < _numbers(at_least):
+        text = ".".join(str(number) for number in result)
         pytest.skip(f"PyTorch {text}: {reason}", allow_module_level=True)
 
 
@@ -72,8 +72,8 @@ def skip_what_cannot_run(stderr: bytes) -> None:
 
 def without_log(output: bytes) -> bytes:
     """Drop what another version logs: what it misses, by the time of day, and how ranks met."""
-    said = rb"(?m)^([WI]\d{4} [\d:.]+ |\[Gloo\] Rank \d).*\n"
-    return re.sub(said, b"", output) if IS_ANOTHER else output
+    printed = rb"(?m)^([WI]\d{4} [\d:.]+ |\[Gloo\] Rank \d).*\n"
+    return re.sub(printed, b"", output) if IS_ANOTHER else output
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -81,29 +81,29 @@ def written(folder: Path, text: str | bytes, name: str = "rank0.json") -> Path:
 
 def spans(node: NodeTables, kind: int, pid: int = 100) -> list[tuple[int, ...]]:
     """Start, end and a to d of the spans of one kind, in order of their end."""
-    found = []
-    for some in node.records():
-        for record in some:
+    collected = []
+    for batch in node.records():
+        for record in batch:
             if isinstance(record, Spans) and record.pid == pid:
                 columns = [record.columns[name] for name in SPAN_FIELDS]
                 rows = zip(*columns)
-                found += [(row[0], row[1], *row[3:]) for row in rows if row[2] == kind]
-    return found
+                collected += [(row[0], row[1], *row[3:]) for row in rows if row[2] == kind]
+    return collected
 
 
 def busy_ns(node: NodeTables, device: str = "gpu0") -> list[tuple[int, int]]:
     """Readings of how long a device has been at work."""
-    found: list[tuple[int, int]] = []
-    for some in node.records():
-        for record in some:
+    collected: list[tuple[int, int]] = []
+    for batch in node.records():
+        for record in batch:
             if isinstance(record, Columns) and record.devices == [device]:
-                found += zip(record.t_ns, record.values[0])
-    return found
+                collected += zip(record.t_ns, record.values[0])
+    return collected
 
 
 def ranks(node: NodeTables) -> list[dict[str, Any]]:
     """The processes of a node."""
-    events = [r for some in node.records() for r in some if isinstance(r, Event)]
+    events = [r for batch in node.records() for r in batch if isinstance(r, Event)]
     return [dict(e.attributes) for e in events if e.kind == "process-registered"]
 
 

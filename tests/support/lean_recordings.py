@@ -54,7 +54,7 @@ class Step:
 
 def cluster(*ranks: Sequence[Step], on_device: bool = False, world_size: int = 0) -> list[Script]:
     """Return one script per rank; `on_device`: the collective runs on the device, which spins."""
-    lengths = [max(one.own for one in steps) + TRANSFER_S for steps in zip(*ranks)]
+    lengths = [max(step.own for step in steps) + TRANSFER_S for steps in zip(*ranks)]
     return [
         _script(number, steps, lengths, on_device, world_size or len(ranks))
         for number, steps in enumerate(ranks)
@@ -77,12 +77,12 @@ def _script(
     copies: list[tuple[float, float, float]] = []
     script.worker_spans.append((layout.WORKER_START, 0.5, 0.5, 0, 1, MAIN))
     at = BEGIN_S
-    for number, (one, length) in enumerate(zip(steps, lengths)):
-        wait, leave = round(one.read + one.decode, 6), round(at + length, 6)
-        fed, come = round(at + wait, 6), round(at + one.own, 6)
+    for number, (item, length) in enumerate(zip(steps, lengths)):
+        wait, leave = round(item.read + item.decode, 6), round(at + length, 6)
+        fed, come = round(at + wait, 6), round(at + item.own, 6)
         if wait:
-            cpu = [ns(one.decode), 0]
-            size = 1 << 20 if one.read else 0
+            cpu = [ns(item.decode), 0]
+            size = 1 << 20 if item.read else 0
             script.worker_spans.append((layout.FETCH, at, fed, 8, *cpu, size))
         first = number == 0
         script.main_spans += [
@@ -90,23 +90,23 @@ def _script(
             (layout.COLLECTIVE, come, leave, 7, number, 1000, layout.ALL_REDUCE),
             (layout.STEP, at, leave, number),
         ]
-        begin = round(fed + one.before, 6)
-        if one.save:
-            saved = round(fed + one.save, 6)
+        begin = round(fed + item.before, 6)
+        if item.save:
+            saved = round(fed + item.save, 6)
             script.main_spans.append((layout.CHECKPOINT, fed, saved, 1 << 20))
             script.writes = [*script.writes, (fed, saved)]
-        if one.copy:
-            copies.append((round(begin - one.copy, 6), begin, COPIED))
+        if item.copy:
+            copies.append((round(begin - item.copy, 6), begin, COPIED))
         busy.append((begin, leave if on_device else come))
         sm.append((begin, come, _SM["compute"]))
         power += [(at, begin, _POWER["idle"]), (begin, come, _POWER["compute"])]
         power.append((come, leave, _POWER["spin" if on_device else "idle"]))
         if on_device:
             sm.append((come, leave, _SM["spin"]))
-        rest = round(length - wait - one.before - one.launch, 6)
-        main += [f"I{wait}", f"D{one.save}", f"U{one.host}", f"I{one.copy}"]
-        main += [f"U{one.launch}", f"I{rest}"]
-        worker += [f"D{one.read}", f"U{one.decode}", f"I{round(length - wait, 6)}"]
+        rest = round(length - wait - item.before - item.launch, 6)
+        main += [f"I{wait}", f"D{item.save}", f"U{item.host}", f"I{item.copy}"]
+        main += [f"U{item.launch}", f"I{rest}"]
+        worker += [f"D{item.read}", f"U{item.decode}", f"I{round(length - wait, 6)}"]
         at = leave
     script.main = " ".join(part for part in main if part[1:] != "0.0")
     script.worker = " ".join(part for part in worker if part[1:] != "0.0")
@@ -120,7 +120,7 @@ def without(scripts: list[Script], *what: str) -> list[Script]:
     for script in scripts:
         if "collectives" in what:
             kinds = (layout.COLLECTIVE, layout.EXPOSED_COLLECTIVE)
-            script.main_spans = [one for one in script.main_spans if one[0] not in kinds]
+            script.main_spans = [span for span in script.main_spans if span[0] not in kinds]
         if "spans" in what:
             script.main_spans, script.worker_spans = [], []
         if "threads" in what:

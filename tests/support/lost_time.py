@@ -11,13 +11,13 @@ BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201
 
 
-def settle_all(one: Rank):
+def settle_all(timeline: Rank):
     """The one region of a recording that is whole, as rows of seconds."""
-    found, state = find_lost_intervals(one, RankState(), last=True)
-    assert len(found) <= 1
-    if not found:
+    lost_intervals, state = find_lost_intervals(timeline, RankState(), last=True)
+    assert len(lost_intervals) <= 1
+    if not lost_intervals:
         return [], None, state
-    region, lost, account = found[0]
+    region, lost, account = lost_intervals[0]
     rows = [
         (s / 1e9, e / 1e9, n / 1e9, int(phase), int(source), int(step))
         for s, e, n, phase, source, step in zip(

@@ -21,15 +21,15 @@ def commands_of(page: Path, at_start: bool = False) -> list[str]:
 
     `at_start`: only where it is what a reader types first.
     """
-    found = []
+    collected = []
     for fenced, indented in _BLOCK.findall(page.read_text(encoding="utf-8")):
         text = (fenced or indented).replace("\\\n", " ")
         for line in text.splitlines():
             before = r"^ *(?:\$ )?" if at_start else r"(?:^|[ $;(])"
             match = re.search(before + r"(clusterprof [a-z].*)$", line)
             if match and not re.search(r"[…=]", match[1].split()[1]):
-                found.append(match[1].partition("`")[0])
-    return found
+                collected.append(match[1].partition("`")[0])
+    return collected
 
 
 def words_of(line: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def line(rank: int, number: int, took_us: float, written_us: int = 10_000, **more: Any) -> str:
-    found: dict[str, Any] = {
+    collected: dict[str, Any] = {
         "header": {"id": "0xabc", "rank": rank, "n_ranks": 2, "nnodes": 2},
         "metadata": {
             "inspector_output_format_version": "v5.0",
@@ -24,8 +24,8 @@ def line(rank: int, number: int, took_us: float, written_us: int = 10_000, **mor
             "coll_timing_source": "kernel_gpu",
         },
     }
-    found.update(more)
-    return json.dumps({key: value for key, value in found.items() if value is not None}) + "\n"
+    collected.update(more)
+    return json.dumps({key: value for key, value in collected.items() if value is not None}) + "\n"
 
 
 def write(path: Path, *lines: str) -> Path:

@@ -73,13 +73,14 @@ def links(
     lower: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> NodeLinks:
     """The links of node `number`, whose NICs are physical but for those named."""
-    found = network(readings)
-    names = found.devices("network.transmit_bytes_total")
+    result = network(readings)
+    names = result.devices("network.transmit_bytes_total")
     nics = [
-        {"name": one, "physical": one not in virtual, "lower": lower.get(one, ())} for one in names
+        {"name": name, "physical": name not in virtual, "lower": lower.get(name, ())}
+        for name in names
     ]
     host = {"nics": nics, "rails": rails}
-    return find_node_links(number, f"node{number}", found, host, job, LIMITS)
+    return find_node_links(number, f"node{number}", result, host, job, LIMITS)
 
 
 def all_reduces(
@@ -99,11 +100,11 @@ def all_reduces(
         world.meet(np.arange(ranks)[None, :], np.array([1]), ns)
     job = world.job()
     ops = replace(job.ops, bytes=np.full(len(durations_ns), size))
-    found = TransferTotals(
+    totals = TransferTotals(
         np.array([*nodes, *spare]), list_causes(CATEGORIES).index("net-transfer")
     )
-    found.add(ops, blame_waits(ops, job.spent, job.spent, ranks)[0])
-    return found
+    totals.add(ops, blame_waits(ops, job.spent, job.spent, ranks)[0])
+    return totals
 
 
 TOOK = [30 * MS] * 40
@@ -112,17 +113,17 @@ TOOK = [30 * MS] * 40
 def shared(*of_nodes: dict, took: list[int] = TOOK, **more: object) -> tuple[dict, TransferSplit]:
     """Milliseconds of the first rank by cause, and the split; all ranks have the same."""
     transfers = all_reduces(took, range(len(of_nodes)))
-    known = {n: links(n, one, **more) for n, one in enumerate(of_nodes)}  # type: ignore[arg-type]
+    known = {n: links(n, node, **more) for n, node in enumerate(of_nodes)}  # type: ignore[arg-type]
     return conserved(transfers, known)
 
 
 def conserved(transfers: TransferTotals, known: dict[int, NodeLinks]) -> tuple[dict, TransferSplit]:
     """Milliseconds of the first rank by cause; fails when a rank's parts do not add up."""
-    found = split_transfer_time(transfers, known, LIMITS)
-    given = {cause: share.ns for cause, share in found.shares.items()}
+    transfer_time = split_transfer_time(transfers, known, LIMITS)
+    given = {cause: share.ns for cause, share in transfer_time.shares.items()}
     for rank, felt in enumerate(transfers.victim_ns.tolist()):
         parts = [int(ns[rank]) for ns in given.values()]
         assert all(ns >= 0 for ns in parts) and sum(parts) <= felt
     left = int(transfers.victim_ns.sum()) - sum(int(ns.sum()) for ns in given.values())
-    assert 0 <= found.expected_ns + found.excess_ns <= left
-    return {cause: int(ns[0]) / MS for cause, ns in given.items()}, found
+    assert 0 <= transfer_time.expected_ns + transfer_time.excess_ns <= left
+    return {cause: int(ns[0]) / MS for cause, ns in given.items()}, transfer_time

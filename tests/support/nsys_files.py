@@ -54,7 +54,7 @@ def database(
     db = sqlite3.connect(path)
     for (table, columns), rows in ((STRINGS, names), *tables):
         listed = columns.split()
-        db.execute(f"CREATE TABLE {table} ({', '.join(f'[{one}]' for one in listed)})")
+        db.execute(f"CREATE TABLE {table} ({', '.join(f'[{entry}]' for entry in listed)})")
         marks = ", ".join("?" * len(listed))
         db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
     db.commit()

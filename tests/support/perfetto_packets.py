@@ -43,10 +43,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def one(data: bytes, number: int, default: Any = None) -> Any:
+def last_value(data: bytes, number: int, default: Any = None) -> Any:
     """Return the last value of a field."""
-    found = [value for key, value in fields(data) if key == number]
-    return found[-1] if found else default
+    values = [value for key, value in fields(data) if key == number]
+    return values[-1] if values else default
 
 
 def many(data: bytes, number: int) -> list[Any]:
@@ -78,65 +78,71 @@ def read(data: bytes) -> Trace:
     events = []
     for number, packet in fields(data):
         assert number == 1
-        sequence, flags = one(packet, 10), one(packet, 13, 0)
+        sequence, flags = last_value(packet, 10), last_value(packet, 13, 0)
         assert sequence, "a packet without a sequence"
         if flags & 1:
             trace.sequences.add(sequence)
             names = {key: name for key, name in names.items() if key[0] != sequence}
-        for table, entries in ((n, many(one(packet, 12, b""), n)) for n in (2, 3)):
+        for table, entries in ((n, many(last_value(packet, 12, b""), n)) for n in (2, 3)):
             for entry in entries:
-                names[sequence, table, one(entry, 1)] = one(entry, 2).decode()
-        described = one(packet, 60)
-        if described is not None and one(described, 1):
-            tracks[one(described, 1)] = described
-        snapshot = one(packet, 6)
+                names[sequence, table, last_value(entry, 1)] = last_value(entry, 2).decode()
+        described = last_value(packet, 60)
+        if described is not None and last_value(described, 1):
+            tracks[last_value(described, 1)] = described
+        snapshot = last_value(packet, 6)
         if snapshot is not None:
-            assert one(snapshot, 2) == 1, "the trace's clock is REALTIME"
-            trace.clocks.append({one(c, 1): one(c, 2) for c in many(snapshot, 1)})
-        event = one(packet, 11)
+            assert last_value(snapshot, 2) == 1, "the trace's clock is REALTIME"
+            trace.clocks.append({last_value(c, 1): last_value(c, 2) for c in many(snapshot, 1)})
+        event = last_value(packet, 11)
         if event is not None:
             assert flags & 2 and sequence in trace.sequences
-            assert one(event, 11) in tracks, "a track is told before it is used"
-            annotations = {names[sequence, 3, one(a, 1)]: _value(a) for a in many(event, 4)}
-            inline = one(event, 23)
-            name = inline.decode() if inline else names.get((sequence, 2, one(event, 10, 0)), "")
-            events.append((one(packet, 8), len(events), event, name, annotations))
+            assert last_value(event, 11) in tracks, "a track is declared before it is used"
+            annotations = {names[sequence, 3, last_value(a, 1)]: _value(a) for a in many(event, 4)}
+            inline = last_value(event, 23)
+            name = (
+                inline.decode()
+                if inline
+                else names.get((sequence, 2, last_value(event, 10, 0)), "")
+            )
+            events.append((last_value(packet, 8), len(events), event, name, annotations))
     _play(trace, tracks, sorted(events))
     return trace
 
 
 def _value(annotation: bytes) -> Any:
-    text = one(annotation, 6)
+    text = last_value(annotation, 6)
     if text is not None:
         return text.decode()
-    value = one(annotation, 4)
+    value = last_value(annotation, 4)
     return value - (1 << 64) if value >> 63 else value
 
 
 def _play(trace: Trace, tracks: dict[int, bytes], events: list[Any]) -> None:
     def path(track: int) -> str:
         described = tracks[track]
-        process, thread = one(described, 3), one(described, 4)
+        process, thread = last_value(described, 3), last_value(described, 4)
         if process is not None:
-            name = one(process, 6).decode()
-            assert trace.processes.setdefault(name, one(process, 1)) == one(process, 1)
+            name = last_value(process, 6).decode()
+            assert trace.processes.setdefault(name, last_value(process, 1)) == last_value(
+                process, 1
+            )
         elif thread is not None:
-            name = one(thread, 5).decode()
+            name = last_value(thread, 5).decode()
         else:
-            name = one(described, 2).decode()
-        parent = one(described, 5)
+            name = last_value(described, 2).decode()
+        parent = last_value(described, 5)
         whole = f"{path(parent)} | {name}" if parent else name
         if thread is not None:
-            trace.threads[whole] = one(thread, 2)
-        counter = one(described, 8)
+            trace.threads[whole] = last_value(thread, 2)
+        counter = last_value(described, 8)
         if counter is not None:
-            trace.units[whole] = one(counter, 6).decode()
+            trace.units[whole] = last_value(counter, 6).decode()
         return whole
 
     open_: dict[int, list[Any]] = {}
     flows: dict[bytes, str] = {}
     for ts, _, event, name, notes in events:
-        track, kind = one(event, 11), one(event, 9)
+        track, kind = last_value(event, 11), last_value(event, 9)
         where = path(track)
         if kind == 1:
             open_.setdefault(track, []).append((name, ts, notes))
@@ -144,13 +150,13 @@ def _play(trace: Trace, tracks: dict[int, bytes], events: list[Any]) -> None:
                 assert flow not in flows
                 flows[flow] = f"{where} > {name}"
         elif kind == 2:
-            begun, start, said = open_[track].pop()
-            trace.slices.append((where, begun, start, ts, said))
+            begun, start, popped = open_[track].pop()
+            trace.slices.append((where, begun, start, ts, popped))
         elif kind == 3:
             trace.instants.append((where, name, ts, notes))
             trace.arrows += [(flows.pop(f), f"{where} > {name}") for f in many(event, 48)]
         else:
             assert kind == 4
-            trace.values.append((where, ts, struct.unpack("<d", one(event, 44))[0]))
+            trace.values.append((where, ts, struct.unpack("<d", last_value(event, 44))[0]))
     assert [stack for stack in open_.values() if stack] == [], "slices without an end"
     assert flows == {}, "arrows without a head"

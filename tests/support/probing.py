@@ -119,8 +119,8 @@ class Watcher:
         return [parse(bytes(memory), with_gc) for memory in self._held.values()]
 
     def ring(self, pid: int) -> Ring:
-        (found,) = [ring for ring in self.rings() if ring.pid == pid]
-        return found
+        (result,) = [ring for ring in self.rings() if ring.pid == pid]
+        return result
 
 
 def install(run_dir: Path, gpu_events: bool = True) -> Path:
@@ -157,8 +157,8 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)  # its forked children too
             raise
-    out, said = job_python.without_log(out), job_python.without_log(err)
-    return subprocess.CompletedProcess(python, job.returncode, out, said)
+    out, printed = job_python.without_log(out), job_python.without_log(err)
+    return subprocess.CompletedProcess(python, job.returncode, out, printed)
 
 
 def seen(result: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes]:
@@ -171,10 +171,10 @@ def recorded(code: str, run_dir: Path, *arguments: str, **environ: str) -> list[
     with Watcher(run_dir) as watcher:
         # The job ends on a line of ours so that its ring has been opened before it is gone.
         result = run("-c", code + WAIT, *arguments, run_dir=run_dir, **environ)
-    said = b""
+    errors = b""
     if job_python.IS_ANOTHER and result.stderr:  # another version warns of other things
-        said = run("-c", code + WAIT, *arguments, run_dir=None, **environ).stderr
-    assert (result.returncode, result.stderr) == (0, said), result.stderr.decode()
+        errors = run("-c", code + WAIT, *arguments, run_dir=None, **environ).stderr
+    assert (result.returncode, result.stderr) == (0, errors), result.stderr.decode()
     return watcher.rings()
 
 

@@ -41,7 +41,7 @@ def scripts(draw: st.DrawFn) -> Script:
             for kind, start, end, *_ in script.main_spans
             if kind == layout.DATA_WAIT and end > start
         ]
-    device = draw(st.sampled_from(["as told", "holes", "none"]))
+    device = draw(st.sampled_from(["as scripted", "holes", "none"]))
     if device == "none":
         script.busy = None
     elif device == "holes":
@@ -55,8 +55,8 @@ def books(script: Script, chunk_ns: int) -> list[RankResult]:
         return list(analyze_node(node, LIMITS, chunk_ns).ranks)
 
 
-def law(one: RankResult) -> None:
-    ledger = one.ledger
+def law(result: RankResult) -> None:
+    ledger = result.ledger
     assert ledger.window_ns == ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns
     assert ledger.in_step_ns == ledger.productive_ns + ledger.lost_ns
     assert ledger.lost_ns == sum(ns for _, ns in ledger.buckets)

@@ -116,10 +116,10 @@ def recorded(code: str, folder: Path, run_dir: Path, size: int = 2) -> list[Ring
     """Run `code` in every rank under the probe; nothing may go wrong or be said on stderr."""
     job = launch(code, folder, run_dir, size)
     assert job.returncodes == size * [0], b"".join(job.stderr).decode()
-    said = size * [b""]
-    if job_python.IS_ANOTHER and job.stderr != said:  # another PyTorch warns of other things
-        said = launch(code, folder, None, size).stderr
-    assert job.stderr == said, b"".join(job.stderr).decode()
+    errors = size * [b""]
+    if job_python.IS_ANOTHER and job.stderr != errors:  # another PyTorch warns of other things
+        errors = launch(code, folder, None, size).stderr
+    assert job.stderr == errors, b"".join(job.stderr).decode()
     assert len(job.rings) == size
     return job.rings
 
@@ -148,5 +148,7 @@ def _run(
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait()
     stdout, stderr = zip(*outputs)
-    written, said = ([job_python.without_log(each) for each in some] for some in (stdout, stderr))
-    return [job.returncode for job in jobs], written, said
+    written, printed = (
+        [job_python.without_log(each) for each in batch] for batch in (stdout, stderr)
+    )
+    return [job.returncode for job in jobs], written, printed

@@ -1,4 +1,4 @@
-"""A clock that tests drive, and collectors that behave as they are told."""
+"""A clock that tests drive, and collectors with scripted behavior."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FakeClock:
         self.t_ns = start_ns
         self.wakes_on_files = False
         self.told_at: set[int] = set()
-        """Waits for these times end in being told that there is something to look at."""
+        """Waits for these times end with a notification that files changed."""
         self.late_ns = late_ns
         """By how much every wait overshoots."""
         self.waits = 0
@@ -166,4 +166,4 @@ def run(
         TICK_NS,
         lambda now_ns: "the test is over" if now_ns >= end_ns else "",
     )
-    return [one for batch in batches for one in batch]
+    return [record for batch in batches for record in batch]

@@ -102,7 +102,7 @@ def records_of(out: Path) -> list[Record]:
 
 def events_of(out: Path, kind: str) -> list[Event]:
     """Return the events of one kind."""
-    return [one for one in records_of(out) if isinstance(one, Event) and one.kind == kind]
+    return [item for item in records_of(out) if isinstance(item, Event) and item.kind == kind]
 
 
 def wait_for_end(out: Path) -> None:

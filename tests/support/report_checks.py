@@ -55,14 +55,14 @@ def check_history(report: Report) -> None:
     """The laws at the top of `clusterprof/history.py`."""
     history = report.history
     assert history is not None
-    for one, ledger in zip(history.ranks, report.ranks, strict=True):
-        lost = np.array([ns for _, ns in one.lost] or [(0,) * history.stretches])
-        assert sum(one.in_step_ns) == ledger.in_step_ns
+    for rank, ledger in zip(history.ranks, report.ranks, strict=True):
+        lost = np.array([ns for _, ns in rank.lost] or [(0,) * history.stretches])
+        assert sum(rank.in_step_ns) == ledger.in_step_ns
         assert int(lost.sum()) == ledger.lost_ns
         assert (lost >= 0).all()
-        assert (lost.sum(axis=0) <= np.array(one.in_step_ns)).all()
-        assert max(one.in_step_ns, default=0) <= history.stretch_ns
-        buckets, told = dict(ledger.buckets), {name: sum(ns) for name, ns in one.lost}
-        waited = told.pop(WAITING_FOR_RANKS, 0)
-        assert all(ns <= buckets[name] for name, ns in told.items())
-        assert waited == ledger.lost_ns - sum(told.values())
+        assert (lost.sum(axis=0) <= np.array(rank.in_step_ns)).all()
+        assert max(rank.in_step_ns, default=0) <= history.stretch_ns
+        buckets, stated = dict(ledger.buckets), {name: sum(ns) for name, ns in rank.lost}
+        waited = stated.pop(WAITING_FOR_RANKS, 0)
+        assert all(ns <= buckets[name] for name, ns in stated.items())
+        assert waited == ledger.lost_ns - sum(stated.values())

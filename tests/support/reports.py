@@ -417,7 +417,7 @@ def underfilled() -> Report:
         UtilizationAdvice("larger-batch", "Raise the batch size", True, 0.84, "B", 2),
         UtilizationAdvice("fewer-launches", "Launch less: torch.compile", True, 0.84, "B", 2),
     )
-    found = DeviceUtilization(
+    utilization = DeviceUtilization(
         198 * S, S, 56_700_000_003, 132_299_999_997, 8 * S, (("no-reading", 8 * S),), fills, advice
     )
     metrics = (
@@ -442,7 +442,7 @@ def underfilled() -> Report:
         (),
         metrics,
         (),
-        underfill=found,
+        underfill=utilization,
     )
 
 

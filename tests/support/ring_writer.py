@@ -62,7 +62,7 @@ def drained(ring: Ring, looks: int = 2) -> list[Spans]:
 
 
 def sequences(spans: list[Spans]) -> list[int]:
-    return [one.first_sequence + i for one in spans for i in range(len(one.columns["kind"]))]
+    return [span.first_sequence + i for span in spans for i in range(len(span.columns["kind"]))]
 
 
 def announce(folder: Path, name: str, **content: object) -> None:

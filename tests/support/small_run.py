@@ -62,8 +62,8 @@ def _spans(pid: int, ahead: int, rows: list[tuple[Any, ...]], names: dict[int, s
 
 def _registered(rank: int, ahead: int) -> Event:
     variables = {"RANK": str(rank), "WORLD_SIZE": "2"}
-    said = {"pid": PID, "started_ticks": TICKS, "role": "python", "variables": variables}
-    return Event(S + ahead, "process-registered", {**said, "rank": rank, "world_size": 2})
+    reported = {"pid": PID, "started_ticks": TICKS, "role": "python", "variables": variables}
+    return Event(S + ahead, "process-registered", {**reported, "rank": rank, "world_size": 2})
 
 
 def _records(node: str, user_span: str) -> list[Record]:
@@ -166,7 +166,7 @@ def report(names: dict[str, str] | None = None, cause: str = "storage-local") ->
     )
 
 
-def run(folder: Path, found: Report, names: dict[str, str] | None = None) -> Run:
+def run(folder: Path, result: Report, names: dict[str, str] | None = None) -> Run:
     """The run as exporters get it, with clocks known by hand."""
     nodes = []
     for place, node in enumerate(AHEAD):
@@ -182,4 +182,4 @@ def run(folder: Path, found: Report, names: dict[str, str] | None = None) -> Run
                 folder / key, key, header.node["display"], header, S + AHEAD[node], (rank,), common
             )
         )
-    return Run(found, tuple(nodes))
+    return Run(result, tuple(nodes))

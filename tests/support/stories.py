@@ -67,34 +67,34 @@ def in_step(ranks: int, per_node: int, late: int) -> Story:
     """
     group, members = compute_group_number(range(ranks)), tuple(range(ranks))
     nodes = {f"n{number}": Node(f"n{number}", 8) for number in range(-(-ranks // per_node))}
-    found = []
+    collected = []
     for rank, pid in ((rank, 1000 + 10 * rank) for rank in members):
         main = Thread(pid, pid, 900, "python")
         workers = [Thread(pid + 1, pid + 1, pid, "pt_data_worker")]
         place = f"n{rank // per_node}", main, workers, f"emulated-{rank % per_node}"
-        found.append(Rank(rank, *place, [], groups={group: members}))
+        collected.append(Rank(rank, *place, [], groups={group: members}))
     at = FIRST_NS
     for step in range(STEPS):
         read = [(60 if rank == late else 2) * MS for rank in members]
         come = [at + ns + (80 + (3 * rank + step) % 6) * MS for rank, ns in enumerate(read)]
         leave = max(come) + 5 * MS
-        for one, ns, came in zip(found, read, come):
-            ready, (worker,) = at + ns, one.workers
+        for item, ns, came in zip(collected, read, come):
+            ready, (worker,) = at + ns, item.workers
             worker.acts += [Act(at, ready, "block-io", "", 1 << 20), Act(ready, leave, "idle")]
             worker.marks.append(Mark(at, ready, layout.FETCH, 8))
-            one.main.acts += [
+            item.main.acts += [
                 Act(at, ready, "idle"),
                 Act(ready, came, "user"),
                 Act(came, leave, "peer"),
             ]
-            one.main.marks += [
+            item.main.marks += [
                 Mark(at, ready, layout.DATA_WAIT, step, worker.pid, 1, int(step == 0)),
                 Mark(came, leave, layout.COLLECTIVE, group, step, 1 << 20, layout.ALL_REDUCE),
                 Mark(at, leave, layout.STEP, step),
             ]
-            one.work.append(Work(ready, came, "compute"))
+            item.work.append(Work(ready, came, "compute"))
         at = leave
-    return Story(found, nodes, 0, at + SECOND, world_size=ranks)
+    return Story(collected, nodes, 0, at + SECOND, world_size=ranks)
 
 
 def seen_as(story: Story, folder: Path, seen: Seen = Seen(), seed: int = 1) -> list[Record]:  # noqa: B008
@@ -112,54 +112,54 @@ def alone(rank: Rank, end_ns: int, node: Node | None = None, start_ns: int = 0) 
 def series(records: list[Record], signal: str, device: str = "") -> np.ndarray:
     """All readings of a signal, joined."""
     parts = []
-    for one in records:
-        if isinstance(one, Columns):
-            pairs = list(zip(one.signals, one.devices))
+    for item in records:
+        if isinstance(item, Columns):
+            pairs = list(zip(item.signals, item.devices))
             if (signal, device) in pairs:
-                parts.append(np.asarray(one.values[pairs.index((signal, device))]))
+                parts.append(np.asarray(item.values[pairs.index((signal, device))]))
     return np.concatenate(parts)
 
 
 def times(records: list[Record], collector: str) -> np.ndarray:
     """When a collector was read."""
     frames = [r for r in records if isinstance(r, Columns) and r.collector == collector]
-    return np.concatenate([np.asarray(one.t_ns) for one in frames])
+    return np.concatenate([np.asarray(frame.t_ns) for frame in frames])
 
 
 def rows(records: list[Record], table: str, **only: int) -> dict[str, list]:
     """The rows of a table in which columns have some values; names instead of their numbers."""
-    found: dict[str, list] = {}
-    for one in records:
-        if isinstance(one, Rows) and one.table == table:
-            columns = {name: np.asarray(c) for name, c in zip(one.names, one.columns)}
-            keep = np.ones(len(one.columns[0]), np.bool_)
+    collected: dict[str, list] = {}
+    for item in records:
+        if isinstance(item, Rows) and item.table == table:
+            columns = {name: np.asarray(c) for name, c in zip(item.names, item.columns)}
+            keep = np.ones(len(item.columns[0]), np.bool_)
             for name, value in only.items():
                 keep &= columns[name] == value
             for name, column in columns.items():
-                words = one.strings.get(name)
+                words = item.strings.get(name)
                 values = column[keep].tolist()
-                told = [words[v] if v >= 0 else "" for v in values] if words else values
-                found.setdefault(name, []).extend(told)
-    return found
+                stated = [words[v] if v >= 0 else "" for v in values] if words else values
+                collected.setdefault(name, []).extend(stated)
+    return collected
 
 
 def spans(records: list[Record], pid: int) -> list[Spans]:
     """The frames of a process's spans."""
-    return [one for one in records if isinstance(one, Spans) and one.pid == pid]
+    return [item for item in records if isinstance(item, Spans) and item.pid == pid]
 
 
 def gaps(records: list[Record]) -> dict[tuple[str, str], tuple[str, str]]:
     """Collector and signal of each gap, with its kind and reason."""
-    found = [one for one in records if isinstance(one, Gap)]
-    return {(one.collector, one.signal): (one.kind, one.message) for one in found}
+    selected = [item for item in records if isinstance(item, Gap)]
+    return {(item.collector, item.signal): (item.kind, item.message) for item in selected}
 
 
 def caused(report: Report) -> dict[str, int]:
     """Lost time inside steps by cause, all of it."""
-    found: dict[str, int] = {}
+    collected: dict[str, int] = {}
     for rank in report.ranks:
         for cause, ns in rank.buckets:
-            found[cause] = found.get(cause, 0) + ns
-    assert sum(found.values()) == report.lost_ns
+            collected[cause] = collected.get(cause, 0) + ns
+    assert sum(collected.values()) == report.lost_ns
     assert report.productive_ns + report.lost_ns == report.in_step_ns
-    return found
+    return collected

@@ -1,4 +1,4 @@
-"""Records to write, a clock that stands still until told, and what "the same record" means."""
+"""Records to write, a clock that a test sets, and what "the same record" means."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ def job(*ranks: tuple[float, float], steps: int = STEPS) -> list[Script]:
     has come.
     """
     step_s = max(wait + compute for wait, compute in ranks) + TRANSFER_S
-    return [_script(number, one, step_s, steps) for number, one in enumerate(ranks)]
+    return [_script(number, rank, step_s, steps) for number, rank in enumerate(ranks)]
 
 
-def _script(rank: int, one: tuple[float, float], step_s: float, steps: int) -> Script:
-    wait, compute = one
+def _script(rank: int, rows: tuple[float, float], step_s: float, steps: int) -> Script:
+    wait, compute = rows
     variables = {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a job"}
     script = Script(end=round(2.0 + steps * step_s, 6), variables=variables)
     main, worker = ["U1.0"], ["I1.0"]

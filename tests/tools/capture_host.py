@@ -145,7 +145,7 @@ def _scrub_membership(line: str) -> str:
 
 
 def _scrub_mount(line: str) -> str:
-    if " / / " in line:  # the root: what lies below it is nobody's business
+    if " / / " in line:  # the root: what lies below it is private
         line = re.sub(r" - (\S+) .*", r" - \1 /dev/root rw", line)
     return _scrub_server(line)
 

@@ -80,7 +80,7 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
         result = {"library": row.library, "python": row.python, "problem": str(error)}
     if not asked.keep:
         shutil.rmtree(folder / row.name, ignore_errors=True)
-        if row is [one for one in rows if _base(one) == _base(row)][-1]:
+        if row is [value for value in rows if _base(value) == _base(row)][-1]:
             shutil.rmtree(folder / _base(row), ignore_errors=True)
     keep(row, result)
     counts = [
@@ -131,10 +131,10 @@ def _has(python: Path, pins: tuple[str, ...]) -> bool:
     """Return whether what an environment stands on has it all already: pip takes long to see."""
     tell = "import importlib.metadata as m, sys; print([m.version(n) for n in sys.argv[1:]])"
     try:
-        found = _do([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
+        result = _do([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
     except RowError:
         return False
-    return found.strip() == str([pin.partition("==")[2] for pin in pins])
+    return result.strip() == str([pin.partition("==")[2] for pin in pins])
 
 
 def _base(row: Row) -> str:
@@ -142,10 +142,10 @@ def _base(row: Row) -> str:
 
 
 def _venv(place: Path, version: str, *options: str) -> Path:
-    found = shutil.which(f"python{version}")
-    if found is None or subprocess.run([found, "-V"], capture_output=True).returncode:
+    program = shutil.which(f"python{version}")
+    if program is None or subprocess.run([program, "-V"], capture_output=True).returncode:
         raise RowError(f"no Python {version} here")
-    _do([found, "-m", "venv", *options, str(place)])
+    _do([program, "-m", "venv", *options, str(place)])
     return place / "bin/python"
 
 
@@ -164,13 +164,13 @@ def _with_torch(python: Path, row: Row) -> None:
         _pip(python, *cuda)
         made = make_shells(Path(_packages(python), "torch/lib"))
         print(f"    shells of {', '.join(made)}", flush=True)
-        for told in Path(_packages(python)).glob(
+        for stated in Path(_packages(python)).glob(
             "torch-*.dist-info/METADATA"
         ):  # pip would get them
             kept_lines = re.sub(
-                r"(?m)^Requires-Dist: (nvidia-|triton|cuda-).*\n", "", told.read_text()
+                r"(?m)^Requires-Dist: (nvidia-|triton|cuda-).*\n", "", stated.read_text()
             )
-            told.write_text(kept_lines)
+            stated.write_text(kept_lines)
     _do([str(python), "-c", "import torch; torch.ones(1)"])
 
 
@@ -209,8 +209,8 @@ def versions(row: Row, python: Path) -> Run:
         "    except m.PackageNotFoundError: pass\n"
         "print(json.dumps([sys.version.split()[0], found]))"
     )
-    exact, found = json.loads(_do([str(python), "-c", code, *names, *more]))
-    return {"library": row.library, "python": exact, "versions": found}
+    exact, document = json.loads(_do([str(python), "-c", code, *names, *more]))
+    return {"library": row.library, "python": exact, "versions": document}
 
 
 def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again: Run) -> Run:
@@ -281,7 +281,7 @@ def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]
 def keep(row: Row, result: Run) -> None:
     """Put a row's result in the place of its last one."""
     runs = {**kept(), row.name: result}
-    order = [one.name for one in ROWS]
+    order = [row.name for row in ROWS]
     runs = dict(
         sorted(runs.items(), key=lambda run: order.index(run[0]) if run[0] in order else -1)
     )

@@ -82,8 +82,8 @@ def accuracy_pages() -> dict[str, str]:
     from clusterprof_lab.score.page import PAGE, pages
     from clusterprof_lab.score.whatif_page import pages as whatif_pages
 
-    found = {name: MARK + text if name == PAGE else text for name, text in pages().items()}
-    return {**found, **{name: MARK + text for name, text in whatif_pages().items()}}
+    by_key = {name: MARK + text if name == PAGE else text for name, text in pages().items()}
+    return {**by_key, **{name: MARK + text for name, text in whatif_pages().items()}}
 
 
 def signal_page() -> str:

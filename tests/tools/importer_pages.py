@@ -68,12 +68,12 @@ def importer_page(mark: str) -> str:
     from clusterprof.analysis.importers.registry import IMPORTERS
 
     parts = [mark + _INTRO, "## Formats\n"]
-    for one in IMPORTERS:
-        module = sys.modules[type(one).__module__]
+    for importer in IMPORTERS:
+        module = sys.modules[type(importer).__module__]
         text = inspect.cleandoc(module.__doc__ or "")
         title, _, body = text.partition("\n")
         body = body.strip().replace("\n## ", "\n#### ").replace("## What", "#### What", 1)
-        parts.append(f"### {one.title}\n\n{title}\n\n{body}\n")
+        parts.append(f"### {importer.title}\n\n{title}\n\n{body}\n")
     parts.append(_answers())
     return "\n".join(parts)
 

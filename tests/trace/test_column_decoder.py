@@ -36,8 +36,8 @@ def backwards() -> Spans:
 
 def recorded(folder: Path) -> NodeReader:
     draw = random.Random(5)
-    some = [spans(number, rows, draw) for number, rows in enumerate((3, 1, 0, 40))]
-    write(folder, [second(0), [*some, backwards()], [backwards()], [some[0]], second(1)])
+    values = [spans(number, rows, draw) for number, rows in enumerate((3, 1, 0, 40))]
+    write(folder, [second(0), [*values, backwards()], [backwards()], [values[0]], second(1)])
     return NodeReader(folder)
 
 
@@ -48,27 +48,29 @@ def of_kind(records: list[Record], kind: type) -> list:
 def test_spans_unfolded_together_are_those_of_each_frame(tmp_path: Path) -> None:
     reader = recorded(tmp_path / "node")
     plain = of_kind([record for frame in reader.frames() for record in frame], Spans)
-    folded = of_kind([one for frame in reader.packed() for one in frame], PackedSpans)
+    folded = of_kind([record for frame in reader.packed() for record in frame], PackedSpans)
     assert len(folded) == 5  # one frame per second that has spans
-    want = [np.concatenate([one.columns[name] for one in plain]) for name in SPAN_FIELDS]
-    table = np.full((len(SPAN_FIELDS), sum(one.rows for one in folded)), 99, np.int64)
+    want = [np.concatenate([record.columns[name] for record in plain]) for name in SPAN_FIELDS]
+    table = np.full((len(SPAN_FIELDS), sum(part.rows for part in folded)), 99, np.int64)
     for _ in range(2):  # a frame can be unfolded again
         decode_span_frames(folded, table)
         assert table.tolist() == np.stack(want).tolist()
-    said = [(part.pid, part.first_sequence, part.rows) for one in folded for part in one.parts]
-    assert said == [(one.pid, one.first_sequence, len(one.columns["a"])) for one in plain]
+    rows = [(part.pid, part.first_sequence, part.rows) for item in folded for part in item.parts]
+    assert rows == [
+        (record.pid, record.first_sequence, len(record.columns["a"])) for record in plain
+    ]
 
 
 def test_columns_are_made_when_asked_for(tmp_path: Path) -> None:
     reader = recorded(tmp_path / "node")
     plain = of_kind([record for frame in reader.frames() for record in frame], Columns)
-    folded = of_kind([one for frame in reader.packed() for one in frame], Columns)
+    folded = of_kind([record for frame in reader.packed() for record in frame], Columns)
     assert len(plain) == len(folded) > 0
-    for one, other in zip(plain, folded, strict=True):
-        assert isinstance(one.values, tuple)
+    for first, other in zip(plain, folded, strict=True):
+        assert isinstance(first.values, tuple)
         assert isinstance(other.values, BlockColumns)
-        assert len(one.values) == len(other.values)
-        for index, column in enumerate(one.values):
+        assert len(first.values) == len(other.values)
+        for index, column in enumerate(first.values):
             for got in (other.values[index], list(other.values)[index], other.values[:][index]):
                 assert got.dtype == column.dtype
                 assert got.tobytes() == column.tobytes()
@@ -108,13 +110,13 @@ def test_columns_of_many_frames_joined_are_those_of_each_frame(tmp_path: Path) -
     packed = [record for frame in reader.packed() for record in frame]
     for kind, dtype in ((Columns, np.float64), (Rows, np.int64)):
         field = "values" if kind is Columns else "columns"
-        plain = [getattr(one, field) for one in of_kind(records, kind)]
-        folded = [getattr(one, field) for one in of_kind(packed, kind)]
+        plain = [getattr(value, field) for value in of_kind(records, kind)]
+        folded = [getattr(value, field) for value in of_kind(packed, kind)]
         assert len(plain) == len(folded) == 7
         folded[3][1]  # one that was unfolded before by itself
         for order in ([0, 1, 2, 3, 4, 5, 6], [6, 4, 1, 0, 5, 3, 2], [1, 4, 0]):
-            some = zip(*(plain[which] for which in order))
-            want = [np.concatenate(columns).astype(dtype).tolist() for columns in some]
+            batch = zip(*(plain[which] for which in order))
+            want = [np.concatenate(columns).astype(dtype).tolist() for columns in batch]
             got = concat_columns([folded[which] for which in order], dtype)
             assert [column.tolist() for column in got] == want
 
@@ -124,13 +126,13 @@ def test_the_ends_of_a_column_are_had_without_unfolding_it(tmp_path: Path) -> No
     plain = [record for frame in reader.frames() for record in frame]
     packed = [record for frame in reader.packed() for record in frame]
     seen = 0
-    for one, other in zip(plain, packed, strict=True):
-        if isinstance(one, Columns):
-            pairs = [(one.t_ns, other.t_ns), (one.values[0], other.values.encoded_column(0))]
-            pairs.append((one.values[1], other.values.encoded_column(1)))
-        elif isinstance(one, Rows):
+    for first, other in zip(plain, packed, strict=True):
+        if isinstance(first, Columns):
+            pairs = [(first.t_ns, other.t_ns), (first.values[0], other.values.encoded_column(0))]
+            pairs.append((first.values[1], other.values.encoded_column(1)))
+        elif isinstance(first, Rows):
             pairs = [
-                (column, other.columns.encoded_column(i)) for i, column in enumerate(one.columns)
+                (column, other.columns.encoded_column(i)) for i, column in enumerate(first.columns)
             ]
         else:
             continue

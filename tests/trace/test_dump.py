@@ -127,6 +127,6 @@ def test_the_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_to_dump_is_said_at_once(tmp_path: Path) -> None:
+def test_nothing_to_dump_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(NoRecording):
         export_records(tmp_path)

@@ -59,12 +59,14 @@ def _span(at: int) -> Spans:
 
 def sampled(tail: NodeTail, since_ns: int = 0) -> list[int]:
     """The seconds of which samples are there."""
-    records = [one for some in tail.records(since_ns) for one in some]
-    return [int(one.t_ns[0]) // SECOND for one in records if isinstance(one, Columns)]
+    records = [value for batch in tail.records(since_ns) for value in batch]
+    return [int(record.t_ns[0]) // SECOND for record in records if isinstance(record, Columns)]
 
 
 def kinds(tail: NodeTail) -> list[str]:
-    return [one.kind for some in tail.records(0) for one in some if isinstance(one, Event)]
+    return [
+        record.kind for batch in tail.records(0) for record in batch if isinstance(record, Event)
+    ]
 
 
 def read_bytes() -> int:
@@ -119,7 +121,7 @@ def test_it_goes_on_in_the_next_segment_and_survives_that_old_ones_go(tmp_path: 
     assert tail.state == "recording"
 
 
-def test_what_was_said_in_the_middle_is_found_too(tmp_path: Path) -> None:
+def test_what_was_reported_in_the_middle_is_found_too(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n", segment_s=5)
     recorder.record(8)
     late = {"pid": 9, "started_ticks": 2, "role": "python"}
@@ -134,9 +136,9 @@ def test_what_was_said_in_the_middle_is_found_too(tmp_path: Path) -> None:
         Spans(9, 2, 0, 0, {}, {})
     )  # it marks spans, and nobody knows who it is
     tail.poll(KEEP_NS)
-    told = [e for some in tail.records(20 * SECOND) for e in some if isinstance(e, Event)]
-    assert sorted(e.attributes["pid"] for e in told) == [7, 9]
-    assert {e.t_ns for e in told} == {20 * SECOND}
+    stated = [e for batch in tail.records(20 * SECOND) for e in batch if isinstance(e, Event)]
+    assert sorted(e.attributes["pid"] for e in stated) == [7, 9]
+    assert {e.t_ns for e in stated} == {20 * SECOND}
 
 
 def test_the_end_and_what_comes_of_a_folder_that_vanishes(tmp_path: Path) -> None:

@@ -36,17 +36,17 @@ def test_runs_folders_of_nodes_and_segments_are_one_recording(tmp_path: Path) ->
     run = tmp_path / "shared"
     a, b = node(run / "a"), node(run / "b")
     c, d = node(tmp_path / "host-c" / "c"), node(tmp_path / "host-d" / "d")
-    found = find_nodes([run, tmp_path / "host-c", d / "000001.cpf"])
-    assert found == NodeSources((a, b, c, d / "000001.cpf"))
+    nodes_found = find_nodes([run, tmp_path / "host-c", d / "000001.cpf"])
+    assert nodes_found == NodeSources((a, b, c, d / "000001.cpf"))
     assert find_nodes([d, run]) == NodeSources((d, a, b))
 
 
 def test_a_node_that_is_there_twice_counts_once_the_longer_copy(tmp_path: Path) -> None:
     short, other = node(tmp_path / "x" / "a", seconds=2), node(tmp_path / "x" / "b")
     long = node(tmp_path / "y" / "copy-of-a", key="a", seconds=5)
-    found = find_nodes([tmp_path / "x", tmp_path / "y"])
-    assert found.folders == (long, other)
-    [left] = found.skipped
+    nodes_found = find_nodes([tmp_path / "x", tmp_path / "y"])
+    assert nodes_found.folders == (long, other)
+    [left] = nodes_found.skipped
     assert (left.path, left.is_copy) == (short, True)
     assert left.why == f"a copy of the recording in {long}, which was used instead"
 
@@ -60,8 +60,8 @@ def test_a_copy_inside_one_recording_counts_once_too(tmp_path: Path) -> None:
 def test_another_boot_or_another_start_is_another_recording(tmp_path: Path) -> None:
     first, second_ = node(tmp_path / "1" / "a"), node(tmp_path / "2" / "a", boot="c")
     third = node(tmp_path / "3" / "a-later")
-    found = find_nodes([tmp_path / "1", tmp_path / "2", tmp_path / "3"])
-    assert found == NodeSources((first, second_, third))
+    nodes_found = find_nodes([tmp_path / "1", tmp_path / "2", tmp_path / "3"])
+    assert nodes_found == NodeSources((first, second_, third))
 
 
 def test_the_same_path_twice_is_no_news(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_segments_that_a_shell_lists_one_by_one_are_their_node(tmp_path: Path) -
     a = node(tmp_path / "a")
     (a / "000002.cpf").write_bytes((a / "000001.cpf").read_bytes())
     b = node(tmp_path / "b")
-    found = find_nodes([a / "000001.cpf", a / "000002.cpf", b / "000001.cpf"])
-    assert found == NodeSources((a, b / "000001.cpf"))
+    nodes_found = find_nodes([a / "000001.cpf", a / "000002.cpf", b / "000001.cpf"])
+    assert nodes_found == NodeSources((a, b / "000001.cpf"))
 
 
 def test_one_of_several_that_holds_nothing_is_left_out(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_path_that_is_not_there_is_an_error_among_others_too(
     assert caught.value.remedy == remedy
 
 
-def test_a_node_of_another_user_is_left_out_and_said(
+def test_a_node_of_another_user_is_left_out_and_reported(
     as_nobody: Callable[[], AbstractContextManager[None]],
 ) -> None:
     with tempfile.TemporaryDirectory() as name:  # a folder of pytest's lets nobody else through
@@ -126,9 +126,9 @@ def test_a_node_of_another_user_is_left_out_and_said(
             path.chmod(0o755)
         shut.chmod(0o700 if os.geteuid() == 0 else 0o000)
         with as_nobody():
-            found = find_nodes([run])
+            nodes_found = find_nodes([run])
         shut.chmod(0o700)
-    assert found.folders == (a,)
-    assert [(one.path, one.why, one.is_copy) for one in found.skipped] == [
+    assert nodes_found.folders == (a,)
+    assert [(item.path, item.why, item.is_copy) for item in nodes_found.skipped] == [
         (shut, "permission denied", False)
     ]

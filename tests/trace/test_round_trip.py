@@ -54,8 +54,8 @@ def floats(rows: int) -> st.SearchStrategy[array]:
 def masks(rows: int) -> st.SearchStrategy[bytes | None]:
     if not rows:
         return st.none()
-    some = st.lists(st.integers(0, 1), min_size=rows, max_size=rows).map(bytes)
-    return st.one_of(st.none(), st.just(b"\x01" * rows), some)
+    batch = st.lists(st.integers(0, 1), min_size=rows, max_size=rows).map(bytes)
+    return st.one_of(st.none(), st.just(b"\x01" * rows), batch)
 
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), max_size=12)

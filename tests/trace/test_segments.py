@@ -75,9 +75,9 @@ def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
     assert lost > 3
     kept = seconds_in(node)
     assert kept == list(range(kept[0], 120))
-    told = [r.attributes for r in NodeReader(node) if isinstance(r, Event)]
-    assert told[-1]["total"] == lost
-    assert told[-1]["segment"] == f"{lost:06d}.cpf"
+    attributes = [r.attributes for r in NodeReader(node) if isinstance(r, Event)]
+    assert attributes[-1]["total"] == lost
+    assert attributes[-1]["segment"] == f"{lost:06d}.cpf"
 
 
 def test_a_recorder_that_starts_again_continues_with_the_next_segment(tmp_path: Path) -> None:

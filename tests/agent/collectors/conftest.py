@@ -15,14 +15,14 @@ from tests.support.rdma_ports import close_rigs
 @pytest.fixture(scope="module")
 def theirs() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """What they must print: (metric, labels) -> number."""
-    found = {}
+    collected = {}
     text = gzip.decompress((SHARED / "expected-e2e-output.txt.gz").read_bytes()).decode()
     for line in text.splitlines():
         match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
         if match:
             labels = tuple(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-            found[match[1], labels] = float(match[3])
-    return found
+            collected[match[1], labels] = float(match[3])
+    return collected
 
 
 @pytest.fixture

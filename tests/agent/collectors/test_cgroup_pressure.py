@@ -33,7 +33,7 @@ def test_a_container_without_sys_has_the_node_alone(host) -> None:
     assert Opened(PressureCollector, host("container-no-sys")).readings() == NODE
 
 
-def test_the_root_cgroup_is_not_told_apart_from_the_node(host) -> None:
+def test_the_root_cgroup_is_not_distinguished_from_the_node(host) -> None:
     columns = Opened(PressureCollector, host("vm-two-cores")).columns
     assert [device for _, device in columns] == [""] * 5
 

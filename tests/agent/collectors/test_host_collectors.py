@@ -90,10 +90,10 @@ def test_clocks_are_read_once_and_what_vanishes_has_a_reason(host_copy) -> None:
     with pytest.raises(NothingNew):
         collector.sample()  # asks the thread
     collector._reader.wait(20.0)
-    said = dict(zip([(signal.name, device) for signal, device in columns], collector.sample()))
+    printed = dict(zip([(signal.name, device) for signal, device in columns], collector.sample()))
     reason = Unavailable("absent", "this machine does not report it", "")
-    assert said["cpu.clock_hertz", "package0"] == 1_250_000_000.0
-    assert {name for name, value in said.items() if value == reason} == {
+    assert printed["cpu.clock_hertz", "package0"] == 1_250_000_000.0
+    assert {name for name, value in printed.items() if value == reason} == {
         ("cpu.core_throttles_total", "package0"),
         ("cpu.package_throttles_total", "package0"),
         ("cpu.throttled_ns_total", "package0"),
@@ -187,8 +187,8 @@ def test_words_and_files_that_go_are_reasons(host_copy) -> None:
 
 
 def shm(roots: Roots, used: int, blocks: int = 16384) -> ShmCollector:
-    found = SimpleNamespace(f_blocks=blocks, f_frsize=4096, f_bfree=blocks - used)
-    return ShmCollector(Context(roots, None, lambda: [4711]), lambda path: found)
+    statistics = SimpleNamespace(f_blocks=blocks, f_frsize=4096, f_bfree=blocks - used)
+    return ShmCollector(Context(roots, None, lambda: [4711]), lambda path: statistics)
 
 
 def test_shared_memory_of_the_job(host) -> None:

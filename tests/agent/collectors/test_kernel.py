@@ -1,4 +1,4 @@
-"""Errors of GPUs out of the kernel's log: counted, told as events, and none of them too often."""
+"""Errors of GPUs out of the kernel's log: counted, recorded as events, and rate-limited."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def opened(roots: Roots, records: list[bytes]) -> KernelLogCollector:
     return collector
 
 
-def test_errors_are_counted_and_told_once(roots: Roots) -> None:
+def test_errors_are_counted_and_reported_once(roots: Roots) -> None:
     records: list[bytes] = []
     collector = opened(roots, records)
     assert (collector.sample(), collector.events()) == ((0,), [])
@@ -52,11 +52,11 @@ def test_errors_are_counted_and_told_once(roots: Roots) -> None:
         b"4,9,8,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal\n",
     ]
     assert collector.sample() == (5,)
-    one = {"pci": "0000:3b:00", "count": 1, "logged_ns": 7000, "text": "text"}
+    reported = {"pci": "0000:3b:00", "count": 1, "logged_ns": 7000, "text": "text"}
     assert collector.events() == [
-        ("gpu-xid", {**one, "code": 31, "text": "MMU Fault", "logged_ns": 5000, "count": 2}),
-        ("gpu-xid", {**one, "code": 79}),
-        ("gpu-xid", {**one, "code": 31, "pci": "0000:86:00", "gpu_instance": 3}),
+        ("gpu-xid", {**reported, "code": 31, "text": "MMU Fault", "logged_ns": 5000, "count": 2}),
+        ("gpu-xid", {**reported, "code": 79}),
+        ("gpu-xid", {**reported, "code": 31, "pci": "0000:86:00", "gpu_instance": 3}),
         (
             "nvswitch-sxid",
             {
@@ -72,7 +72,7 @@ def test_errors_are_counted_and_told_once(roots: Roots) -> None:
     collector.close()
 
 
-def test_a_storm_is_counted_in_full_and_told_in_part(roots: Roots) -> None:
+def test_a_storm_is_counted_in_full_and_reported_in_part(roots: Roots) -> None:
     collector = opened(roots, [xid(code) for code in range(1, 101)])
     assert collector.sample() == (100,)
     assert [about["code"] for _, about in collector.events()] == list(range(1, 33))

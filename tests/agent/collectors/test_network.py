@@ -170,7 +170,7 @@ def bonded(network: Opened) -> tuple[object, list[tuple[str, dict[str, str]]]]:
     return network.reading("network.bond_members_up_count", "bond0"), network.collector.events()
 
 
-def test_a_member_of_a_bond_that_is_down_is_told_once(host_copy) -> None:
+def test_a_member_of_a_bond_that_is_down_is_reported_once(host_copy) -> None:
     roots = host_copy("roce-cloud-node")
     network = Opened(NetworkCollector, roots)
     first, second = ({"bond": "bond0", "nic": nic} for nic in ("eth0", "eth1"))

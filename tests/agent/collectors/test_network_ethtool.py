@@ -251,8 +251,8 @@ def test_cards_of_a_node_are_read_again_and_again(host) -> None:
     ]  # neither bond, vlan, tap nor loopback
     drivers = {"ens2f0": {"x": 9, "rx_prio3_pause": 1}, "ens3f0": {"tx_pfc_frames": 2}}
     rig = Rig(roots, drivers)
-    pause, one = "network.pause_frames_total", "network.priority_pause_frames_total"
-    third = (one, "ens2f0 rx 3")
+    pause, item = "network.pause_frames_total", "network.priority_pause_frames_total"
+    third = (item, "ens2f0 rx 3")
     assert rig.next() == {(pause, "ens2f0 rx"): 1, third: 1, (pause, "ens3f0 tx"): 2}
     drivers["ens2f0"]["rx_prio3_pause"] = 70
     assert rig.fresh() == {(pause, "ens2f0 rx"): 70, third: 70, (pause, "ens3f0 tx"): 2}

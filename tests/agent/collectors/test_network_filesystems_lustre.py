@@ -55,19 +55,21 @@ TARGETS = {
 
 
 def expected() -> list[tuple[str, str, object]]:
-    found: list[tuple[str, str, object]] = []
+    collected: list[tuple[str, str, object]] = []
     for names, kinds in PAIRS.items():
         for kind, values in kinds.items():
             of = f"/scratch:{kind}"
-            found += [(f"lustre.{n}", of, v) for n, v in zip(names.split(), values)]
-    found += [(f"lustre.{name}", "/scratch", value) for name, value in SCRATCH.items()]
+            collected += [(f"lustre.{n}", of, v) for n, v in zip(names.split(), values)]
+    collected += [(f"lustre.{name}", "/scratch", value) for name, value in SCRATCH.items()]
     names = ("target_rpcs_total", "target_rpc_ns_total")
-    found += [(f"lustre.{n}", t, v) for t, pair in TARGETS.items() for n, v in zip(names, pair)]
-    return sorted(found, key=str)
+    collected += [(f"lustre.{n}", t, v) for t, pair in TARGETS.items() for n, v in zip(names, pair)]
+    return sorted(collected, key=str)
 
 
 def readings_of(opened: Opened, device: str = "") -> list[tuple[str, str, object]]:
-    return sorted((one for one in opened.readings() if not one[1].startswith("old-")), key=str)
+    return sorted(
+        (reading for reading in opened.readings() if not reading[1].startswith("old-")), key=str
+    )
 
 
 def test_every_number_of_a_mount(host) -> None:
@@ -93,7 +95,7 @@ def test_without_lustre_the_collector_is_absent(host, name: str) -> None:
     assert caught.value == Unavailable("absent", "no Lustre file system is mounted", "")
 
 
-def test_a_user_who_may_not_read_debugfs_is_told_who_may(host_copy, as_nobody) -> None:
+def test_a_user_who_may_not_read_debugfs_is_referred_to_one_who_may(host_copy, as_nobody) -> None:
     roots = host_copy("lustre-nfs")
     (roots.sys / "kernel/debug").chmod(0o700)
     with as_nobody(), pytest.raises(Unavailable) as caught:

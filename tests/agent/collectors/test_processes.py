@@ -209,8 +209,8 @@ def test_a_line_that_was_read_at_this_tick_is_not_read_again(tmp_path: Path) -> 
     now_ns = 1_000_000_000
     collector = ProcessesCollector(context, clock=lambda: now_ns)
     collector.open()
-    told = b"10 (told) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 4 0 777 0 8" + b" 0" * 30
-    context.readings.share(10, SimpleNamespace(line=told, line_ns=now_ns - 1_000_000))
+    stated = b"10 (gone) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 4 0 777 0 8" + b" 0" * 30
+    context.readings.share(10, SimpleNamespace(line=stated, line_ns=now_ns - 1_000_000))
     ((_, _, *facts),) = collector.sample()
     assert facts == [1, 777, 8 * PAGE_BYTES, -1, -1, -1, -1, 4, 0]
     now_ns += 500_000_000  # the line is of an earlier tick: the file says 3 pages and 9 threads

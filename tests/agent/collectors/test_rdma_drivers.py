@@ -89,9 +89,9 @@ def test_slingshot_links(host_copy, link: str, speed: str, expected: tuple[Any, 
     (properties / "link").write_text(f"{link}\n")
     (properties / "speed").write_text(f"{speed}\n")
     state, rate, _ = of(Rig(roots).readings(), "cxi0/1", LINK)
-    said = state.message.split(": ")[-1] if isinstance(state, Unavailable) else state
+    printed = state.message.split(": ")[-1] if isinstance(state, Unavailable) else state
     assert isinstance(rate, Unavailable)
-    assert (said, rate.message.split(": ")[-1]) == expected
+    assert (printed, rate.message.split(": ")[-1]) == expected
 
 
 def test_a_container_without_the_class_finds_slingshot_by_the_interface(host_copy) -> None:
@@ -101,9 +101,9 @@ def test_a_container_without_the_class_finds_slingshot_by_the_interface(host_cop
     (roots.sys / "class/cxi/cxi0/device").rename(roots.sys / "class/net/hsn0/device")
     shutil.rmtree(roots.sys / "class/cxi")
     (roots.sys / "class/net/hsn1/device").mkdir(parents=True)  # of that name, and no such card
-    found = Rig(roots).readings()
-    assert of(found, "hsn0/1", ["receive_bytes_total", "state_count"]) == [88_000, 4]
-    assert {device for _, device in found} == {"hsn0/1"}
+    result = Rig(roots).readings()
+    assert of(result, "hsn0/1", ["receive_bytes_total", "state_count"]) == [88_000, 4]
+    assert {device for _, device in result} == {"hsn0/1"}
     [hca] = inventory.list_rdma_devices(roots.sys)
     assert (hca["name"], hca["ports"][0]["netdev"]) == ("hsn0", "hsn0")
 
@@ -112,9 +112,9 @@ def test_counters_of_a_device_with_two_ports_are_of_neither(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     device = roots.sys / "class/infiniband/hfi1_0"
     shutil.copytree(device / "ports/1", device / "ports/2")
-    found = Rig(roots).readings()
+    result = Rig(roots).readings()
     for port in ("hfi1_0/1", "hfi1_0/2"):
-        assert of(found, port, ["ecn_marked_total", "transmit_wait_total"]) == [uncounted(), 33]
+        assert of(result, port, ["ecn_marked_total", "transmit_wait_total"]) == [uncounted(), 33]
 
 
 def test_text_and_numbers_that_cannot_be_are_no_values(host_copy) -> None:
@@ -125,9 +125,9 @@ def test_text_and_numbers_that_cannot_be_are_no_values(host_copy) -> None:
     (port / "counters/port_rcv_data").write_text("-7\n")
     (port / "counters/port_xmit_data").write_text("0x12 overflow\n")
     (port / "hw_counters/packet_seq_err").write_text("\n")
-    found = rig.fresh()
+    result = rig.fresh()
     names = ["receive_bytes_total", "transmit_bytes_total", "retransmits_total"]
-    assert of(found, "mlx5_2/1", names) == [
+    assert of(result, "mlx5_2/1", names) == [
         Unavailable("failed", "port_rcv_data of mlx5_2/1 is -7: not a valid count", ""),
         Unavailable("absent", "mlx5_2/1 has no port_xmit_data", ""),
         Unavailable("absent", "mlx5_2/1 has no packet_seq_err", ""),  # not the sum of the others
@@ -142,8 +142,8 @@ def test_what_was_counted_by_one_file_is_not_counted_on_by_another(host_copy) ->
     rig = Rig(roots)
     assert rig.readings()["rdma.receive_bytes_total", "bnxt_re0/1"] == 8000
     data.write_text("N/A (no PMA)\n")  # rx_roce_only_bytes says 7000
-    found = rig.fresh()["rdma.receive_bytes_total", "bnxt_re0/1"]
-    assert found == Unavailable("absent", "bnxt_re0/1 has no port_rcv_data", "")
+    result = rig.fresh()["rdma.receive_bytes_total", "bnxt_re0/1"]
+    assert result == Unavailable("absent", "bnxt_re0/1 has no port_rcv_data", "")
 
 
 def test_a_device_that_came_back_under_its_name_is_read_on(host_copy, monkeypatch) -> None:
@@ -166,9 +166,9 @@ def test_permission_lost_in_mid_run_is_a_reason(host_copy, as_nobody) -> None:
     ports.chmod(0)
     with as_nobody():
         columns = collector.open()
-        found = {(s.name, d): v for (s, d), v in zip(columns, collector.sample())}
+        by_key = {(s.name, d): v for (s, d), v in zip(columns, collector.sample())}
     ports.chmod(0o755)
     collector.close()
-    state = found["rdma.state_count", "mlx5_2/1"]
+    state = by_key["rdma.state_count", "mlx5_2/1"]
     assert isinstance(state, Unavailable) and state.kind == "denied"
-    assert found["rdma.receive_bytes_total", "mlx5_0/1"] == 4 * 10**12
+    assert by_key["rdma.receive_bytes_total", "mlx5_0/1"] == 4 * 10**12

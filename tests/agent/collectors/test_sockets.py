@@ -29,7 +29,9 @@ NOT_TOLD = Unavailable("absent", "this kernel does not report it for a connectio
 NOT_MEASURED = Unavailable("absent", "no connection of the job has measured it", "")
 
 
-def told(state: int = 1, unread: int = 0, unsent: int = 0, **fields: Any) -> ConnectionState:
+def connection_state(
+    state: int = 1, unread: int = 0, unsent: int = 0, **fields: Any
+) -> ConnectionState:
     return ConnectionState(state, unread, unsent, ZERO._replace(**fields))
 
 
@@ -125,12 +127,16 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def test_connections_of_the_job_by_the_interface_they_go_out_by(rig: Rig) -> None:
-    rig.kernel.be(1, told(unsent=500, rtt_ns=300, min_rtt_ns=200, lost_segments=1))
-    rig.kernel.be(2, told(unsent=70, unread=8, rtt_ns=500, min_rtt_ns=100, lost_segments=2))
-    rig.kernel.be(3, told(unsent=1, rtt_ns=400, min_rtt_ns=300))
-    rig.kernel.be(4, told(rtt_ns=7, min_rtt_ns=6), local=OTHER)
-    rig.kernel.be(5, told(unsent=10**9))  # a stranger's
-    rig.kernel.be(6, told(unsent=10**9), remote=OTHER)  # to another address of this machine
+    rig.kernel.be(1, connection_state(unsent=500, rtt_ns=300, min_rtt_ns=200, lost_segments=1))
+    rig.kernel.be(
+        2, connection_state(unsent=70, unread=8, rtt_ns=500, min_rtt_ns=100, lost_segments=2)
+    )
+    rig.kernel.be(3, connection_state(unsent=1, rtt_ns=400, min_rtt_ns=300))
+    rig.kernel.be(4, connection_state(rtt_ns=7, min_rtt_ns=6), local=OTHER)
+    rig.kernel.be(5, connection_state(unsent=10**9))  # a stranger's
+    rig.kernel.be(
+        6, connection_state(unsent=10**9), remote=OTHER
+    )  # to another address of this machine
     for inode in (1, 2, 3, 4, 6):
         rig.has(inode)
     counters = dict.fromkeys(
@@ -173,16 +179,18 @@ def test_connections_of_the_job_by_the_interface_they_go_out_by(rig: Rig) -> Non
 
 
 def test_a_job_without_connections_has_no_columns(rig: Rig) -> None:
-    rig.kernel.be(5, told())
+    rig.kernel.be(5, connection_state())
     assert rig.tick(10) == {}
 
 
 def test_totals_begin_when_we_come_and_keep_what_closed_connections_had(rig: Rig) -> None:
-    rig.kernel.be(1, told(retransmits=1000, acked_bytes=10**9, busy_ns=5))
+    rig.kernel.be(1, connection_state(retransmits=1000, acked_bytes=10**9, busy_ns=5))
     rig.has(1)
     assert rig.tick(3)["retransmits_total", "eth0"] == 0
-    rig.kernel.be(1, told(retransmits=1003, acked_bytes=10**9 + 50, busy_ns=25))
-    rig.kernel.be(2, told(retransmits=4, acked_bytes=600, busy_ns=7))  # opened while we look
+    rig.kernel.be(1, connection_state(retransmits=1003, acked_bytes=10**9 + 50, busy_ns=25))
+    rig.kernel.be(
+        2, connection_state(retransmits=4, acked_bytes=600, busy_ns=7)
+    )  # opened while we look
     rig.has(2)
     later = rig.tick(5)
     totals = [
@@ -192,13 +200,15 @@ def test_totals_begin_when_we_come_and_keep_what_closed_connections_had(rig: Rig
     ]
     assert [later[key] for key in totals] == [3 + 4, 50 + 600, 20 + 7]
     # One ends as TCP ends, with a last word; the other is gone at once.
-    rig.kernel.be(1, told(state=4, retransmits=1005, acked_bytes=10**9 + 60, busy_ns=30))
+    rig.kernel.be(
+        1, connection_state(state=4, retransmits=1005, acked_bytes=10**9 + 60, busy_ns=30)
+    )
     del rig.kernel.all[2]
     ended = rig.tick(1)
     assert [ended[key] for key in totals] == [5 + 4, 60 + 600, 25 + 7]
     assert ended["connections_count", "eth0"] == 0
     assert ended["rtt_ns", "eth0"] == NOT_MEASURED
-    rig.kernel.be(4, told(retransmits=1, acked_bytes=2, busy_ns=3))
+    rig.kernel.be(4, connection_state(retransmits=1, acked_bytes=2, busy_ns=3))
     rig.has(4)
     rig.tick(4)
     rig.kernel.be(
@@ -207,25 +217,25 @@ def test_totals_begin_when_we_come_and_keep_what_closed_connections_had(rig: Rig
     waits = rig.tick()
     assert [waits[key] for key in totals] == [5 + 4 + 1, 662, 35]
     # A number that is used anew is another connection, whose counters begin at nothing.
-    rig.kernel.be(1, told(retransmits=2, acked_bytes=1), cookie=9)
+    rig.kernel.be(1, connection_state(retransmits=2, acked_bytes=1), cookie=9)
     assert [rig.tick(8)[key] for key in totals] == [10 + 2, 663, 35]
 
 
 def test_a_counter_of_32_bits_that_wraps_goes_on(rig: Rig) -> None:
-    rig.kernel.be(1, told(retransmits=0xFFFFFFFE))
+    rig.kernel.be(1, connection_state(retransmits=0xFFFFFFFE))
     rig.has(1)
     rig.tick(3)
-    rig.kernel.be(1, told(retransmits=3))
+    rig.kernel.be(1, connection_state(retransmits=3))
     assert rig.tick()["retransmits_total", "eth0"] == 5
 
 
 def test_round_trips_are_those_of_connections_that_got_data_through(rig: Rig) -> None:
     for inode, rtt_ns in ((1, 10), (2, 20), (3, 900)):
-        rig.kernel.be(inode, told(rtt_ns=rtt_ns, delivery_bytes_per_second=inode))
+        rig.kernel.be(inode, connection_state(rtt_ns=rtt_ns, delivery_bytes_per_second=inode))
         rig.has(inode)
     quiet = rig.tick(4)
     assert (quiet["rtt_ns", "eth0"], quiet["delivery_bytes_per_second", "eth0"]) == (20, 0)
-    rig.kernel.be(3, told(rtt_ns=900, acked_bytes=1, delivery_bytes_per_second=3))
+    rig.kernel.be(3, connection_state(rtt_ns=900, acked_bytes=1, delivery_bytes_per_second=3))
     busy = rig.tick()
     assert (busy["rtt_ns", "eth0"], busy["delivery_bytes_per_second", "eth0"]) == (900, 3)
     assert rig.tick()["rtt_ns", "eth0"] == 20
@@ -253,7 +263,7 @@ def test_what_an_old_kernel_does_not_tell_is_unknown_not_zero(rig: Rig) -> None:
 
 def test_many_connections_take_turns_and_none_is_forgotten(rig: Rig) -> None:
     for inode in range(1, 301):
-        rig.kernel.be(inode, told(unsent=1))
+        rig.kernel.be(inode, connection_state(unsent=1))
         rig.has(inode)
     for _ in range(400):  # 300 connections in pieces of two, two pieces a tick
         values = rig.tick()
@@ -270,8 +280,8 @@ def test_many_connections_take_turns_and_none_is_forgotten(rig: Rig) -> None:
 def test_descriptors_are_looked_at_only_for_connections_nobody_knows(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig.kernel.be(1, told())
-    rig.kernel.be(5, told())
+    rig.kernel.be(1, connection_state())
+    rig.kernel.be(5, connection_state())
     rig.has(1)
     rig.tick(4)
     looked: list[Any] = []
@@ -280,14 +290,14 @@ def test_descriptors_are_looked_at_only_for_connections_nobody_knows(
     rig.tick(20)
     assert looked == []
     assert rig.kernel.lists >= 4  # the list itself goes on
-    rig.kernel.be(6, told())
+    rig.kernel.be(6, connection_state())
     rig.tick(5)
     assert looked == [f"{rig.proc}/10/fd"]
 
 
 def test_processes_in_another_network_namespace_are_a_reason(tmp_path: Path) -> None:
     rig = Rig(tmp_path, pids=(10, 11))
-    rig.kernel.be(1, told())
+    rig.kernel.be(1, connection_state())
     rig.has(1, pid=11)
     for pid in (10, 11):
         (tmp_path / f"{pid}/ns/net").unlink()
@@ -313,7 +323,7 @@ def test_open_files_that_may_not_be_seen_are_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path)
-    rig.kernel.be(1, told())
+    rig.kernel.be(1, connection_state())
 
     def denied(path: str) -> list[str]:
         raise PermissionError(13, "Permission denied")
@@ -325,10 +335,10 @@ def test_open_files_that_may_not_be_seen_are_denied(
 
 
 def test_a_kernel_that_stops_answering_is_asked_anew(rig: Rig) -> None:
-    rig.kernel.be(1, told(retransmits=5))
+    rig.kernel.be(1, connection_state(retransmits=5))
     rig.has(1)
     rig.tick(3)
-    rig.kernel.be(1, told(retransmits=8))
+    rig.kernel.be(1, connection_state(retransmits=8))
     rig.kernel.fails = Unavailable("failed", "no buffer space available", "")
     with pytest.raises(Unavailable):
         rig.tick()

@@ -68,7 +68,7 @@ def unpacked(archive: Path, folder: Path, *parts: str) -> Path:
             return None
 
     with tarfile.open(archive) as tar:
-        members = [one for one in tar if any(part in one.name for part in parts)]
+        members = [item for item in tar if any(part in item.name for part in parts)]
         tar.extractall(folder, members, filter=without_outward_links)
     return folder
 
@@ -97,9 +97,9 @@ def readings(kind: type, roots: Roots) -> dict[tuple[str, str], Value]:
 def table(section: str) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]], float]]:
     """Ours, theirs with the labels they must have (several: their sum), and the factor."""
     text = PAGE.read_text(encoding="utf-8").partition(f"## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| `(\S+)` \| (`node_[^|]+) \| (\S+) \|$", text, re.MULTILINE)
-    assert found, section
-    for signal, named, factor in found:
+    matches = re.findall(r"^\| `(\S+)` \| (`node_[^|]+) \| (\S+) \|$", text, re.MULTILINE)
+    assert matches, section
+    for signal, named, factor in matches:
         metrics = [
             (name, dict(re.findall(r'(\w+)="([^"]*)"', labels)))
             for name, labels in re.findall(r"`(\w+)(?:\{([^`]*)\})?`", named)
@@ -109,15 +109,15 @@ def table(section: str) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]],
 
 def summed(theirs: dict, metrics: list, key: str, before: str) -> dict[str, float]:
     """Their values by our device."""
-    found: dict[str, float] = {}
+    collected: dict[str, float] = {}
     for name, wanted in metrics:
         for labels, value in of(theirs, name).items():
             label = dict(labels)
             if wanted.items() <= label.items():
                 device = before + "/".join(label[part] for part in key.split("/") if part)
-                found[device] = found.get(device, 0.0) + value
-    assert found, metrics
-    return found
+                collected[device] = collected.get(device, 0.0) + value
+    assert collected, metrics
+    return collected
 
 
 def agree(section: str, mine: dict, theirs: dict) -> int:
@@ -199,7 +199,7 @@ def stated(width: int) -> list[list[str]]:
     text = PAGE.read_text(encoding="utf-8").partition("## procfs library\n")[2]
     lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
-    return [one for one in cells if len(one) == width]
+    return [cell for cell in cells if len(cell) == width]
 
 
 def test_what_the_procfs_library_states(library: Roots) -> None:
@@ -233,7 +233,7 @@ def test_what_the_procfs_library_states_of_a_process(library: Roots) -> None:
         "processes.write_bytes_total": io.write_bytes,
         "placement.processor": parse_processor(stat),
     }
-    of_processes = [one for one in stated(4) if not one[0].startswith("gpu.")]
+    of_processes = [row for row in stated(4) if not row[0].startswith("gpu.")]
     assert mine == {ours: float(number) * float(f) for ours, _, number, f in of_processes}
     assert name == b"vim"
     assert parse_allowed((folder / "status").read_bytes()) == ("0-7", "0")
@@ -244,7 +244,7 @@ def test_what_the_procfs_library_states_of_an_amd_card(library: Roots) -> None:
     columns = collector.open()
     mine = {signal.name: value for (signal, _), value in zip(columns, collector.sample())}
     collector.close()
-    cards = [one for one in stated(4) if one[0].startswith("gpu.")]
+    cards = [row for row in stated(4) if row[0].startswith("gpu.")]
     assert len(cards) == 3
     for ours, _, number, factor in cards:
         assert mine[ours] == pytest.approx(float(number) * float(factor))

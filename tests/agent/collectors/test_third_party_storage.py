@@ -40,9 +40,9 @@ class Row(NamedTuple):
 def rows(section: str) -> list[Row]:
     """The table under a heading of the page."""
     text = PAGE.read_text(encoding="utf-8").partition(f"## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| `(\S+)` \| `(\S+)` \| (\S+) \|", text, re.MULTILINE)
-    assert found, section
-    return [Row(signal, metric, float(factor)) for signal, metric, factor in found]
+    matches = re.findall(r"^\| `(\S+)` \| `(\S+)` \| (\S+) \|", text, re.MULTILINE)
+    assert matches, section
+    return [Row(signal, metric, float(factor)) for signal, metric, factor in matches]
 
 
 @pytest.fixture(scope="module")

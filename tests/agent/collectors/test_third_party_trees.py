@@ -54,12 +54,12 @@ def without_outward_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo
 def expected() -> dict[tuple[str, str], float]:
     """What node_exporter must print for its tree: (metric, first label's value) -> number."""
     known = json.loads((SHARED / "node-exporter-fixtures/known.json").read_text())
-    found = {}
+    collected = {}
     for line in known["expected_lines"]:
         match = re.fullmatch(r'(\w+?)(?:\{\w+="([^"]*)"(?:,.*)?\})? (\S+)', line)
         assert match, line
-        found[match[1], match[2] or ""] = float(match[3])
-    return found
+        collected[match[1], match[2] or ""] = float(match[3])
+    return collected
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ def test_a_recording_without_names_is_read_as_before() -> None:
         buffer = ProcessBuffer()
         rows = [array("q", values.get(name, (0, 0))) for name in columns]
         buffer.add_rows(Rows("threads", columns, rows, {"wchan": [], "name": ["hog"]}))
-        found, _ = buffer.take(0, 10, last=True)
-        return {tid: table.name for tid, table in found[10].threads.items()}
+        taken, _ = buffer.take(0, 10, last=True)
+        return {tid: table.name for tid, table in taken[10].threads.items()}
 
     assert tables(names=True) == {10: "", 11: "hog"}
     assert tables(names=False) == {10: "", 11: ""}

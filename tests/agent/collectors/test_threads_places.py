@@ -19,7 +19,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def places_of(thread: FakeThread, rig: Rig) -> list[str]:
-    found = []
+    collected = []
     for times, wchan in (
         ("1 0 1", "first"),  # the first look reads it
         ("2 0 2", "second"),  # slept anew within 500 ms
@@ -28,9 +28,9 @@ def places_of(thread: FakeThread, rig: Rig) -> list[str]:
         ("3 0 3", "third"),
     ):
         thread.be("S", times, wchan)
-        row = next(one for one in rig.tick() if one.tid == thread.tid)
-        found.append("" if row.wchan < 0 else rig.places()[row.wchan])
-    return found
+        row = next(item for item in rig.tick() if item.tid == thread.tid)
+        collected.append("" if row.wchan < 0 else rig.places()[row.wchan])
+    return collected
 
 
 def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
@@ -45,5 +45,5 @@ def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
 
 def test_the_first_thread_of_a_process_is_asked_in_every_tick(proc: Path) -> None:
     rig = Rig(Roots(proc), [10])
-    found = places_of(FakeThread(proc, 10, 10), rig)
-    assert found == ["first", "second", "second", "second", "third"]
+    places = places_of(FakeThread(proc, 10, 10), rig)
+    assert places == ["first", "second", "second", "second", "third"]

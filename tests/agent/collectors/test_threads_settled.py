@@ -86,15 +86,15 @@ def test_one_that_vanishes_or_is_hidden_in_mid_tick_costs_the_others_nothing(
         return os.pread(fd, size, offset)
 
     monkeypatch.setattr(module, "pread", pread)
-    found = []
+    collected = []
     for tick, now in enumerate((False, True, False), 2):
         for thread in threads:
             thread.be("S", f"{tick} 0 {tick}", "place")
         refused["now"] = now
         if error == errno.ESRCH and now:
             rig.pids = [11]  # the registry has heard of it as well
-        found.append(len(rig.tick()))
-    assert found == ticks
+        collected.append(len(rig.tick()))
+    assert collected == ticks
     assert sorted(rig.collector._main) == ([11] if error == errno.ESRCH else [10, 11])
     assert rig.collector._context.readings.pids() == sorted(rig.collector._main)
 

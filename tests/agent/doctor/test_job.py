@@ -96,8 +96,8 @@ def test_all_of_it_is_as_accepted(host: Callable[[str], Roots]) -> None:
 def test_ranks_are_those_of_the_job_each_once_and_have_their_devices(
     host: Callable[[str], Roots],
 ) -> None:
-    found = around(host("slurm-job"))
-    document = found.document()
+    result = around(host("slurm-job"))
+    document = result.document()
     assert document["job"] == {
         "launchers": ["Slurm"],
         "name": "812.1",
@@ -109,21 +109,24 @@ def test_ranks_are_those_of_the_job_each_once_and_have_their_devices(
         "allocation_only": False,
     }
     # 4710 is the shell of 4711 and the parent of its worker; 4700 the batch script; 4800 another's
-    assert [(one["pid"], one["rank"], one["here"]) for one in document["processes"]] == [
-        (4710, 0, False),
-        (4712, 1, False),
-    ]
-    assert [(one["id"], one["visible"], one["users"]) for one in document["devices"]] == [
+    assert [
+        (process["pid"], process["rank"], process["here"]) for process in document["processes"]
+    ] == [(4710, 0, False), (4712, 1, False)]
+    assert [
+        (device["id"], device["visible"], device["users"]) for device in document["devices"]
+    ] == [
         ("GPU-aa00", True, [{"pid": 4710, "rank": 0, "how": "by its local rank", "here": False}]),
         ("GPU-bb11", True, [{"pid": 4712, "rank": 1, "how": "by its local rank", "here": False}]),
     ]
 
 
 def test_what_a_process_of_a_rank_was_seen_to_use_comes_first(host: Callable[[str], Roots]) -> None:
-    found = around(host("slurm-job"), SeenCrosswise)
-    users = {one["id"]: [(u["rank"], u["how"]) for u in one["users"]] for one in found.devices}
+    result = around(host("slurm-job"), SeenCrosswise)
+    users = {
+        device["id"]: [(u["rank"], u["how"]) for u in device["users"]] for device in result.devices
+    }
     assert users == {"GPU-aa00": [], "GPU-bb11": [(0, "seen using it"), (1, "by its local rank")]}
-    (shared,) = [one for one in found.changes if "share" in one.message]
+    (shared,) = [change for change in result.changes if "share" in change.message]
     assert shared.message == "ranks 0, 1 share GPU-bb11: they wait for each other's kernels"
 
 
@@ -152,9 +155,13 @@ def test_cores_quota_and_workers_are_those_of_a_rank(host: Callable[[str], Roots
     }
 
 
-def test_a_device_at_another_numa_node_than_its_rank_is_said(host: Callable[[str], Roots]) -> None:
-    said = [one for one in around(host("slurm-job"), Crossed).changes if "NUMA" in one.message]
-    assert [(one.message, one.owner) for one in said] == [
+def test_a_device_at_another_numa_node_than_its_rank_is_reported(
+    host: Callable[[str], Roots],
+) -> None:
+    selected = [
+        change for change in around(host("slurm-job"), Crossed).changes if "NUMA" in change.message
+    ]
+    assert [(change.message, change.owner) for change in selected] == [
         ("GPU-bb11 of rank 1: the device is at another NUMA node than the rank's CPUs", "job")
     ]
     assert not [o for o in around(host("slurm-job")).changes if "NUMA" in o.message]
@@ -163,7 +170,7 @@ def test_a_device_at_another_numa_node_than_its_rank_is_said(host: Callable[[str
 def test_files_name_type_server_and_options_and_nothing_private(
     host: Callable[[str], Roots],
 ) -> None:
-    files = {one["what"]: one for one in around(host("slurm-job")).files}
+    files = {file["what"]: file for file in around(host("slurm-job")).files}
     home = environment(host("slurm-job"), DOCTOR)["HOME"]
     assert files["HOME"] == {
         "what": "HOME",
@@ -182,23 +189,26 @@ def test_files_name_type_server_and_options_and_nothing_private(
 
 def test_every_change_has_an_owner_and_a_remedy(host: Callable[[str], Roots]) -> None:
     changes = around(host("slurm-job"), NCCL_SOCKET_IFNAME="=eth7", NCCL_IB_DISABLE="1").changes
-    owners = [one.owner for one in changes]
+    owners = [change.owner for change in changes]
     assert owners == sorted(owners, key=["you", "job", "cluster admin"].index)
-    assert all(one.message and one.remedy for one in changes)
-    said = {one.message.split(" ")[0]: one.owner for one in changes}
-    assert said["NCCL_SOCKET_IFNAME==eth7"] == said["NCCL_IB_DISABLE=1"] == "you"
-    assert said["kernel.dmesg_restrict"] == said["RmProfilingAdminOnly"] == "cluster admin"
-    assert said["hidepid"] == "cluster admin"
+    assert all(change.message and change.remedy for change in changes)
+    by_key = {change.message.split(" ")[0]: change.owner for change in changes}
+    assert by_key["NCCL_SOCKET_IFNAME==eth7"] == by_key["NCCL_IB_DISABLE=1"] == "you"
+    assert by_key["kernel.dmesg_restrict"] == by_key["RmProfilingAdminOnly"] == "cluster admin"
+    assert by_key["hidepid"] == "cluster admin"
 
 
 def test_the_batch_script_is_in_the_allocation_and_no_rank(host: Callable[[str], Roots]) -> None:
     roots = host("slurm-job")
     place = find_job_context(roots, environment(roots, 4700), 4700, 1)
     assert place.allocation_only and place.facts["rank"] is None
-    assert [one.pid for one in place.processes] == [4710, 4712]
+    assert [process.pid for process in place.processes] == [4710, 4712]
     rank = find_job_context(roots, environment(roots, 4712), 4712, SLURMSTEPD)
     assert (rank.facts["rank"], rank.allocation_only) == (1, False)
-    assert [(one.pid, one.here) for one in rank.processes] == [(4710, False), (4712, True)]
+    assert [(process.pid, process.here) for process in rank.processes] == [
+        (4710, False),
+        (4712, True),
+    ]
 
 
 def test_who_registered_with_a_recorder_is_of_the_job(
@@ -212,24 +222,28 @@ def test_who_registered_with_a_recorder_is_of_the_job(
         (run_dir / f"register/{pid}.json").write_text(
             f'{{"pid": {pid}, "started_ticks": {ticks}, "device": "{device}", "variables": {{}}}}'
         )
-    found = around(roots)
-    assert found.place.from_recorder and found.place.run_dir == run_dir
-    assert found.place.facts["rank"] is None  # doctor's step has one, and it is none of the job's
-    assert [one.pid for one in found.place.processes] == [4711]  # 4712 is not that process any more
-    assert [one["users"] for one in found.devices] == [
+    result = around(roots)
+    assert result.place.from_recorder and result.place.run_dir == run_dir
+    assert result.place.facts["rank"] is None  # doctor's step has one, and it is none of the job's
+    assert [process.pid for process in result.place.processes] == [
+        4711
+    ]  # 4712 is not that process any more
+    assert [device["users"] for device in result.devices] == [
         [],
         [{"pid": 4711, "rank": 0, "how": "said so", "here": False}],
     ]
 
 
 def test_a_bare_node_has_no_job_and_nothing_is_made_up(host: Callable[[str], Roots]) -> None:
-    found = check_job_environment([], {}, "/", [], (1, 0), host("vm-two-cores"))
-    assert (found.place.launchers, found.place.job, found.place.processes) == ((), "", ())
-    assert "cpus_allowed_count" not in found.affinity  # the fixture has no status of a process
-    unknown = {one["name"] for one in found.settings if one["enough"] is None}
+    result = check_job_environment([], {}, "/", [], (1, 0), host("vm-two-cores"))
+    assert (result.place.launchers, result.place.job, result.place.processes) == ((), "", ())
+    assert "cpus_allowed_count" not in result.affinity  # the fixture has no status of a process
+    unknown = {setting["name"] for setting in result.settings if setting["enough"] is None}
     assert {"kernel.dmesg_restrict", "kernel.task_delayacct"} <= unknown
-    assert not [one for one in found.changes if one.about in ("kernel", "affinity", "devices")]
-    assert "outside a job" in format_job(found)
+    assert not [
+        change for change in result.changes if change.about in ("kernel", "affinity", "devices")
+    ]
+    assert "outside a job" in format_job(result)
 
 
 IDS = ["GPU-8932f937-d72c", "GPU-8932ffff-0000", "GPU-11111111-2222"]

@@ -38,9 +38,9 @@ class Disks:
 
 def look(answer: Any) -> SourceCheck:
     kind = type("Disks", (Disks,), {"answer": answer})
-    (found,) = check_sources([kind])
+    (result,) = check_sources([kind])
     assert kind.closed == (0 if isinstance(answer, BaseException) else 1)
-    return found
+    return result
 
 
 def test_all_is_seen() -> None:
@@ -50,9 +50,9 @@ def test_all_is_seen() -> None:
 
 
 def test_some_values_are_missing() -> None:
-    found = look([1, WHY, 3, WHY])
-    assert found.status == "available"
-    assert found.missing == ("disk.writes_total: /proc/x: permission denied",)
+    outcomes = look([1, WHY, 3, WHY])
+    assert outcomes.status == "available"
+    assert outcomes.missing == ("disk.writes_total: /proc/x: permission denied",)
 
 
 def test_no_value_is_there() -> None:
@@ -63,9 +63,9 @@ def test_no_value_is_there() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), MemoryError()])
 def test_a_collector_that_falls_over_is_a_bug_of_ours(error: BaseException) -> None:
-    found = look(error)
-    assert (found.status, found.owner) == ("failed", "you")
-    assert found.message.startswith(type(error).__name__)
+    outcomes = look(error)
+    assert (outcomes.status, outcomes.owner) == ("failed", "you")
+    assert outcomes.message.startswith(type(error).__name__)
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_who_can_change_it(why: Unavailable, owner: str) -> None:
 
 
 def test_spans_need_a_folder_of_this_machine() -> None:
-    found = check_spans({})
-    assert (found.name, found.status) == ("spans", "available")
+    result = check_spans({})
+    assert (result.name, result.status) == ("spans", "available")

@@ -82,9 +82,9 @@ def test_recording(
     until(child.reap)
     assert faults == []
     lines = [json.dumps(device) for device in devices]
-    found = [line for one in records for line in shown(one)]
-    found.sort(key=lambda line: (line[0] == "event", str(line) if line[0] == "event" else ""))
-    lines += [json.dumps(line, ensure_ascii=False) for line in found]
+    result = [line for record in records for line in shown(record)]
+    result.sort(key=lambda line: (line[0] == "event", str(line) if line[0] == "event" else ""))
+    lines += [json.dumps(line, ensure_ascii=False) for line in result]
     agrees(HOSTS / node / "recording.jsonl", "\n".join(lines) + "\n")
 
 
@@ -93,7 +93,7 @@ def took_a_row(slot: CollectorRunner, records: list[Any]) -> bool:
     slot.tick(time.monotonic_ns())
     taken = slot.take(time.monotonic_ns())
     records += taken
-    return any(isinstance(one, Columns) for one in taken)
+    return any(isinstance(record, Columns) for record in taken)
 
 
 def shown(record: Any) -> list[Any]:

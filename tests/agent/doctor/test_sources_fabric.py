@@ -43,7 +43,7 @@ class Machine:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
-    def told(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return inventory.describe_fabric(self.roots, [], self.hcas)
 
 
@@ -67,7 +67,7 @@ def test_a_path_is_named_by_what_both_lie_below(
     machine.pci("pci0000:10/0000:10:01.0/0000:11:00.0/0000:13:00.0", GPU, 0)
     machine.card("mlx5_0", card, numa)
     entry = {"gpu": "0000:13:00.0", "numa_node": 0, "nics": ["mlx5_0"], "path": path}
-    assert machine.told() == {"gpu_nics": [entry]}
+    assert machine.describe() == {"gpu_nics": [entry]}
 
 
 def test_the_nearest_of_several_is_named_and_all_that_are_as_near(machine: Machine) -> None:
@@ -77,14 +77,14 @@ def test_the_nearest_of_several_is_named_and_all_that_are_as_near(machine: Machi
     machine.card("near", "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0", 0)
     machine.card("a", "pci0000:90/0000:90:01.0/0000:91:00.0", 1)
     machine.card("b", "pci0000:a0/0000:a0:01.0/0000:a1:00.0", 1)
-    found = [(one["nics"], one["path"]) for one in machine.told()["gpu_nics"]]
-    assert found == [(["near"], "switch"), (["a", "b"], "numa")]
+    rows = [(nic["nics"], nic["path"]) for nic in machine.describe()["gpu_nics"]]
+    assert rows == [(["near"], "switch"), (["a", "b"], "numa")]
 
 
 def test_a_virtual_machine_that_shows_no_tree_says_nothing(machine: Machine) -> None:
     machine.pci("pci0000:00/0000:00:05.0", GPU)
     machine.card("mlx5_0", "pci0000:00/0000:00:06.0")
-    assert "gpu_nics" not in machine.told()
+    assert "gpu_nics" not in machine.describe()
 
 
 def test_what_only_displays_is_no_gpu(machine: Machine) -> None:
@@ -98,9 +98,9 @@ def test_what_only_displays_is_no_gpu(machine: Machine) -> None:
         )
     ):
         machine.pci(f"pci0000:10/0000:10:0{slot + 2}.0/0000:{slot + 20}:00.0", kind, 0)
-    assert machine.told() == {}
+    assert machine.describe() == {}
     machine.pci("pci0000:10/0000:10:08.0/0000:28:00.0", {"class": "0x120000", "vendor": "0x1002"})
-    assert [one["gpu"] for one in machine.told()["gpu_nics"]] == ["0000:28:00.0"]
+    assert [nic["gpu"] for nic in machine.describe()["gpu_nics"]] == ["0000:28:00.0"]
 
 
 def test_rails_are_alike_and_beside_gpus_or_not(machine: Machine) -> None:
@@ -110,10 +110,12 @@ def test_rails_are_alike_and_beside_gpus_or_not(machine: Machine) -> None:
         machine.card(f"mlx5_{number}", f"{root}/0000:{number:02x}:06.0", 0)
     machine.card("storage", "pci0000:50/0000:50:01.0/0000:51:00.0", 0)
     machine.card("slow", "pci0000:60/0000:60:01.0/0000:61:00.0", 0, driver="mlx4_core")
-    rails = machine.told()["rails"]
+    rails = machine.describe()["rails"]
     assert rails == [{"ports": ["mlx5_2/1", "mlx5_3/1", "mlx5_10/1"], "link_layer": "Ethernet"}]
     machine.card("mlx5_9", "pci0000:50/0000:50:02.0/0000:52:00.0", 0)
-    assert [rail["ports"] for rail in machine.told()["rails"]][1:] == [["mlx5_9/1", "storage/1"]]
+    assert [rail["ports"] for rail in machine.describe()["rails"]][1:] == [
+        ["mlx5_9/1", "storage/1"]
+    ]
 
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.90.07\n"
@@ -177,7 +179,7 @@ def test_gpudirect(
     machine.pci("pci0000:10/0000:10:01.0/0000:13:00.0", GPU, 0)
     machine.card("mlx5_0", "pci0000:10/0000:10:01.0/0000:12:00.0", 0)
     machine.proc(**files)
-    assert machine.told()["gpudirect"] == entry
+    assert machine.describe()["gpudirect"] == entry
     port = machine.roots.sys / "class/infiniband/mlx5_0"
     port.mkdir(parents=True)
     (port / "device").symlink_to(machine.roots.sys / "bus/pci/devices/0000:12:00.0")
@@ -188,10 +190,10 @@ def test_without_nvidia_or_without_rdma_nobody_asks_for_gpudirect(machine: Machi
     machine.proc(modules="nvidia_peermem 1 0\n")
     machine.pci("pci0000:10/0000:10:01.0/0000:13:00.0", {**GPU, "vendor": "0x1002"}, 0)
     machine.card("mlx5_0", "pci0000:10/0000:10:01.0/0000:12:00.0", 0)
-    assert "gpudirect" not in machine.told()
+    assert "gpudirect" not in machine.describe()
     machine.pci("pci0000:20/0000:20:01.0/0000:23:00.0", GPU, 0)
     machine.hcas.clear()
-    assert "gpudirect" not in machine.told()
+    assert "gpudirect" not in machine.describe()
 
 
 def test_a_plain_machine_has_no_fabric(tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_a_plain_machine_has_no_fabric(tmp_path: Path) -> None:
     assert (look.name, look.status, look.found) == ("fabric", "absent", "")
 
 
-def test_a_gpu_on_another_socket_than_every_card_is_told(machine: Machine) -> None:
+def test_a_gpu_on_another_socket_than_every_card_is_reported(machine: Machine) -> None:
     machine.pci("pci0000:10/0000:10:01.0/0000:13:00.0", GPU, 0)
     machine.pci("pci0000:80/0000:80:01.0/0000:81:00.0", NIC, 1)
     port = machine.roots.sys / "class/infiniband/mlx5_0"

@@ -137,11 +137,11 @@ def recorded(roots: Roots, pid: int) -> Iterator[str]:
         clock.now_ns += S
     for slot in slots:
         for record in slot.take(clock.now_ns):
-            yield from (f"{slot.name}: {line}" for line in told(record))
+            yield from (f"{slot.name}: {line}" for line in describe_record(record))
         slot.close()
 
 
-def told(record: Record) -> Iterator[str]:
+def describe_record(record: Record) -> Iterator[str]:
     yield from lines_of(record)
     if isinstance(record, Rows):
         for row in zip(*record.columns, strict=True):

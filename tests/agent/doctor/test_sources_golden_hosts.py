@@ -61,7 +61,7 @@ def recorded(kind: Any, roots: Roots) -> Iterator[str]:
     for _ in range(2):
         records: list[Record] = []
         end = time.monotonic() + PATIENCE
-        while not any(isinstance(one, Columns) for one in records):
+        while not any(isinstance(record, Columns) for record in records):
             assert time.monotonic() < end and faults == []
             slot.tick(now_ns)
             records += slot.take(now_ns)

@@ -32,9 +32,9 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     wait_gone(made.pids)
 
 
-def told(rig: Rig) -> list[tuple[str, dict[str, Any]]]:
+def events_without_slow_calls(rig: Rig) -> list[tuple[str, dict[str, Any]]]:
     """Return what was seen but for calls that took long, which is a busy machine's doing."""
-    return [one for one in rig.seen if one[0] != "call-slowed"]
+    return [row for row in rig.seen if row[0] != "call-slowed"]
 
 
 def first(values: list[Any]) -> list[Any]:
@@ -60,7 +60,7 @@ def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: Rig) -
     assert all(isinstance(value, int | float) for value in values)
     assert first(values)[:2] == [0.97, 0.4]
     assert 0 < rig.collector.sampled_ns < before_ns
-    assert told(rig) == []
+    assert events_without_slow_calls(rig) == []
 
 
 def test_a_missing_value_arrives_with_its_reason(rig: Rig) -> None:
@@ -102,7 +102,7 @@ def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
     rig.scenario.write("1 GetPowerUsage hang")
     rig.until(lambda _: "collector-hung" in rig.kinds())
     where = {"collector": "gpu_nvidia", "device": uuid(1), "call": "GetPowerUsage"}
-    assert told(rig) == [("collector-hung", where)]
+    assert events_without_slow_calls(rig) == [("collector-hung", where)]
 
     taken = set()
     for _ in range(20):
@@ -114,7 +114,7 @@ def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
 
     rig.scenario.write()
     rig.until(lambda values: second(values)[0] == 0.97)
-    hung, recovered = told(rig)
+    hung, recovered = events_without_slow_calls(rig)
     assert (hung[0], recovered[0]) == ("collector-hung", "collector-recovered")
     assert recovered[1]["hung_ns"] >= SECOND_NS
     assert len(rig.pids) == 1
@@ -172,7 +172,7 @@ def test_a_library_that_hangs_at_start_is_waited_for_once(rig: Rig) -> None:
             time.sleep(0.02)
     rig.until(lambda values: first(values)[0] == 0.97)
     assert rig.pids == {pid}  # the same helper all along
-    assert [kind for kind, _ in told(rig)] == ["collector-recovered"]
+    assert [kind for kind, _ in events_without_slow_calls(rig)] == ["collector-recovered"]
 
 
 def test_a_crash_names_the_device_and_the_others_go_on(rig: Rig) -> None:
@@ -189,7 +189,7 @@ def test_a_crash_names_the_device_and_the_others_go_on(rig: Rig) -> None:
         "calls": ["GetPowerUsage"],
     }
     restarted = ("helper-restarted", {"collector": "gpu_nvidia"})
-    assert told(rig) == [("helper-died", died), restarted]
+    assert events_without_slow_calls(rig) == [("helper-died", died), restarted]
 
 
 def test_a_device_that_crashes_again_is_left_alone_for_longer(rig: Rig) -> None:
@@ -250,7 +250,10 @@ def test_a_killed_helper_is_replaced(rig: Rig) -> None:
     values = rig.until(lambda values: first(values)[0] == second(values)[0] == 0.97)
     assert len(values) == 2 * WIDTH
     assert rig.collector.pid != pid
-    assert [kind for kind, _ in told(rig)] == ["helper-died", "helper-restarted"]
+    assert [kind for kind, _ in events_without_slow_calls(rig)] == [
+        "helper-died",
+        "helper-restarted",
+    ]
 
 
 def test_a_python_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:

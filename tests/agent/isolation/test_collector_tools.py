@@ -60,7 +60,7 @@ class Rig:
 
     def next(self, signal: str, device: str) -> Any:
         """The next value that comes, and what comes after a while of nothing new."""
-        return until(lambda: (found := self.tick()) and [found[signal, device]])[0]
+        return until(lambda: (sample := self.tick()) and [sample[signal, device]])[0]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def rigs() -> Iterator[list[Rig]]:
         child = rig.collector._helper
         rig.collector.close()
         if child is not None:
-            until(lambda one=child: one.reap())
+            until(lambda item=child: item.reap())
 
 
 def started(rigs: list[Rig], name: str, **environment: str) -> Rig:
@@ -83,14 +83,14 @@ def started(rigs: list[Rig], name: str, **environment: str) -> Rig:
 
 def below(pid: int | None) -> list[int]:
     """The tools that a helper has started."""
-    found = []
+    collected = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and f"PPid:\t{pid}\n" in (entry / "status").read_text():
-                found.append(int(entry.name))
+                collected.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return collected
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_gaudi_that_crashes_its_library_is_left_alone(
     until(lambda: (rig.tick(), "helper-restarted" in [kind for kind, _ in rig.seen])[1])
     died = dict(rig.seen)["helper-died"]
     assert (died["devices"], died["calls"]) == ([first], ["GetPowerUsage"])
-    until(lambda: (found := rig.tick()) and found["gpu.power_watts", second] == 225.0)
+    until(lambda: (sample := rig.tick()) and sample["gpu.power_watts", second] == 225.0)
 
 
 def test_a_gaudi_that_hangs_is_its_own_trouble(
@@ -200,8 +200,8 @@ def test_a_gaudi_that_hangs_is_its_own_trouble(
     rig.open()
     first, second = (device for _, device in rig.columns[:: len(rig.columns) // 2])
     hung = Unavailable("failed", "no answer for over a second (inside GetPowerUsage)")
-    until(lambda: (found := rig.tick()) and found["gpu.power_watts", second] == hung)
-    until(lambda: (found := rig.tick()) and found["gpu.power_watts", first] == 612.5)
+    until(lambda: (sample := rig.tick()) and sample["gpu.power_watts", second] == hung)
+    until(lambda: (sample := rig.tick()) and sample["gpu.power_watts", first] == 612.5)
     gaudis.write()
 
 
@@ -215,7 +215,7 @@ def test_a_tpu_that_does_not_answer_is_a_reason(
     assert rig.next("gpu.duty_cycle_ratio", "tpu-0") == pytest.approx(0.981)
     write_tpu(scenario, duty_cycle_pct=[], hbm_capacity_usage=[])
     nobody = Unavailable("absent", "no process holds the TPU")
-    until(lambda: (found := rig.tick()) and found["gpu.duty_cycle_ratio", "tpu-1"] == nobody)
+    until(lambda: (sample := rig.tick()) and sample["gpu.duty_cycle_ratio", "tpu-1"] == nobody)
 
 
 def test_the_libraries_name_only_signals_of_the_catalogue() -> None:

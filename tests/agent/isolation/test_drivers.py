@@ -34,9 +34,9 @@ class Node:
             (fd / str(number)).symlink_to(name)
         self.job.append(pid)
 
-    def told(self, **held: list[tuple[int, int]]) -> list[tuple[str, dict[str, Any]]]:
+    def map_events(self, **held: list[tuple[int, int]]) -> list[tuple[str, dict[str, Any]]]:
         return self.pids.map_events(
-            [("device-processes", {"device": one, "held": of}) for one, of in held.items()]
+            [("device-processes", {"device": value, "held": of}) for value, of in held.items()]
         )
 
 
@@ -56,19 +56,19 @@ def test_a_process_works_where_most_of_its_memory_is(node: Node) -> None:
     assert node.pids.map_events([lost]) == [lost]
     # 11 has a context on B besides; 12 holds as much of both; 99 is another's.
     held = {"A": [(11, 60 * GIB), (12, GIB)], "B": [(11, GIB), (12, GIB), (99, 70 * GIB)]}
-    assert node.told(**held) == [used(11, "A")]
+    assert node.map_events(**held) == [used(11, "A")]
     assert node.pids.map_events([]) == []
-    assert node.told(B=[(11, 200 * GIB), (12, 3 * GIB)]) == [used(11, "B"), used(12, "B")]
-    assert node.told(A=[]) == []  # what a process ended with stays
+    assert node.map_events(B=[(11, 200 * GIB), (12, 3 * GIB)]) == [used(11, "B"), used(12, "B")]
+    assert node.map_events(A=[]) == []  # what a process ended with stays
 
 
-def test_of_one_device_the_memory_need_not_be_told(node: Node) -> None:
+def test_of_one_device_the_memory_need_not_be_reported(node: Node) -> None:
     node.process(11)
-    assert node.told(A=[(11, 0)], B=[]) == [used(11, "A")]
+    assert node.map_events(A=[(11, 0)], B=[]) == [used(11, "A")]
 
 
-def test_a_process_that_joins_the_job_later_is_told_then(node: Node) -> None:
-    assert node.told(A=[(11, GIB)]) == []
+def test_a_process_that_joins_the_job_later_is_reported_then(node: Node) -> None:
+    assert node.map_events(A=[(11, GIB)]) == []
     node.process(11)
     assert node.pids.map_events([]) == [used(11, "A")]
     assert node.pids.map_events([]) == []
@@ -80,5 +80,5 @@ def test_in_another_pid_namespace_only_who_has_the_device_open_is_meant(tmp_path
     node.process(12, "/dev/null")  # the driver may mean the node's 12
     node.process(13)
     (tmp_path / "13/fd").rmdir()
-    found = node.told(A=[(11, GIB), (12, GIB), (13, GIB)])
-    assert found == [used(11, "A")]
+    result = node.map_events(A=[(11, GIB), (12, GIB), (13, GIB)])
+    assert result == [used(11, "A")]

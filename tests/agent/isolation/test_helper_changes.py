@@ -17,7 +17,7 @@ def remote() -> RemoteDevice:
     return device
 
 
-def test_only_what_differs_is_told() -> None:
+def test_only_what_differs_is_reported() -> None:
     assert _list_changes([], [1, 0.5, WHY]) == [0, 1, 1, 0.5, 2, ["failed", "no answer", "wait"]]
     assert _list_changes([1, 0.5, WHY], [1, 0.5, WHY]) == []
     assert _list_changes([1, 0.5, WHY], [1, 0.75, 3]) == [1, 0.75, 2, 3]
@@ -26,11 +26,11 @@ def test_only_what_differs_is_told() -> None:
 def test_another_type_is_another_value_and_no_number_is_never_the_same() -> None:
     assert _list_changes([1], [1.0]) == [0, 1.0]
     assert _list_changes([0], [False]) == [0, False]
-    told = _list_changes([float("nan")], [float("nan")])
-    assert told[0] == 0 and math.isnan(told[1])
+    changes = _list_changes([float("nan")], [float("nan")])
+    assert changes[0] == 0 and math.isnan(changes[1])
 
 
-def test_a_list_of_another_length_is_told_whole() -> None:
+def test_a_list_of_another_length_is_reported_whole() -> None:
     assert _list_changes([1, 2], [1, 2, 3]) == [0, 1, 1, 2, 2, 3]
 
 

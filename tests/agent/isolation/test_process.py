@@ -38,13 +38,13 @@ def test_a_message_is_whole_or_not_there() -> None:
         process.encode_message(["sample", 0, 1]),
         process.encode_message(["sample", 1, 2]),
     )
-    stream, buffer, found = first + second, bytearray(), []
+    stream, buffer, result = first + second, bytearray(), []
     for at in range(len(stream)):
         buffer += stream[at : at + 1]
-        found += [
+        result += [
             (at + 1, process.decode_message(payload)) for payload in process.take_payloads(buffer)
         ]
-    assert found == [(len(first), ["sample", 0, 1]), (len(stream), ["sample", 1, 2])]
+    assert result == [(len(first), ["sample", 0, 1]), (len(stream), ["sample", 1, 2])]
 
 
 @given(st.binary(max_size=64))

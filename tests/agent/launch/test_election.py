@@ -44,7 +44,7 @@ def test_the_first_to_join_leads_and_the_lock_follows_the_descriptor(run_dir: Pa
     os.close(again)
 
 
-def test_everybody_registers_whoever_leads(run_dir: Path) -> None:
+def test_all_register_under_any_leader(run_dir: Path) -> None:
     came: list[int] = []
     first = join_recorder(run_dir, lambda: came.append(1))
     join_recorder(run_dir, lambda: came.append(2))

@@ -53,14 +53,14 @@ class Rig:
         """Wait until the device's reading is no longer under way."""
         self.together._readers[name].wait(PATIENCE)
 
-    def until(self, wanted: Callable[[Any], bool] = lambda found: True) -> Any:
+    def until(self, wanted: Callable[[Any], bool] = lambda result: True) -> Any:
         """Take until there is a sample as wanted."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             try:
-                found = self.together.take()[1]
-                if wanted(found):
-                    return found
+                result = self.together.take()[1]
+                if wanted(result):
+                    return result
             except NothingNew:
                 pass
             except Unavailable as reason:
@@ -82,8 +82,8 @@ def rig() -> Iterator[Rig]:
 def test_a_sample_has_a_reading_of_each(rig: Rig) -> None:
     rig.open()
     assert rig.together.take() == (1_000, {"a": "a1", "b": "b1"})
-    found = rig.until()
-    assert found["a"] > "a1" and found["b"] > "b1"
+    last_tick = rig.until()
+    assert last_tick["a"] > "a1" and last_tick["b"] > "b1"
 
 
 def test_a_slow_one_is_waited_for_and_a_hanging_one_is_not(rig: Rig) -> None:
@@ -102,10 +102,10 @@ def test_a_slow_one_is_waited_for_and_a_hanging_one_is_not(rig: Rig) -> None:
     rig.now_ns += DEADLINE_NS
     assert rig.together.take()[1] == {"a": "a2", "b": SILENT}
     rig.idle("a")
-    found = rig.until()
-    assert found["a"] > "a2" and found["b"] is SILENT
+    last_tick = rig.until()
+    assert last_tick["a"] > "a2" and last_tick["b"] is SILENT
     rig.b.free.set()
-    assert rig.until(lambda one: not isinstance(one["b"], Unavailable))["b"].startswith("b")
+    assert rig.until(lambda entry: not isinstance(entry["b"], Unavailable))["b"].startswith("b")
     rig.together.close()
 
 
@@ -124,12 +124,16 @@ def test_one_that_hangs_over_an_opening_gets_no_second_thread(rig: Rig) -> None:
     assert rig.until()["b"] is SILENT
     assert rig.b.times == 0
     rig.b.free.set()
-    assert rig.until(lambda one: not isinstance(one["b"], Unavailable))["b"] in ("b2", "b3", "b4")
+    assert rig.until(lambda entry: not isinstance(entry["b"], Unavailable))["b"] in (
+        "b2",
+        "b3",
+        "b4",
+    )
     assert gone == ["a", "never read", "b"]
     rig.together.close()
 
 
-def test_when_all_hang_that_is_said(rig: Rig) -> None:
+def test_when_all_hang_that_is_reported(rig: Rig) -> None:
     rig = Rig(first_wait_seconds=0.05)
     rig.a.stop()
     rig.b.stop()
@@ -148,4 +152,4 @@ def test_what_a_function_raises_comes_through(rig: Rig) -> None:
     rig.together.take()
     rig.b.fails = DevicesChanged("gone")
     with pytest.raises(DevicesChanged):
-        rig.until(lambda one: False)
+        rig.until(lambda item: False)

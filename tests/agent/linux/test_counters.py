@@ -65,10 +65,10 @@ def test_a_rise_of_more_than_one_in_a_cycle_proves_percent() -> None:
     assert share.share(80_900, 3000, 0) == 0.004
 
 
-def test_ones_are_told_by_the_percentages_beside_them_three_times() -> None:
+def test_ones_are_recognized_by_the_percentages_beside_them_three_times() -> None:
     share = CycleShare()
     given = [(0, 0, 90), (900, 1000, 90), (1000, 2000, 1), (1900, 3000, 88), (2700, 4000, 81)]
-    assert [share.share(*one) for one in given] == [None, None, None, None, 0.8]
+    assert [share.share(*item) for item in given] == [None, None, None, None, 0.8]
     assert share.unit == 1.0
 
 
@@ -76,4 +76,4 @@ def test_percentages_that_contradict_keep_the_unit_unknown() -> None:
     share = CycleShare()
     given = [(0, 0, 90), (900, 1000, 90), (1800, 2000, 90), (2000, 3000, 95), (2900, 4000, 90)]
     # 0.2 per cycle beside 95 % fits neither; counting begins again.
-    assert [share.share(*one) for one in given][-1] is None
+    assert [share.share(*item) for item in given][-1] is None

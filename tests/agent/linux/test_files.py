@@ -120,7 +120,7 @@ def test_a_file_that_went_and_came_back_is_opened_anew(tmp_path, monkeypatch) ->
         (errno.EACCES, "denied", "permission denied"),
     ],
 )
-def test_what_the_kernel_answers_is_said_in_our_words(
+def test_what_the_kernel_answers_is_reported_in_our_words(
     tmp_path, monkeypatch, code: int, kind: str, message: str
 ) -> None:
     path = tmp_path / "io"

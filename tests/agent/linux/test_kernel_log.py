@@ -101,14 +101,14 @@ def test_errors_of_the_driver_in_all_their_forms() -> None:
     assert parse_driver_error(XID) == DriverError(
         98765432000, "0000:3b:00", 79, fell_off, None, False
     )
-    found = [
+    collected = [
         error(b"NVRM: Xid (PCI:0000:B1:00 GPU-I:05): 119, pid=4711, Timeout waiting for RPC"),
         error(b"NVRM: Xid (0000:01:00): 13, 0005 00000000"),  # an older driver
         error(b"NVRM: Xid (PCI:0000:06:00): 48"),
         error(b"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS"),
         error(b"NVRM: Xid (PCI:0000:06:00): 31, " + b"x" * 500),
     ]
-    assert found == [
+    assert collected == [
         DriverError(5000001000, "0000:b1:00", 119, "pid=4711, Timeout waiting for RPC", 5, False),
         DriverError(5000001000, "0000:01:00", 13, "0005 00000000", None, False),
         DriverError(5000001000, "0000:06:00", 48, "", None, False),

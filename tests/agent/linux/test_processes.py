@@ -96,14 +96,14 @@ def test_a_real_family_without_the_recorder(tmp_path: Path) -> None:
     try:
         assert parent.stdout is not None
         parent.stdout.readline()
-        found = tree.refresh([parent.pid])
-        assert found[0] == parent.pid and len(found) == 2
-        child = found[1]
+        pids = tree.refresh([parent.pid])
+        assert pids[0] == parent.pid and len(pids) == 2
+        child = pids[1]
         parent.kill()
         parent.wait()
         tree.forget(parent.pid)
         assert tree.refresh([]) == [child]  # somebody else's now, but still of this job
-        # We are below whoever started the tests and never part of the job we look at.
+        # We are below the shell that started the tests and never part of the job we look at.
         above = tree_of(Path("/proc"))
         assert os.getpid() not in above.refresh([os.getppid()], thorough=True)
         above.close()

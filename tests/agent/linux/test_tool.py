@@ -48,12 +48,12 @@ def test_a_tool_that_hangs_is_ended_with_all_it_has_started(tmp_path: Path) -> N
         f"trap '' TERM; sleep 600 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait; sleep 600"
     )
     argv = made(tmp_path, script)
-    found: list[tuple[str, str]] = []
-    thread = threading.Thread(target=lambda: found.append(reason(argv, 1.0)))
+    collected: list[tuple[str, str]] = []
+    thread = threading.Thread(target=lambda: collected.append(reason(argv, 1.0)))
     thread.start()
     started = [int(word) for word in until(lambda: pids.exists() and pids.read_text()).split()]
     thread.join()
-    assert found == [("failed", "the-tool has not answered within 1 s")]
+    assert collected == [("failed", "the-tool has not answered within 1 s")]
     until(lambda: not any(alive(pid) for pid in started))
 
 

@@ -55,7 +55,7 @@ def settle(registry: Registry) -> list[Event]:
     now_ns = NOW_NS
     for _ in range(200):
         registry.look(now_ns)
-        events += [one for one in registry.take(now_ns) if isinstance(one, Event)]
+        events += [record for record in registry.take(now_ns) if isinstance(record, Event)]
         if not registry.has_processes():
             return events
         time.sleep(0.005)
@@ -73,7 +73,7 @@ def settle(registry: Registry) -> list[Event]:
     ],
 )
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_how_a_process_ended_is_told(
+def test_how_a_process_ended_is_reported(
     run_dir: Path, program: str, wait_status: int, exit_code: int, number: int, reaped: bool
 ) -> None:
     registry = Registry(run_dir)
@@ -87,7 +87,7 @@ def test_how_a_process_ended_is_told(
         process.wait()
     events = settle(registry)
     process.wait()
-    assert [one.kind for one in events] == ["process-registered", "process-exited"]
+    assert [event.kind for event in events] == ["process-registered", "process-exited"]
     assert events[0].attributes == {
         "pid": process.pid,
         "started_ticks": content["started_ticks"],
@@ -113,9 +113,9 @@ def test_how_a_process_ended_is_told(
     registry.close()
 
 
-@pytest.mark.parametrize(("late", "told"), [(3, 7 << 8), (1000, None)], ids=["late", "never"])
+@pytest.mark.parametrize(("late", "stated"), [(3, 7 << 8), (1000, None)], ids=["late", "never"])
 def test_a_status_that_comes_late_is_waited_for_a_while(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, late: int, told: int | None
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, late: int, stated: int | None
 ) -> None:
     # as on kernels without PIDFD_GET_INFO, or while the parent has not yet reaped
     answers = iter([None] * late + [7 << 8])
@@ -126,7 +126,7 @@ def test_a_status_that_comes_late_is_waited_for_a_while(
     registry.look(NOW_NS)
     process.communicate()
     events = settle(registry)
-    assert [one.attributes.get("wait_status", "") for one in events] == ["", told]
+    assert [event.attributes.get("wait_status", "") for event in events] == ["", stated]
     assert events[1].t_ns == NOW_NS  # when it ended, not when we knew how
     registry.close()
 
@@ -155,8 +155,8 @@ def test_a_second_announcement_of_the_same_process_adds_to_the_first(run_dir: Pa
     registry.look(NOW_NS)
     announce(run_dir, os.getpid(), role="python", device="GPU-1", variables={"RANK": "3"})
     registry.look(NOW_NS + 1)
-    events = [one.attributes for one in registry.take(NOW_NS) if isinstance(one, Event)]
-    assert [(one["role"], one["device"], one["rank"]) for one in events] == [
+    events = [record.attributes for record in registry.take(NOW_NS) if isinstance(record, Event)]
+    assert [(event["role"], event["device"], event["rank"]) for event in events] == [
         ("command", "", 3),
         ("python", "GPU-1", 3),
     ]
@@ -171,7 +171,7 @@ def test_a_process_that_was_gone_before_it_was_seen(run_dir: Path) -> None:
     announce(run_dir, process.pid)
     process.communicate()
     events = settle(registry)
-    assert [one.kind for one in events] == ["process-registered", "process-exited"]
+    assert [event.kind for event in events] == ["process-registered", "process-exited"]
     assert events[1].attributes["wait_status"] is None
     registry.close()
 
@@ -193,7 +193,7 @@ def test_a_reused_pid_is_another_process(run_dir: Path) -> None:
     registry.look(NOW_NS)
     announce(run_dir, os.getpid(), started_ticks=1)  # our pid, but somebody who started earlier
     events = settle(registry)
-    assert [one.kind for one in events] == ["process-registered", "process-exited"]
+    assert [event.kind for event in events] == ["process-registered", "process-exited"]
     registry.close()
 
 

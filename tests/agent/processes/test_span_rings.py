@@ -68,7 +68,7 @@ def test_what_the_writer_overwrote_is_counted(writer: Writer) -> None:
     spans = drained(ring)
     # 8 slots: of 20 the newest 8 are there; slot of 13 is where number 21 is being written now
     assert sequences(spans) == list(range(14, 21))
-    assert sum(one.dropped for one in spans) == 13
+    assert sum(span.dropped for span in spans) == 13
     ring.close()
 
 
@@ -79,7 +79,7 @@ def test_an_ended_ring_is_read_to_its_last_slot(writer: Writer) -> None:
     ring.ended = True
     spans = ring.take(NOW_NS)
     assert sequences(spans) == list(range(13, 21))
-    assert sum(one.dropped for one in spans) == 12
+    assert sum(span.dropped for span in spans) == 12
     ring.close()
 
 
@@ -103,8 +103,8 @@ def test_a_record_that_does_not_hold_is_dropped_alone(
         writer.put()
     writer.record(3, *fields)
     spans = drained(ring)
-    assert [(one.first_sequence, len(one.columns["kind"])) for one in spans] == [(1, 2), (4, 2)]
-    assert sum(one.dropped for one in spans) == 1
+    assert [(span.first_sequence, len(span.columns["kind"])) for span in spans] == [(1, 2), (4, 2)]
+    assert sum(span.dropped for span in spans) == 1
     ring.close()
 
 
@@ -188,7 +188,7 @@ def test_nothing_in_a_ring_makes_the_reader_fail(
     writer.close()
 
 
-def test_an_operation_that_does_not_end_is_told_once(writer: Writer) -> None:
+def test_an_operation_that_does_not_end_is_reported_once(writer: Writer) -> None:
     ring = writer.open()
     assert ring.under_way(NOW_NS, final=False) is None  # none was ever begun
     layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 100, 7, 3, 40, 1)
@@ -218,6 +218,6 @@ def test_an_operation_whose_span_is_there_has_ended(writer: Writer) -> None:
     layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 300, 7, 4, 40, 1)
     # In the end one that has just begun counts too.
     assert ring.under_way(301, final=False) is None
-    found = ring.under_way(301, final=True)
-    assert found is not None and found["number"] == 4
+    result = ring.under_way(301, final=True)
+    assert result is not None and result["number"] == 4
     ring.close()

@@ -74,10 +74,10 @@ def test_announcements_are_followed_refused_and_never_trusted(tmp_path: Path) ->
     rings.look(NOW_NS)
     rings.look(NOW_NS)
     records = rings.take(NOW_NS)
-    refused = [one.attributes["ring"] for one in records if isinstance(one, Event)]
+    refused = [record.attributes["ring"] for record in records if isinstance(record, Event)]
     assert sorted(refused) == [f"{number}.json" for number in range(1, 7)]
-    assert sequences([one for one in records if isinstance(one, Spans)]) == [1]
-    assert rings.take(NOW_NS) == []  # told once
+    assert sequences([record for record in records if isinstance(record, Spans)]) == [1]
+    assert rings.take(NOW_NS) == []  # reported once
     rings.close()
     writer.close()
 
@@ -93,7 +93,7 @@ def test_an_earlier_recorders_spans_are_not_taken_again(tmp_path: Path) -> None:
     writer.put()
     rings.look(NOW_NS)
     rings.look(NOW_NS)
-    assert sequences([one for one in rings.take(NOW_NS) if isinstance(one, Spans)]) == [2]
+    assert sequences([record for record in rings.take(NOW_NS) if isinstance(record, Spans)]) == [2]
     rings.close()
     writer.close()
 
@@ -111,8 +111,8 @@ def test_a_process_that_executes_another_program_has_a_new_ring(tmp_path: Path) 
     os.rename(folder / "new", folder / f"{PID}.0.json")
     rings.look(NOW_NS)
     rings.look(NOW_NS)
-    spans = [one for one in rings.take(NOW_NS) if isinstance(one, Spans)]
-    assert [list(one.columns["a"]) for one in spans] == [[1], [2]]
+    spans = [record for record in rings.take(NOW_NS) if isinstance(record, Spans)]
+    assert [list(span.columns["a"]) for span in spans] == [[1], [2]]
     rings.close()
     first.close()
     second.close()
@@ -132,8 +132,8 @@ def test_a_ring_that_is_a_file_is_read_only_from_this_folder(tmp_path: Path) -> 
     rings.look(NOW_NS)
     rings.look(NOW_NS)
     records = rings.take(NOW_NS)
-    assert [list(one.columns["a"]) for one in records if isinstance(one, Spans)] == [[7]]
-    assert [one.attributes["ring"] for one in records if isinstance(one, Event)] == [
+    assert [list(record.columns["a"]) for record in records if isinstance(record, Spans)] == [[7]]
+    assert [record.attributes["ring"] for record in records if isinstance(record, Event)] == [
         "elsewhere.json"
     ]
     rings.close()

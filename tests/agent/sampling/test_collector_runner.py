@@ -56,8 +56,8 @@ class Later(DeferredCollector):
 
 def taken(collector: Later, ticks: int, notes: list[Any] | None = None) -> list[Record]:
     """Tick at 1, 2, 3 … s, and flush once after them."""
-    told: list[Any] = [] if notes is None else notes
-    slot = CollectorRunner(collector, SECOND_NS, lambda name, error: told.append(error))
+    recorded: list[Any] = [] if notes is None else notes
+    slot = CollectorRunner(collector, SECOND_NS, lambda name, error: recorded.append(error))
     slot.open(0)
     for second in range(1, ticks + 1):
         slot.tick(second * SECOND_NS)

@@ -45,7 +45,7 @@ def test_columns_of_both_types_keep_what_came_before_a_reason() -> None:
     ticks = SampleBatch("qd")
     ticks.add(10, [1, 0.5])
     ticks.add(20, [2, WHY])
-    ticks.add(30, [1.5, 0.25])  # no integer: whoever knows the columns decides
+    ticks.add(30, [1.5, 0.25])  # no integer: the owner of the columns decides
     assert ticks.numbers() is None
     assert ticks.columns() == [(1, 2, 1.5), (0.5, WHY, 0.25)]
 

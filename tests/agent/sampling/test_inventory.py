@@ -9,7 +9,7 @@ from clusterprof.agent.sampling.inventory import build_host_inventory
 
 
 def nic(sys: Path, name: str, bus: str = "", driver: str = "", over: str = "") -> None:
-    """An interface as sysfs shows it: on a bus, laid over another, or neither."""
+    """An interface as sysfs shows it: on a bus, on top of another, or neither."""
     folder = sys / "class/net" / name
     folder.mkdir(parents=True)
     (folder / "operstate").write_text("up\n")
@@ -33,7 +33,7 @@ def test_only_interfaces_with_hardware_below_are_physical(tmp_path: Path) -> Non
     nic(tmp_path, "vlan9", over="ens1")
     nic(tmp_path, "docker0", over="veth1")
     nics = build_host_inventory(Roots(sys=tmp_path))["nics"]
-    assert {one["name"]: one["physical"] for one in nics} == {
+    assert {entry["name"]: entry["physical"] for entry in nics} == {
         "docker0": False,
         "ens1": True,
         "ens2": False,
@@ -41,4 +41,4 @@ def test_only_interfaces_with_hardware_below_are_physical(tmp_path: Path) -> Non
         "veth1": False,
         "vlan9": True,
     }
-    assert {one["link_bytes_per_second"] for one in nics} == {1_250_000_000}
+    assert {entry["link_bytes_per_second"] for entry in nics} == {1_250_000_000}

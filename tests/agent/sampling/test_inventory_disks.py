@@ -9,7 +9,7 @@ from clusterprof.agent.sampling.inventory import build_host_inventory
 
 
 def standing(roots: Roots) -> dict[str, list[str] | None]:
-    return {one["name"]: one.get("on") for one in build_host_inventory(roots)["disks"]}
+    return {disk["name"]: disk.get("on") for disk in build_host_inventory(roots)["disks"]}
 
 
 def test_volumes_stand_on_their_disks(host) -> None:

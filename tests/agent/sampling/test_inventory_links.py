@@ -100,9 +100,9 @@ def test_a_node_with_many_interfaces_names_its_cards(tmp_path) -> None:
     for number in range(300):
         (net / f"cali{number}").mkdir(parents=True)
     (net / "eth0/device").mkdir(parents=True)
-    found = inventory.list_network_interfaces(tmp_path, tmp_path)
-    assert len(found) == inventory.MAX_NICS
-    assert found[0] == {"name": "eth0", "physical": True}
+    network_interfaces = inventory.list_network_interfaces(tmp_path, tmp_path)
+    assert len(network_interfaces) == inventory.MAX_NICS
+    assert network_interfaces[0] == {"name": "eth0", "physical": True}
 
 
 def test_the_header_holds_both_and_no_address(host) -> None:

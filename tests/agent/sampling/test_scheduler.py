@@ -58,7 +58,7 @@ def test_first_sample_leaves_at_once_and_the_rest_in_flushes() -> None:
 
 def test_flushes_come_often_enough_to_lose_less_than_a_second() -> None:
     records = run(Counting(), seconds=3)
-    last_of_each = [one.t_ns[-1] for one in records if isinstance(one, Columns)]
+    last_of_each = [record.t_ns[-1] for record in records if isinstance(record, Columns)]
     # 1.0, then every 0.8 s: 1.8, 2.6, 3.4, and what is left at the end (3.9)
     assert last_of_each == [
         T0,
@@ -73,7 +73,7 @@ def test_a_flush_shares_the_wake_up_of_a_tick() -> None:
     clock = FakeClock(late_ns=2_000_000)
     records = run(Counting(), clock=clock, seconds=8)
     assert clock.waits == 80  # ten a second, and none for a flush
-    assert sum(isinstance(one, Columns) for one in records) == 11  # 8 s / 0.8 s, and the rest
+    assert sum(isinstance(record, Columns) for record in records) == 11  # 8 s / 0.8 s, and the rest
 
 
 def test_two_tiers_of_rates_share_one_loop() -> None:
@@ -100,7 +100,7 @@ def test_two_tiers_of_rates_share_one_loop() -> None:
 def test_late_ticks_are_recorded_late_and_counted() -> None:
     pace = Schedule()
     records = run(Scripted([[1, 1], [2, 2], [3, 3]]), clock=FakeClock(late_ns=7_000_000), pace=pace)
-    taken = [t for one in records if isinstance(one, Columns) for t in one.t_ns]
+    taken = [t for record in records if isinstance(record, Columns) for t in record.t_ns]
     # 1.0 on time; 1.1 and 1.2 planned, each taken 7 ms late, and the grid does not drift
     assert taken == [T0, T0 + 107_000_000, T0 + 207_000_000]
     assert pace == Schedule(late_ns=2 * 7_000_000, missed=0)
@@ -116,7 +116,7 @@ def test_ticks_that_could_not_be_taken_are_counted_never_invented() -> None:
             return list(super().sample())
 
     records = run(Slow(), clock=clock, pace=pace, seconds=0.45)
-    taken = [t for one in records if isinstance(one, Columns) for t in one.t_ns]
+    taken = [t for record in records if isinstance(record, Columns) for t in record.t_ns]
     # Begun at 1.0, it ends at 1.35: the tick of 1.1 is taken then, 0.25 s late; those of 1.2 and
     # 1.3 were missed; 1.4 is on time.
     assert taken == [T0, T0 + 350_000_000, T0 + 4 * TICK_NS]
@@ -125,12 +125,12 @@ def test_ticks_that_could_not_be_taken_are_counted_never_invented() -> None:
 
 def test_clock_frames_come_every_ten_seconds() -> None:
     records = run(Counting(), seconds=21)
-    clocks = [one.monotonic_ns for one in records if isinstance(one, Clock)]
+    clocks = [record.monotonic_ns for record in records if isinstance(record, Clock)]
     # flushes lie on multiples of 0.8 s: the first at or after 10 s is 10.4; 10 s later 20.8; end 21
     assert clocks == [T0 + 10_400_000_000, T0 + 20_800_000_000, T0 + 21 * SECOND_NS]
 
 
-def test_a_cell_that_cannot_be_read_is_masked_and_its_reason_told_once() -> None:
+def test_a_cell_that_cannot_be_read_is_masked_and_its_reason_reported_once() -> None:
     why = Unavailable("denied", "no permission", "ask")
     other = Unavailable("failed", "I/O error")
     records = run(Scripted([[1, 1], [why, 2], [why, 3], [other, 4], [5, 5]]), seconds=0.45)
@@ -166,14 +166,16 @@ def test_a_tick_with_nothing_new_is_neither_a_sample_nor_a_gap() -> None:
     why = Unavailable("failed", "gone for now")
     records = run(Scripted([[1, 1], NothingNew(), why, NothingNew(), why]), seconds=0.45)
     gap = Gap(T0 + 2 * TICK_NS, "scripted", "", "", "failed", "gone for now", "")
-    # The reason still holds when nothing came between, so it is not told twice.
+    # The reason still holds when nothing came between, so it is not recorded twice.
     assert records == [columns([T0], [1], [1]), gap, *ending(T0 + 5 * TICK_NS)]
 
 
 def test_changed_devices_are_opened_anew_and_columns_follow() -> None:
     opens = [[(CPU_USER, "cpu0")], [(CPU_USER, "cpu0"), (CPU_USER, "cpu1")]]
     records = run(Scripted([[1], DevicesChanged(), [2, 3], [4, 5]], opens), seconds=0.25)
-    series = [(one.devices, list(one.t_ns)) for one in records if isinstance(one, Columns)]
+    series = [
+        (record.devices, list(record.t_ns)) for record in records if isinstance(record, Columns)
+    ]
     assert series == [
         (("cpu0",), [T0]),
         (("cpu0", "cpu1"), [T0 + TICK_NS, T0 + 2 * TICK_NS]),  # no tick is lost to the change
@@ -237,12 +239,12 @@ def test_a_collector_that_does_anything_does_not_affect_another(wrong: Any) -> N
     )
     good = [
         value
-        for one in records
-        if isinstance(one, Columns) and one.collector == "counting"
-        for value in one.values[0]
+        for record in records
+        if isinstance(record, Columns) and record.collector == "counting"
+        for value in record.values[0]
     ]
     assert good == list(range(1, 31))  # every one of the 30 ticks
-    gaps = [one for one in records if isinstance(one, Gap)]
+    gaps = [record for record in records if isinstance(record, Gap)]
     assert {gap.collector for gap in gaps} == {"scripted"}
     assert {gap.kind for gap in gaps} == {"failed"}
     assert notes.count("counting") == 0
@@ -263,7 +265,7 @@ def test_a_collector_that_cannot_be_opened_is_tried_again() -> None:
     records = run(collector, seconds=0.5)
     # at 1.0 s; 0.1 s later; 0.2 s after that it opens and is sampled, at 1.3 s
     assert collector.calls[:4] == ["open", "open", "open", "sample"]
-    assert [one for one in records if isinstance(one, Gap)] == [
+    assert [record for record in records if isinstance(record, Gap)] == [
         Gap(T0, "scripted", "", "", "absent", "no such hardware", "")
     ]
 
@@ -279,8 +281,14 @@ def test_over_its_budget_the_recorder_halves_its_rate_and_says_so() -> None:
 
     collector = Hungry()
     records = run(collector, clock=clock, pace=pace, seconds=61)
-    slowed = [one for one in records if isinstance(one, Event) and one.kind != "recorder-stopped"]
-    assert [(one.kind, one.attributes["slowdown"]) for one in slowed] == [("recorder-slowed", 2)]
+    slowed = [
+        record
+        for record in records
+        if isinstance(record, Event) and record.kind != "recorder-stopped"
+    ]
+    assert [(event.kind, event.attributes["slowdown"]) for event in slowed] == [
+        ("recorder-slowed", 2)
+    ]
     assert abs(slowed[0].attributes["cpu_ratio"] - 0.04) < 0.001
     # 30.4 s (the first flush after the window) at 10 Hz, the rest at 5 Hz: 2 % is within budget
     assert collector.count in range(304 + 152, 304 + 156)

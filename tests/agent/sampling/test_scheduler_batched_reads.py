@@ -1,4 +1,4 @@
-"""Files of several collectors read in one loop: what each is told, also when a file fails."""
+"""Files of several collectors read in one loop: what each receives, also when a file fails."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ class Numbers(FileCollector):
     def parse(self, contents: Sequence[bytes | Unavailable]) -> list[Any]:
         if b"changed" in contents:
             raise DevicesChanged
-        return [one if isinstance(one, Unavailable) else int(one[:8]) for one in contents]
+        return [
+            content if isinstance(content, Unavailable) else int(content[:8])
+            for content in contents
+        ]
 
     def close(self) -> None:
-        for one in self.open_files:
-            one.close()
+        for file in self.open_files:
+            file.close()
 
 
 class Rig:
@@ -55,7 +58,10 @@ class Rig:
 
     def __init__(self, *collectors: Any) -> None:
         self.clock, self.pace = FakeClock(T0), Schedule()
-        self.slots = [CollectorRunner(one, TICK_NS, lambda name, error: None) for one in collectors]
+        self.slots = [
+            CollectorRunner(collector, TICK_NS, lambda name, error: None)
+            for collector in collectors
+        ]
         for slot in self.slots:
             slot.open(T0)
             slot.due_ns = T0
@@ -68,15 +74,15 @@ class Rig:
 
     def taken(self) -> dict[str, list[Any]]:
         """Return by collector the rows (number of the tick, values) and the kinds of gaps."""
-        found: dict[str, list[Any]] = {}
-        for record in (one for slot in self.slots for one in slot.take(self.clock.now_ns())):
-            rows = found.setdefault(record.collector, [])  # type: ignore[union-attr]
+        collected: dict[str, list[Any]] = {}
+        for record in (record for slot in self.slots for record in slot.take(self.clock.now_ns())):
+            rows = collected.setdefault(record.collector, [])  # type: ignore[union-attr]
             if isinstance(record, Gap):
                 rows.append((record.t_ns, record.device, record.kind))
             elif isinstance(record, Columns):
                 number = [(t_ns - T0) // TICK_NS for t_ns in record.t_ns]
                 rows += zip(number, *(list(column) for column in record.values))
-        return found
+        return collected
 
 
 @pytest.fixture
@@ -87,7 +93,7 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_every_collector_is_told_what_stood_in_its_own_files(files: list[Path]) -> None:
+def test_every_collector_receives_what_stood_in_its_own_files(files: list[Path]) -> None:
     first, second = Numbers("first", files[0], files[1]), Numbers("second", files[2])
     rig = Rig(first, Counting(), second)
     assert rig.tick() == (T0 + TICK_NS, T0 + TICK_NS)
@@ -110,7 +116,7 @@ def test_lateness_and_missed_ticks_are_counted_for_each(files: list[Path]) -> No
 
 
 class Refusing:
-    """Stands for `pread`: a descriptor that was told to is refused."""
+    """Stands for `pread`: refuses the chosen descriptors."""
 
     def __init__(self) -> None:
         self.refused: dict[int, OSError] = {}

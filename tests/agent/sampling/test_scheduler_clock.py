@@ -24,9 +24,9 @@ SHORT_NS = 50_000_000
 
 @pytest.fixture
 def news(tmp_path: Path) -> Iterator[FolderWatch]:
-    found = FolderWatch([str(tmp_path)])
-    yield found
-    found.close()
+    folder_watch = FolderWatch([str(tmp_path)])
+    yield folder_watch
+    folder_watch.close()
 
 
 def in_long() -> int:
@@ -37,7 +37,7 @@ def in_short() -> int:
     return time.monotonic_ns() + SHORT_NS
 
 
-def test_a_wait_ends_at_its_time_and_nobody_was_told(news: FolderWatch) -> None:
+def test_a_wait_ends_at_its_time_and_nobody_was_notified(news: FolderWatch) -> None:
     clock = SystemClock([], news)
     until_ns = in_short()
     assert clock.wait_until(until_ns) is False
@@ -64,9 +64,9 @@ def test_files_that_keep_coming_end_one_wait_in_a_tick_and_none_is_missed(
     assert clock.wait_until(in_long()) is True
     write_private_file(tmp_path / "2.json", b"{}")
     until_ns = in_short()
-    assert clock.wait_until(until_ns) is True  # it is told now, and not before its time
+    assert clock.wait_until(until_ns) is True  # it is notified now, before its time
     assert time.monotonic_ns() >= until_ns
-    assert clock.wait_until(in_short()) is False  # told once
+    assert clock.wait_until(in_short()) is False  # notified once
     write_private_file(tmp_path / "3.json", b"{}")
     assert clock.wait_until(in_long()) is True  # it listens again
 
@@ -123,12 +123,12 @@ def test_files_of_one_timer_tick_are_all_found_however_soon_one_looks(
     came_ns = time.time_ns()
     monkeypatch.setattr(registry.time, "time_ns", lambda: came_ns + 1_000_000)
     folder = registry.AnnouncementFolder(str(tmp_path), 100)
-    found: list[str] = []
+    collected: list[str] = []
     for number in range(4):
         write_private_file(tmp_path / f"{number}.json", b"{}")
         os.utime(tmp_path, ns=(came_ns, came_ns))  # the folder's time has the grain of the tick
-        found += folder.fresh() or ()
-    assert found == [f"{number}.json" for number in range(4)]
+        collected += folder.fresh() or ()
+    assert collected == [f"{number}.json" for number in range(4)]
     monkeypatch.setattr(registry.time, "time_ns", lambda: came_ns + 60_000_000)
     assert folder.fresh() == []  # once more, and no more from then on
     assert folder.fresh() is None

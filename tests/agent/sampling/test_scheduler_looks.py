@@ -1,4 +1,4 @@
-"""When the loop looks at its sources, and whom it asks less often: a clock that is told."""
+"""When the loop polls its sources, and which it polls less often: a clock that is notified."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def looks(clock: FakeClock, source: Silent, seconds: float, end_ns: int | None =
     return [(at - T0) * 10 // SECOND_NS for at in source.looks]
 
 
-def test_a_clock_that_is_told_leaves_the_looks_to_the_last_two_ticks_before_a_flush() -> None:
+def test_a_notified_clock_leaves_the_looks_to_the_last_two_ticks_before_a_flush() -> None:
     clock = FakeClock()
     clock.wakes_on_files = True
     # flushes at 1.0, 1.8, 2.6 s; at 3.2 s the time is over
     assert looks(clock, Silent(), 2.2) == [0, 7, 8, 15, 16, 22]
 
 
-def test_what_the_clock_is_told_is_looked_at_once_and_anew_while_something_is_left() -> None:
+def test_what_the_clock_is_notified_of_is_looked_at_once_and_anew_while_something_is_left() -> None:
     clock = FakeClock()
     clock.wakes_on_files = True
     clock.told_at = {T0 + 3 * TICK_NS}

@@ -13,23 +13,25 @@ from tests.support.networks import GB, hca, links, nic
 
 
 def path(evidence: tuple[Evidence, ...]) -> AdviceContext:
-    found = Finding(CAUSES["net-path"], 10**10, 0.2, 10**10, 0.9, "A", False, False)
-    return AdviceContext(found, evidence, machine=Machine("n0", hcas=("mlx5_0",)))
+    finding = Finding(CAUSES["net-path"], 10**10, 0.2, 10**10, 0.9, "A", False, False)
+    return AdviceContext(finding, evidence, machine=Machine("n0", hcas=("mlx5_0",)))
 
 
 def test_the_idle_interface_that_is_faster() -> None:
-    one = links(0, {**nic("eth0", 10 * GB, GB), **nic("eth1", 0, 10 * GB)})
-    assert one.faster == ("eth1", 10 * GB)
-    (said,) = select_advice(path((_make_rate_symptom(one, 2.0).evidence,)))
-    assert said.id == "fast-interface" and said.change.startswith("export NCCL_SOCKET_IFNAME=eth1 ")
+    node_links = links(0, {**nic("eth0", 10 * GB, GB), **nic("eth1", 0, 10 * GB)})
+    assert node_links.faster == ("eth1", 10 * GB)
+    (advice,) = select_advice(path((_make_rate_symptom(node_links, 2.0).evidence,)))
+    assert advice.id == "fast-interface" and advice.change.startswith(
+        "export NCCL_SOCKET_IFNAME=eth1 "
+    )
 
 
 def test_the_port_that_stands_unused_as_nccl_writes_it() -> None:
-    one = links(0, {**nic("eth0", 10 * GB, GB), **hca("mlx5_0/1", 0)})
-    assert one.unused == ("mlx5_0/1",)
-    signs = find_symptoms(one, make_zero_limits(build_limits({})))
-    said = select_advice(
+    node_links = links(0, {**nic("eth0", 10 * GB, GB), **hca("mlx5_0/1", 0)})
+    assert node_links.unused == ("mlx5_0/1",)
+    signs = find_symptoms(node_links, make_zero_limits(build_limits({})))
+    advice = select_advice(
         path(tuple(sign.evidence for sign in signs if "RDMA" in sign.evidence.note))
     )
-    assert said[0].id == "use-rdma" and said[0].what == "Let the job use RDMA by mlx5_0:1"
-    assert said[0].change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
+    assert advice[0].id == "use-rdma" and advice[0].what == "Let the job use RDMA by mlx5_0:1"
+    assert advice[0].change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")

@@ -25,12 +25,12 @@ def moved(size: int, per_step: float, **more: float) -> AdviceContext:
     return scene("net-transfer", numbers(**values), culprits=(), ranks=4)
 
 
-def said(found: AdviceContext) -> list[tuple[str, str]]:
-    return [(one.id, one.what) for one in select_advice(found)]
+def advised(context: AdviceContext) -> list[tuple[str, str]]:
+    return [(advice.id, advice.what) for advice in select_advice(context)]
 
 
 def test_one_operation_of_three_mebibytes_is_no_matter_of_buckets() -> None:
-    assert said(moved(3 * MIB, 1)) == [
+    assert advised(moved(3 * MIB, 1)) == [
         ("check-path", "Find out why ranks get 42.0 MiB/s: measure their path alone"),
         ("accumulate-gradients", "Communicate once for several micro-batches"),
         ("send-less", "Send less: gradients in lower precision"),
@@ -66,29 +66,33 @@ def test_between_nodes_the_interface_is_asked_and_the_link_is_tried() -> None:
 
 
 def test_many_small_operations_are_put_together() -> None:
-    found = select_advice(moved(MIB // 2, 60))
-    assert [one.id for one in found] == ["larger-messages", "accumulate-gradients", "send-less"]
-    assert found[0].change == ("DistributedDataParallel(model, bucket_cap_mb=100) instead of 25")
-    assert "a step has 60 operations of 512.0 KiB" in found[0].because
+    advice = select_advice(moved(MIB // 2, 60))
+    assert [advice_item.id for advice_item in advice] == [
+        "larger-messages",
+        "accumulate-gradients",
+        "send-less",
+    ]
+    assert advice[0].change == ("DistributedDataParallel(model, bucket_cap_mb=100) instead of 25")
+    assert "a step has 60 operations of 512.0 KiB" in advice[0].because
 
 
 def test_one_large_operation_is_cut() -> None:
     # as fast as the path gives: nothing is to be looked for there
-    found = moved(50 * MIB, 1, network__path_ratio=0.9)
-    assert said(found)[:1] == [
+    result = moved(50 * MIB, 1, network__path_ratio=0.9)
+    assert advised(result)[:1] == [
         (
             "overlap-communication",
             "Split the gradients into smaller buckets, so that the first are sent early",
         )
     ]
-    assert select_advice(found)[0].change == (
+    assert select_advice(result)[0].change == (
         "DistributedDataParallel(model, bucket_cap_mb=5): 50.0 MiB wait for all of the backward"
         " pass; parts would not"
     )
 
 
 def test_many_large_operations_are_made_to_overlap() -> None:
-    assert said(moved(50 * MIB, 12, network__path_ratio=0.9))[:1] == [
+    assert advised(moved(50 * MIB, 12, network__path_ratio=0.9))[:1] == [
         ("overlap-communication", "Overlap transfers with computation")
     ]
 
@@ -105,11 +109,11 @@ def test_it_says_why_more_workers_are_not_advised() -> None:
         ({"throttled_ratio": 0.5}, "the CPU quota of the job runs out"),
         ({"other_causes": frozenset({"cpu-memory"})}, "the node is short of memory"),
     ):
-        found = scene("cpu-preprocess", PREPARING, **settings)
-        assert explain_withheld(found) == (f"More workers are not advised: {why}",)
+        context = scene("cpu-preprocess", PREPARING, **settings)
+        assert explain_withheld(context) == (f"More workers are not advised: {why}",)
 
 
-def test_nothing_is_said_of_what_is_advised_or_needs_no_reason() -> None:
+def test_nothing_is_reported_of_what_is_advised_or_needs_no_reason() -> None:
     assert explain_withheld(scene("cpu-preprocess", PREPARING)) == ()
     assert explain_withheld(scene("cpu-preprocess", PREPARING, loader=None)) == ()  # its count: 1
     unknown = scene("cpu-preprocess", PREPARING[:1], loader=None)
@@ -123,9 +127,9 @@ def test_nothing_is_said_of_what_is_advised_or_needs_no_reason() -> None:
 
 def test_reads_that_are_large_already_are_not_packed() -> None:
     large = numbers(disk__read_size_bytes=1 << 20, disk__busy_ratio=0.95)
-    found = scene("storage-local", large, culprits=(Culprit("node-a", 3, "GPU-3", "sda"),))
-    assert "pack-records" not in [one.id for one in select_advice(found)]
-    assert explain_withheld(found) == (
+    context = scene("storage-local", large, culprits=(Culprit("node-a", 3, "GPU-3", "sda"),))
+    assert "pack-records" not in [advice.id for advice in select_advice(context)]
+    assert explain_withheld(context) == (
         "Larger records are not advised: a read asks for 1.0 MiB already",
         "More workers are not advised: the disk was busy for 95.0 % of the waits",
     )
@@ -133,12 +137,16 @@ def test_reads_that_are_large_already_are_not_packed() -> None:
 
 def test_small_reads_are_packed_and_the_advice_says_how_small() -> None:
     small = numbers(disk__read_size_bytes=16 << 10)
-    told = next(
-        one for one in select_advice(scene("storage-local", small)) if one.id == "pack-records"
+    entry = next(
+        advice
+        for advice in select_advice(scene("storage-local", small))
+        if advice.id == "pack-records"
     )
-    assert told.what == (
+    assert entry.what == (
         "Pack samples into large records and read these in order; now a read asks for 16.0 KiB"
     )
-    blind = next(one for one in select_advice(scene("storage-local")) if one.id == "pack-records")
+    blind = next(
+        advice for advice in select_advice(scene("storage-local")) if advice.id == "pack-records"
+    )
     assert blind.what == "Pack samples into large records and read these in order"
     assert blind.because.endswith("; how large reads are was not recorded")

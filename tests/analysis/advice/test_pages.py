@@ -32,10 +32,10 @@ IDS = [cause.id for cause in CAUSES_WITH_PAGE]
 
 def test_every_cause_has_a_remedy_and_a_manual_check() -> None:
     """Causes of detectors, of ranks together, and hangs; and nothing else has."""
-    with_remedy = {cause for one in RECOMMENDATIONS for cause in one.causes}
+    with_remedy = {cause for recommendation in RECOMMENDATIONS for cause in recommendation.causes}
     assert with_remedy == set(IDS)
     assert [cause.id for cause in CAUSES_WITH_PAGE if not cause.manual_check] == []
-    names = [one.id for one in RECOMMENDATIONS]
+    names = [recommendation.id for recommendation in RECOMMENDATIONS]
     assert len(names) == len(set(names))
 
 
@@ -62,10 +62,10 @@ def test_the_page_in_full(cause_id: str) -> None:
         "## How to verify it by hand",
     ]
     flat = " ".join(text.split())
-    for one in list_recommendations(cause_id):
-        assert f"* **{one.id}**: {one.what}: " in flat
-        assert not one.what.endswith(".") and one.expected_change
-        for rule in one.unless:
+    for recommendation in list_recommendations(cause_id):
+        assert f"* **{recommendation.id}**: {recommendation.what}: " in flat
+        assert not recommendation.what.endswith(".") and recommendation.expected_change
+        for rule in recommendation.unless:
             assert f"left out when {rule.condition}" in flat
     assert text.index("## Remedies") < text.find("A profile changes limits") or (
         "A profile changes limits" not in text
@@ -78,7 +78,7 @@ def test_causes_are_listed_by_family() -> None:
     lines = format_cause_list().splitlines()
     assert lines[:2] == ["storage:", "  storage-local         The data path waits for a local disk"]
     assert [line.split()[0] for line in lines if line.startswith("  ")] == sorted(
-        IDS, key=lambda id_: [one.family for one in CAUSES_WITH_PAGE].index(CAUSES[id_].family)
+        IDS, key=lambda id_: [cause.family for cause in CAUSES_WITH_PAGE].index(CAUSES[id_].family)
     )
 
 

@@ -10,16 +10,16 @@ from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scen
 PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
 
 
-def ids(found: AdviceContext) -> list[str]:
-    return [one.id for one in select_advice(found)]
+def ids(context: AdviceContext) -> list[str]:
+    return [advice.id for advice in select_advice(context)]
 
 
-def first(found: AdviceContext) -> Advice:
-    return select_advice(found)[0]
+def first(context: AdviceContext) -> Advice:
+    return select_advice(context)[0]
 
 
-def named(found: AdviceContext, id_: str) -> Advice:
-    return next(one for one in select_advice(found) if one.id == id_)
+def named(context: AdviceContext, id_: str) -> Advice:
+    return next(advice for advice in select_advice(context) if advice.id == id_)
 
 
 def test_the_whole_of_one_piece() -> None:
@@ -43,70 +43,72 @@ def test_the_whole_of_one_piece() -> None:
 
 def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
     """12 CPUs for two ranks are 6 each, less the main thread 5; 7 would be needed."""
-    found = named(
+    advice = named(
         scene("cpu-preprocess", PREPARING, cpus_allowed=12, ranks_sharing_cpus=2), "more-workers"
     )
-    assert found.what == "Raise num_workers from 4 to 5"
-    assert found.change == "DataLoader(num_workers=5) instead of num_workers=4"
-    assert "the rank may use 12 of 16 CPUs, 8 cores, shared by 2 ranks" in found.because
-    assert found.because.endswith("there are CPUs for 5 only, so part of the loss will remain")
+    assert advice.what == "Raise num_workers from 4 to 5"
+    assert advice.change == "DataLoader(num_workers=5) instead of num_workers=4"
+    assert "the rank may use 12 of 16 CPUs, 8 cores, shared by 2 ranks" in advice.because
+    assert advice.because.endswith("there are CPUs for 5 only, so part of the loss will remain")
 
 
 def test_a_quota_bounds_them_too() -> None:
     """A quota of 12 CPUs for 2 ranks of the node is 6 each."""
-    found = scene("cpu-preprocess", PREPARING, quota_cpus=12.0, ranks_on_node=2)
-    assert named(found, "more-workers").what == "Raise num_workers from 4 to 5"
+    context = scene("cpu-preprocess", PREPARING, quota_cpus=12.0, ranks_on_node=2)
+    assert named(context, "more-workers").what == "Raise num_workers from 4 to 5"
 
 
 def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
     """0.75 of the time loading, 0.25 computing: three workers keep up."""
-    found = scene("cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75)
-    assert first(found).what == "Raise num_workers from 0 to 3"
+    context = scene("cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75)
+    assert first(context).what == "Raise num_workers from 0 to 3"
 
 
 def test_without_known_cpus_it_says_the_bound_in_words() -> None:
-    found = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_loss_ratio=None)
-    assert first(found).change == (
+    context = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_loss_ratio=None)
+    assert first(context).change == (
         "DataLoader(num_workers=N) instead of num_workers=4 (N: at most the CPUs of the rank"
         " less one)"
     )
 
 
-def test_nothing_is_said_of_what_is_hidden() -> None:
+def test_nothing_is_reported_of_what_is_hidden() -> None:
     for hidden in ({"lost_ns": 0}, {"recoverable_ns": 0}):
         assert select_advice(scene("cpu-preprocess", PREPARING, **hidden)) == ()
 
 
 def test_an_upper_bound_says_so() -> None:
-    found = first(scene("cpu-preprocess", PREPARING, upper_bound=True))
-    assert found.because.startswith("at most 40.00 s of GPU time (40.0 % of the time in steps)")
-    assert "an upper bound: no accelerator was measured" in found.gain
+    first_advice = first(scene("cpu-preprocess", PREPARING, upper_bound=True))
+    assert first_advice.because.startswith(
+        "at most 40.00 s of GPU time (40.0 % of the time in steps)"
+    )
+    assert "an upper bound: no accelerator was measured" in first_advice.gain
 
 
-def test_what_cannot_be_said_is_not_promised() -> None:
-    found = first(scene("cpu-preprocess", PREPARING, recoverable_ns=None))
-    assert found.gain.startswith("what it saves in this run is not known; published: ")
+def test_what_cannot_be_reported_is_not_promised() -> None:
+    first_advice = first(scene("cpu-preprocess", PREPARING, recoverable_ns=None))
+    assert first_advice.gain.startswith("what it saves in this run is not known; published: ")
 
 
 def test_it_is_addressed_to_the_culprit() -> None:
-    one = Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S)
+    culprit = Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S)
     two = Culprit("node-b", 9, "GPU-1", "", own_ns=39 * S)
-    said = {
-        ((one,), 1, 8): "On rank 3: raise",
-        ((one,), 2, 16): "On node-a, rank 3: raise",
-        ((one, two), 4, 32): "On 2 nodes, mainly node-a: raise",
-        ((one, two), 2, 16): "Raise",  # one on each node: it is the job's
+    reported = {
+        ((culprit,), 1, 8): "On rank 3: raise",
+        ((culprit,), 2, 16): "On node-a, rank 3: raise",
+        ((culprit, two), 4, 32): "On 2 nodes, mainly node-a: raise",
+        ((culprit, two), 2, 16): "Raise",  # one on each node: it is the job's
     }
-    for (culprits, nodes, ranks), begin in said.items():
-        found = scene("cpu-preprocess", PREPARING, culprits=culprits, nodes=nodes, ranks=ranks)
-        assert first(found).what == f"{begin} num_workers from 4 to 7"
+    for (culprits, nodes, ranks), begin in reported.items():
+        context = scene("cpu-preprocess", PREPARING, culprits=culprits, nodes=nodes, ranks=ranks)
+        assert first(context).what == f"{begin} num_workers from 4 to 7"
 
 
 def test_what_is_for_a_node_names_no_rank() -> None:
     late = numbers(thread__runnable_ratio=0.7)
     culprits = (Culprit("node-b", 5, "GPU-5", "", own_ns=40 * S),)
-    found = scene("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
-    assert named(found, "find-the-neighbour").what == (
+    context = scene("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
+    assert named(context, "find-the-neighbour").what == (
         "On node-b: find what else uses the CPUs, and move it"
     )
     alone = scene("cpu-contention", late, nodes=1, ranks=8)
@@ -114,11 +116,11 @@ def test_what_is_for_a_node_names_no_rank() -> None:
 
 
 def test_a_family_is_looked_into_and_not_mended() -> None:
-    found = select_advice(scene("storage", is_family=True, has_probe=False))
-    assert [one.id for one in found] == ["record-with-probe", "verify-by-hand"]
-    assert all(one.diagnose for one in found)
-    assert found[0].change.startswith("clusterprof record --inject auto -- COMMAND")
-    assert "only the family of the cause could be determined" in found[0].because
+    advice = select_advice(scene("storage", is_family=True, has_probe=False))
+    assert [advice_item.id for advice_item in advice] == ["record-with-probe", "verify-by-hand"]
+    assert all(advice_item.diagnose for advice_item in advice)
+    assert advice[0].change.startswith("clusterprof record --inject auto -- COMMAND")
+    assert "only the family of the cause could be determined" in advice[0].because
     missing = scene(
         "storage",
         is_family=True,
@@ -143,21 +145,21 @@ def test_a_cause_that_is_not_sure_is_not_mended() -> None:
 
 def test_a_mount_is_named_with_its_options() -> None:
     queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
-    found = select_advice(scene("storage-client-queue", queued, resource="/data"))
-    assert [one.id for one in found] == ["nconnect", "more-slots", "stage-local"]
-    assert found[0].what == "Mount /data with nconnect=8"
-    assert found[0].change == (
+    advice = select_advice(scene("storage-client-queue", queued, resource="/data"))
+    assert [advice_item.id for advice_item in advice] == ["nconnect", "more-slots", "stage-local"]
+    assert advice[0].what == "Mount /data with nconnect=8"
+    assert advice[0].change == (
         "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer:/export/data /data (or in"
         " fstab; the first mount of a server decides)"
     )
-    assert "/data is nfs4, 1 connection" in found[0].because
+    assert "/data is nfs4, 1 connection" in advice[0].because
 
 
 def test_a_hostile_name_stays_one_word_of_a_command() -> None:
     evil = Mount("/d; rm -rf ~", "nfs", "s:/e")
     queued = numbers(nfs__queued_ratio=0.8)
-    found = scene("storage-client-queue", queued, resource=evil.point, mounts=(evil,))
-    assert first(found).change.startswith("umount '/d; rm -rf ~'; mount -t nfs ")
+    context = scene("storage-client-queue", queued, resource=evil.point, mounts=(evil,))
+    assert first(context).change.startswith("umount '/d; rm -rf ~'; mount -t nfs ")
 
 
 def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
@@ -169,43 +171,45 @@ def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
         "": "leave each rank 8 CPUs",
     }
     for launcher, change in changes.items():
-        found = scene("cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher)
-        assert ids(found) == ["more-cpus"]
-        assert first(found).what == "Give each rank 8 CPUs"
-        assert first(found).change.startswith(change)
+        context = scene("cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher)
+        assert ids(context) == ["more-cpus"]
+        assert first(context).what == "Give each rank 8 CPUs"
+        assert first(context).change.startswith(change)
 
 
 def test_a_quota_is_raised_for_all_threads_of_the_node() -> None:
     """Two ranks of 4 workers and a main thread each are 10."""
     held = numbers(thread__held_back_ratio=0.6, cgroup__throttled_periods_total=90)
-    found = scene("cpu-throttled", held, quota_cpus=4.0, ranks_on_node=2, launcher="kubernetes")
-    assert ids(found) == ["raise-quota", "fit-the-quota"]
-    assert first(found).change == "resources.limits.cpu: 10 (or no limit)"
-    assert select_advice(found)[1].change.startswith(
+    context = scene("cpu-throttled", held, quota_cpus=4.0, ranks_on_node=2, launcher="kubernetes")
+    assert ids(context) == ["raise-quota", "fit-the-quota"]
+    assert first(context).change == "resources.limits.cpu: 10 (or no limit)"
+    assert select_advice(context)[1].change.startswith(
         "DataLoader(num_workers=1) and OMP_NUM_THREADS=1"
     )
 
 
 def test_a_larger_batch_by_the_memory_that_is_free() -> None:
     """Half is used; 80 % may be: 1.6 times the batch."""
-    found = first(scene("launch-bound", numbers(thread__on_cpu_ratio=0.9)))
-    assert found.id == "larger-batch" and found.change.startswith("batch_size up to 1.6x")
+    first_advice = first(scene("launch-bound", numbers(thread__on_cpu_ratio=0.9)))
+    assert first_advice.id == "larger-batch" and first_advice.change.startswith(
+        "batch_size up to 1.6x"
+    )
 
 
 def test_the_interval_of_saves_that_costs_a_twentieth() -> None:
     saves = numbers(checkpoint__mean_ns=2 * S, checkpoint__mean_bytes=4 * GIB)
-    found = named(scene("checkpoint", saves, share_ratio=0.23), "save-less-often")
-    assert found.what == "Save 5 times less often"  # 0.23 to 0.05
-    assert "saves of 2.00 s cost 5% when they come every 40.00 s" in found.because
+    advice = named(scene("checkpoint", saves, share_ratio=0.23), "save-less-often")
+    assert advice.what == "Save 5 times less often"  # 0.23 to 0.05
+    assert "saves of 2.00 s cost 5% when they come every 40.00 s" in advice.because
 
 
 def test_the_interface_is_the_one_that_the_evidence_names() -> None:
     """The note is worded by `attribution.net_split` and `attribution.net_signs`."""
     note = "carried the traffic while eth1 was idle and is faster: eth0 of node-a"
     slow = (Evidence("network.link_bytes_per_second", 1.25e8, "bytes/s", note),)
-    found = first(scene("net-path", slow))
-    assert found.what == "Point the job at eth1"
-    assert found.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
+    first_advice = first(scene("net-path", slow))
+    assert first_advice.what == "Point the job at eth1"
+    assert first_advice.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
     note = "RDMA port without traffic while the job used TCP: mlx5_0:1 of node-a"
     unused = (Evidence("rdma.link_bytes_per_second", 2.5e10, "bytes/s", note),)
     assert first(scene("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
@@ -224,11 +228,11 @@ def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() ->
 
 def test_a_hang_names_the_rank_to_look_at() -> None:
     hang = numbers(hang__longest_ns=60 * S, hang__waiting_count=7)
-    found = scene("fail-hang", hang, outside_steps=True)
-    assert ids(found) == ["look-at-the-stack", "end-hangs-early"]
-    assert first(found).what == "Look at what rank 3 is doing"
-    assert first(found).change.startswith("on node-a: py-spy dump --pid PID of rank 3")
-    assert first(found).verify.startswith(
+    context = scene("fail-hang", hang, outside_steps=True)
+    assert ids(context) == ["look-at-the-stack", "end-hangs-early"]
+    assert first(context).what == "Look at what rank 3 is doing"
+    assert first(context).change.startswith("on node-a: py-spy dump --pid PID of rank 3")
+    assert first(context).verify.startswith(
         "record again, then clusterprof analyze RUN: fail-hang is below 40.0 % of the recorded"
     )
     circle = scene("fail-hang", hang, outside_steps=True, culprits=())
@@ -240,10 +244,10 @@ def test_no_more_than_four() -> None:
     assert len(ids(scene("storage-remote", everything, resource="/data", nodes=2))) == 4
 
 
-def test_the_scene_knows_what_the_header_said() -> None:
-    found = scene("storage-remote", resource="/data")
-    assert found.file_system == "nfs" and found.mount == MACHINE.mounts[0]
-    assert found.workers == LOADER.workers
+def test_the_scene_knows_what_the_header_states() -> None:
+    context = scene("storage-remote", resource="/data")
+    assert context.file_system == "nfs" and context.mount == MACHINE.mounts[0]
+    assert context.workers == LOADER.workers
 
 
 def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
@@ -260,14 +264,14 @@ def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
 def test_what_asks_least_comes_first() -> None:
     """A disk with room: more workers are an option of the loader, packing is a new data set."""
     slow = numbers(disk__read_latency_ns=12e6, disk__busy_ratio=0.5, disk__read_size_bytes=16 << 10)
-    found = select_advice(scene("storage-local", slow, resource="nvme0n1"))
-    assert [(one.id, one.effort) for one in found] == [
+    advice = select_advice(scene("storage-local", slow, resource="nvme0n1"))
+    assert [(advice_item.id, advice_item.effort) for advice_item in advice] == [
         ("more-readers", "setting"),
         ("read-further-ahead", "setting"),
         ("pack-records", "data"),
     ]
     late = select_advice(scene("sync-imbalance", numbers(step__worked_ns=1e8)))
-    assert [(one.id, one.effort) for one in late] == [
+    assert [(advice.id, advice.effort) for advice in late] == [
         ("compare-devices", "look"),
         ("balance-work", "code"),
     ]
@@ -290,10 +294,10 @@ def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> N
 
 
 def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
-    """Five fit, four are told: the first of the list, and then the cheapest first."""
+    """Five fit, four are shown: the first of the list, and then the cheapest first."""
     many = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5, nfs__read_latency_ns=1e7)
-    found = select_advice(scene("storage-remote", many, resource="/data", nodes=2))
-    assert [one.id for one in found] == [
+    advice = select_advice(scene("storage-remote", many, resource="/data", nodes=2))
+    assert [advice_item.id for advice_item in advice] == [
         "mend-the-path",
         "more-readers",
         "stage-local",
@@ -303,11 +307,11 @@ def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
 
 def test_commands_are_word_for_word_in_the_change() -> None:
     queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
-    found = first(scene("storage-client-queue", queued, resource="/data"))
-    assert found.commands == (
+    first_advice = first(scene("storage-client-queue", queued, resource="/data"))
+    assert first_advice.commands == (
         "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer:/export/data /data",
     )
-    assert found.commands[0] in found.change and "\x02" not in found.change
+    assert first_advice.commands[0] in first_advice.change and "\x02" not in first_advice.change
     evil = "/d\x02x\x03"
     mount = Mount(evil, "nfs", "s:/e")
     odd = first(scene("storage-client-queue", queued, resource=evil, mounts=(mount,)))

@@ -206,7 +206,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "has-workers": ({"loader__workers_count": 4}, {}),
 }
 ALL: tuple[Recommendation, ...] = (*RECOMMENDATIONS, *DIAGNOSES)  # type: ignore[assignment]
-PAIRS = [(one, rule) for one in ALL for rule in one.unless]
+PAIRS = [(item, rule) for item in ALL for rule in item.unless]
 
 
 def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> AdviceContext:
@@ -218,13 +218,15 @@ def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> A
     return scene(cause, (*numbers(**values), *notes), **settings)
 
 
-@pytest.mark.parametrize("remedy", [one for one in ALL if one.unless], ids=lambda one: one.id)
+@pytest.mark.parametrize(
+    "remedy", [rule for rule in ALL if rule.unless], ids=lambda advice: advice.id
+)
 def test_it_is_advised_where_no_rule_holds(remedy: Recommendation) -> None:
     assert remedy.advise(made(remedy)) is not None
 
 
 @pytest.mark.parametrize(
-    ("remedy", "rule"), PAIRS, ids=[f"{one.id}: {rule.name}" for one, rule in PAIRS]
+    ("remedy", "rule"), PAIRS, ids=[f"{advice.id}: {rule.name}" for advice, rule in PAIRS]
 )
 def test_a_rule_cancels_it_and_nothing_else_does(
     remedy: Recommendation, rule: ExclusionRule
@@ -232,21 +234,25 @@ def test_a_rule_cancels_it_and_nothing_else_does(
     case = HOLDS.get((remedy.id, rule.name)) or HOLDS[rule.name]
     broken = made(remedy, case, noted=rule.name not in ("no-faster", "rdma-used"))
     assert remedy.advise(broken) is None
-    others = tuple(one for one in remedy.unless if one.name != rule.name)
+    others = tuple(item for item in remedy.unless if item.name != rule.name)
     assert len(others) == len(remedy.unless) - 1
     assert replace(remedy, unless=others).advise(broken) is not None
 
 
 def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> None:
-    assert {one.id: {rule.name for rule in one.unless} for one in ALL if one.unless} == RULES_OF
+    assert {
+        advice.id: {rule.name for rule in advice.unless} for advice in ALL if advice.unless
+    } == RULES_OF
     assert set(ADVISED) == set(RULES_OF)
     rules = {rule.name for _, rule in PAIRS}
-    pairs = {(one.id, rule.name) for one, rule in PAIRS}
+    pairs = {(advice.id, rule.name) for advice, rule in PAIRS}
     assert {key for key in HOLDS if isinstance(key, str)} <= rules
     assert {key for key in HOLDS if isinstance(key, tuple)} <= pairs
 
 
-@pytest.mark.parametrize("remedy", [one for one in ALL if not one.unless], ids=lambda one: one.id)
+@pytest.mark.parametrize(
+    "remedy", [rule for rule in ALL if not rule.unless], ids=lambda advice: advice.id
+)
 def test_what_has_no_rule_is_always_advised(remedy: Recommendation) -> None:
     cause = remedy.causes[0] if remedy.causes else "storage"
     assert remedy.advise(scene(cause)) is not None

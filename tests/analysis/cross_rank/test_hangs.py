@@ -38,16 +38,16 @@ def hanging(tmp_path: Path, *events: list, scripts: list[Script] | None = None) 
 
 
 def standing(report: Report) -> list[float]:
-    return [dict(one.outside_buckets).get("fail-hang", 0) / SECOND for one in report.ranks]
+    return [dict(rank.outside_buckets).get("fail-hang", 0) / SECOND for rank in report.ranks]
 
 
 def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None:
     word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
     report = hanging(tmp_path, [word], [])
-    [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
-    assert [(one.node, one.rank) for one in hang.culprits] == [("node-1", 1)]
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert [(culprit.node, culprit.rank) for culprit in hang.culprits] == [("node-1", 1)]
     assert standing(report) == [pytest.approx(26.7, abs=0.2), pytest.approx(27.0, abs=0.2)]
-    [note] = [one for one in report.notes if one.startswith("progress stopped")]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note.startswith(
         "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
     )
@@ -58,17 +58,17 @@ def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None
 def test_a_rank_that_crashed_is_named_with_how_it_ended(tmp_path: Path) -> None:
     word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
     report = hanging(tmp_path, [word], [exited(14 * SECOND, 1, None)])
-    [note] = [one for one in report.notes if one.startswith("progress stopped")]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note.endswith("for rank 1 on node-1, which had ended with exit code 1")
 
 
-def test_a_root_without_a_recording_is_said_to_be_unseen(tmp_path: Path) -> None:
+def test_a_root_without_a_recording_is_reported_as_unseen(tmp_path: Path) -> None:
     scripts = pair(steps=20)[:1]
     word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
     report = hanging(tmp_path, [word], scripts=scripts)
-    [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
     assert (hang.culprits, hang.grade) == ((), "B")
-    [note] = [one for one in report.notes if one.startswith("progress stopped")]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note.endswith("for rank 1, which has no recording: its state is not known")
 
 
@@ -78,9 +78,9 @@ def test_a_host_that_left_early_waits_for_who_did_not_come_so_far(tmp_path: Path
     issued = (layout.COLLECTIVE, 13.3, 13.301, GROUP, 20, 10, layout.ALL_REDUCE)
     scripts[0].main_spans.append(issued)
     report = hanging(tmp_path, [], [], scripts=scripts)
-    [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
-    assert [(one.node, one.rank) for one in hang.culprits] == [("node-1", 1)]
-    [note] = [one for one in report.notes if one.startswith("progress stopped")]
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert [(culprit.node, culprit.rank) for culprit in hang.culprits] == [("node-1", 1)]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note.startswith(
         "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
     )
@@ -89,15 +89,15 @@ def test_a_host_that_left_early_waits_for_who_did_not_come_so_far(tmp_path: Path
 def test_ranks_that_end_together_in_silence_do_not_hang(tmp_path: Path) -> None:
     # Both saved something for a long time after the last step.
     report = hanging(tmp_path, [], [])
-    assert [one for one in report.findings if one.cause.id == "fail-hang"] == []
+    assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
 
 
 def test_an_operation_that_all_had_come_to_hangs_itself(tmp_path: Path) -> None:
     word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
     report = hanging(tmp_path, [word], [word])
-    [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
     assert hang.culprits == ()
-    [note] = [one for one in report.notes if one.startswith("progress stopped")]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note == (
         "progress stopped: ranks 0-1 all arrived at barrier 20, the whole group, and none left it"
         " for 27 s: the network, or a device"
@@ -108,7 +108,7 @@ def test_ranks_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
     first = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
     second = under_way(18 * SECOND, round(13.3 * SECOND), 9, 0, layout.BARRIER)
     report = hanging(tmp_path, [first], [second, announced(9, [0, 1])])
-    [note] = [one for one in report.notes if one.startswith("progress stopped")]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert "ranks 0-1 wait for each other in a circle" in note
     assert "(rank 0 in all_reduce 20; rank 1 in barrier 0)" in note
 
@@ -118,7 +118,7 @@ def test_who_is_at_work_is_no_hang(tmp_path: Path) -> None:
     scripts[1].main_spans.append((layout.CHECKPOINT, 20.0, 35.0, 0))
     word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
     report = hanging(tmp_path, [word], [], scripts=scripts)
-    assert [one for one in report.findings if one.cause.id == "fail-hang"] == []
+    assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
     assert standing(report) == [0, 0]
     assert (
         "when the recording ended rank 0 had been waiting for 27 s for rank 1, which was still at"
@@ -133,4 +133,4 @@ def test_an_operation_that_ended_after_all_is_no_hang(tmp_path: Path) -> None:
         script.main_spans.append((layout.COLLECTIVE, 13.3, 20.0, GROUP, 20, 10, layout.BARRIER))
     word = under_way(19 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
     report = hanging(tmp_path, [word], [word], scripts=scripts)
-    assert [one for one in report.notes if "progress" in one or "at work" in one] == []
+    assert [note for note in report.notes if "progress" in note or "at work" in note] == []

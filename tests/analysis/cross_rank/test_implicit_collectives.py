@@ -50,11 +50,11 @@ def test_the_late_rank_may_change() -> None:
 
 
 def test_steps_are_compared_by_number() -> None:
-    one, other = steps([0] * N, [100] * N)
+    first, other = steps([0] * N, [100] * N)
     assert confirm_busy_wait(
-        [tuple(part[5:] for part in one), tuple(part[:-5] for part in other), other]
+        [tuple(part[5:] for part in first), tuple(part[:-5] for part in other), other]
     )
-    assert not confirm_busy_wait([tuple(part[:1] for part in one), other])
+    assert not confirm_busy_wait([tuple(part[:1] for part in first), other])
 
 
 @pytest.mark.parametrize(("spun_ms", "expected"), [(0, False), (100, False), (101, True)])
@@ -103,10 +103,10 @@ def test_ranks_that_stay_within_a_few_steps_and_are_seen_to_wait_are_synchronous
 
 def test_steps_that_are_long_and_short_alike_are_those_of_ranks_that_wait_for_each_other() -> None:
     draw = np.random.default_rng(4)
-    common, one, other = (np.cumsum(draw.integers(0, 60, N)) for _ in range(3))
+    common, first, other = (np.cumsum(draw.integers(0, 60, N)) for _ in range(3))
     apart = draw.integers(0, 5, N)  # of ends that nobody waits for exactly
     alike = [ends(common.tolist()), ends((common + apart).tolist())]
     assert has_bounded_step_lead(alike, [0, 0])
-    assert not has_bounded_step_lead([ends(one.tolist()), ends(other.tolist())], [0, 0])
+    assert not has_bounded_step_lead([ends(first.tolist()), ends(other.tolist())], [0, 0])
     few = [(number[:20], end[:20]) for number, end in alike]
     assert not has_bounded_step_lead(few, [0, 0])

@@ -40,5 +40,5 @@ def test_one_rank_without_shows_that_the_others_wait_for_it(tmp_path: Path, miss
         found_ns = dict(report.ranks[rank].buckets)["synchronization"]
         assert 1.9 < found_ns / SECOND <= 2.85
     assert dict(report.ranks[1].buckets).get("synchronization", 0) == 0
-    [found] = [one for one in report.findings if one.cause.id == "synchronization"]
-    assert found.culprits[0].rank == 1
+    [finding] = [finding for finding in report.findings if finding.cause.id == "synchronization"]
+    assert finding.culprits[0].rank == 1

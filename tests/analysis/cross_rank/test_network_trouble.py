@@ -31,9 +31,9 @@ def test_sleep_that_all_ranks_share_is_the_network_where_that_shows_trouble(
     job[0].network["tcp.job_min_rtt_ns", "eth0"] = least_ms * 1e6
     report = recorded(job, tmp_path)
     # 0.1 s of the device's 0.4 s in each of 30 steps, before its last one where steps are unmarked
-    found = {id_: ns / SECOND for id_, ns in report.ranks[1].buckets}
-    assert (found.get("network", 0.0) > 2.0) is network
-    assert (found.get("unattributed", 0.0) > 2.0) is not network
+    by_key = {id_: ns / SECOND for id_, ns in report.ranks[1].buckets}
+    assert (by_key.get("network", 0.0) > 2.0) is network
+    assert (by_key.get("unattributed", 0.0) > 2.0) is not network
 
 
 @pytest.mark.parametrize(("busy_s_per_s", "network_s"), [(0.3, 3.0), (0.1, 1.3), (0.0, 0.0)])
@@ -45,6 +45,6 @@ def test_sleep_that_all_ranks_share_in_every_step_is_the_network_while_data_are_
     job[0].network["tcp.job_busy_ns_total", "eth0"] = busy_s_per_s * 1e9
     report = recorded(job, tmp_path)
     for rank in report.ranks:
-        found = {id_: ns / SECOND for id_, ns in rank.buckets if ns}
-        assert found.get("network", 0.0) == pytest.approx(network_s, abs=0.15)
-        assert sum(found.values()) == pytest.approx(3.0)
+        by_key = {id_: ns / SECOND for id_, ns in rank.buckets if ns}
+        assert by_key.get("network", 0.0) == pytest.approx(network_s, abs=0.15)
+        assert sum(by_key.values()) == pytest.approx(3.0)

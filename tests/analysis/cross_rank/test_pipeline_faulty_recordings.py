@@ -32,13 +32,13 @@ def test_ranks_without_a_recording_are_named(tmp_path: Path) -> None:
         event = announced(GROUP, [0, 1, 2, 3, 4])
         write_on(Machine(f"node-{number}"), script, tmp_path / f"n{number}", [event])
     report = analysed(tmp_path)
-    # It waited 0.2 s for rank 1 at least; for whom in the 0.1 s after that cannot be told.
+    # It waited 0.2 s for rank 1 at least; for whom in the 0.1 s after that is unknown.
     assert seconds_of(report, 0) == {
         "storage-local": 6.0,
         "cpu-preprocess": 6.0,
         "sync-unknown-peer": 6.0,
     }
-    [blind] = [one for one in report.blinds if one.what == "ranks"]
+    [blind] = [blind_spot for blind_spot in report.blinds if blind_spot.what == "ranks"]
     assert (blind.kind, blind.message) == (
         "absent",
         "3 of 5 ranks of job a job have no recording: 2-4; waits for them are sync-unknown-peer",
@@ -52,19 +52,22 @@ def test_a_recording_that_was_cut_off_counts_as_far_as_it_goes(tmp_path: Path) -
         )
     cut_in_the_middle_of_a_frame(tmp_path / "n1", 0.5)
     report = analysed(tmp_path)
-    assert any(one.kind == "lost" and one.what == "recording of node-1" for one in report.blinds)
+    assert any(
+        blind_spot.kind == "lost" and blind_spot.what == "recording of node-1"
+        for blind_spot in report.blinds
+    )
     steps = report.ranks[1].steps
     assert 10 < steps < 50
     assert report.ranks[0].steps == STEPS
-    found = seconds_of(report, 0)
+    seconds = seconds_of(report, 0)
     # Each step of which rank 1 is seen: 0.1 of transfer and 0.2 of its cause; else 0.3 unknown.
-    seen = round(found["net-transfer"] / 0.1)
+    seen = round(seconds["net-transfer"] / 0.1)
     assert steps <= seen <= steps + 1
-    assert found["sync-unknown-peer"] == pytest.approx(0.3 * (STEPS - seen))
-    assert found["storage-local"] == pytest.approx(0.1 * seen)
+    assert seconds["sync-unknown-peer"] == pytest.approx(0.3 * (STEPS - seen))
+    assert seconds["storage-local"] == pytest.approx(0.1 * seen)
 
 
-def test_two_jobs_on_the_same_nodes_are_told_apart(tmp_path: Path) -> None:
+def test_two_jobs_on_the_same_nodes_are_distinguished(tmp_path: Path) -> None:
     for name, scripts in (("first", pair()), ("second", job((0.2, 0.3), (0.0, 0.3)))):
         for number, script in enumerate(scripts):
             with_variables(script, TORCHELASTIC_RUN_ID=name)
@@ -81,7 +84,7 @@ def test_two_jobs_on_the_same_nodes_are_told_apart(tmp_path: Path) -> None:
     ) in report.notes
 
 
-def test_jobs_without_a_name_are_told_apart_by_where_their_ranks_met(tmp_path: Path) -> None:
+def test_jobs_without_a_name_are_distinguished_by_where_their_ranks_met(tmp_path: Path) -> None:
     for number, script in enumerate(pair()):
         without(script, "TORCHELASTIC_RUN_ID")
         with_variables(script, MASTER_ADDR="node-0", MASTER_PORT="29500")
@@ -93,7 +96,7 @@ def test_jobs_without_a_name_are_told_apart_by_where_their_ranks_met(tmp_path: P
     report = analysed(tmp_path)
     assert by_rank(report, 0) == [BLAMED]
     assert "node-0:29500 (ranks 0-1); node-9:29500 (ranks 1)" in "".join(report.notes)
-    [blind] = [one for one in report.blinds if one.what == "ranks"]
+    [blind] = [blind_spot for blind_spot in report.blinds if blind_spot.what == "ranks"]
     assert blind.message.startswith("1 of 2 ranks of job node-9:29500 have no recording: 0;")
 
 
@@ -106,7 +109,7 @@ def test_one_rank_twice_at_the_same_time_is_not_guessed_about(tmp_path: Path) ->
         assert "net-transfer" not in seconds_of(report, rank)
     # 0.3 s of each step of rank 0, and 0.1 of both that call themselves rank 1
     assert report.unattributed_reasons == (("peers", round(60 * 0.5 * SECOND)),)
-    [note] = [one for one in report.notes if "at once" in one]
+    [note] = [note for note in report.notes if "at once" in note]
     assert note.startswith("rank 1 of job a job was held by several processes at once (node-1 pid")
 
 
@@ -117,7 +120,7 @@ def test_a_rank_that_ends_earlier_is_matched_as_far_as_it_went(tmp_path: Path) -
             Machine(f"node-{number}"), script, tmp_path / f"n{number}", [announced(GROUP, [0, 1])]
         )
     report = analysed(tmp_path)
-    assert [one.steps for one in report.ranks] == [60, 40]
+    assert [rank.steps for rank in report.ranks] == [60, 40]
     assert seconds_of(report, 0) == {
         "net-transfer": 4.0,
         "storage-local": 4.0,
@@ -172,18 +175,18 @@ def test_a_late_joiner_is_matched_from_when_it_is_seen(tmp_path: Path) -> None:
             Machine(f"node-{number}"), script, tmp_path / f"n{number}", [announced(GROUP, [0, 1])]
         )
     report = analysed(tmp_path)
-    found = seconds_of(report, 0)
-    assert found["sync-unknown-peer"] == pytest.approx(20 * 0.3)
-    assert found["net-transfer"] == pytest.approx(4.0)
-    assert found["storage-local"] == pytest.approx(3.9)
+    seconds = seconds_of(report, 0)
+    assert seconds["sync-unknown-peer"] == pytest.approx(20 * 0.3)
+    assert seconds["net-transfer"] == pytest.approx(4.0)
+    assert seconds["storage-local"] == pytest.approx(3.9)
 
 
-def test_machines_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_machines_of_one_name_are_distinguished(tmp_path: Path) -> None:
     for number, script in enumerate(pair()):
         write_on(Machine("localhost", f"{number}abcdef01-9"), script, tmp_path / f"n{number}")
     report = analysed(tmp_path)
-    assert [one.name for one in report.nodes] == ["localhost-0abcdef0", "localhost-1abcdef0"]
-    assert [one.node for one in report.ranks] == ["localhost-0abcdef0", "localhost-1abcdef0"]
+    assert [node.name for node in report.nodes] == ["localhost-0abcdef0", "localhost-1abcdef0"]
+    assert [rank.node for rank in report.ranks] == ["localhost-0abcdef0", "localhost-1abcdef0"]
     assert by_rank(report, 0) == [BLAMED]
 
 
@@ -194,7 +197,7 @@ def test_a_process_that_two_recorders_saw_counts_once(tmp_path: Path) -> None:
         again = pair(steps=30)[number]
         write_on(machine, again, tmp_path / f"n{number}-again")
     report = analysed(tmp_path)
-    assert [(one.rank, one.steps) for one in report.ranks] == [(0, 60), (1, 60)]
+    assert [(rank.rank, rank.steps) for rank in report.ranks] == [(0, 60), (1, 60)]
     assert by_rank(report, 0) == [BLAMED]
     assert "rank 1 on node-1 was recorded twice; it counts once" in report.notes
 
@@ -205,10 +208,10 @@ def test_a_container_and_its_machine_see_the_same_rank_once(tmp_path: Path) -> N
         write_on(Machine(f"node-{number}", f"boot-{number}"), script, tmp_path / f"n{number}")
     write_on(Machine("pod", "boot-1"), replace(scripts[1]), tmp_path / "pod")
     report = analysed(tmp_path)
-    assert sorted(one.rank for one in report.ranks) == [0, 1]
+    assert sorted(rank.rank for rank in report.ranks) == [0, 1]
 
 
-def test_a_device_that_two_ranks_share_is_said(tmp_path: Path) -> None:
+def test_a_device_that_two_ranks_share_is_reported(tmp_path: Path) -> None:
     nodes = []
     for number, script in enumerate(pair()):
         write_on(Machine(f"pod-{number}", "one machine"), script, tmp_path / f"n{number}")

@@ -18,15 +18,16 @@ from clusterprof.analysis.node.analyze import NodeResult
 from tests.support.waiting_jobs import measured, recorded
 
 
-def weak(one: RankResult) -> RankResult:
+def weak(result: RankResult) -> RankResult:
     """The same books with evidence that carries a family and no leaf."""
     claimed = {
-        (cause, "C", source): units for (cause, _, source), units in one.accumulator.claimed.items()
+        (cause, "C", source): units
+        for (cause, _, source), units in result.accumulator.claimed.items()
     }
-    unexplained = dict(one.accumulator.unexplained)
-    assert sum(claimed.values()) + sum(unexplained.values()) == one.ledger.lost_ns * SHARE_SCALE
-    partial: Accumulator = replace(one.accumulator, claimed=claimed)
-    return with_attributed_waits(one, partial, one.victim_ns, one.culprit_ns)
+    unexplained = dict(result.accumulator.unexplained)
+    assert sum(claimed.values()) + sum(unexplained.values()) == result.ledger.lost_ns * SHARE_SCALE
+    partial: Accumulator = replace(result.accumulator, claimed=claimed)
+    return with_attributed_waits(result, partial, result.victim_ns, result.culprit_ns)
 
 
 def test_one_rank_says_the_family_and_the_other_the_leaf(tmp_path: Path, monkeypatch) -> None:
@@ -42,19 +43,19 @@ def test_one_rank_says_the_family_and_the_other_the_leaf(tmp_path: Path, monkeyp
     recorded(measured((0.0, 0.3), (0.2, 0.3)), tmp_path)
     [nodes] = seen
     first, second = nodes
-    nodes = (replace(first, ranks=tuple(weak(one) for one in first.ranks)), second)
-    books = [one for node in nodes for one in node.ranks]
+    nodes = (replace(first, ranks=tuple(weak(rank) for rank in first.ranks)), second)
+    books = [rank for node in nodes for rank in node.ranks]
     assert {b.id for b in books[0].buckets} == {"cpu", "network", "storage"}
     assert {b.id for b in books[1].buckets} == {"cpu-preprocess", "net-transfer", "storage-local"}
 
-    books = [one for node in align_cause_ids(JobState(nodes)).nodes for one in node.ranks]
-    first_ids, second_ids = ({b.id for b in one.buckets} for one in books)
+    books = [rank for node in align_cause_ids(JobState(nodes)).nodes for rank in node.ranks]
+    first_ids, second_ids = ({b.id for b in result.buckets} for result in books)
     assert first_ids == second_ids == {"cpu", "net-transfer", "storage"}  # as large: the cautious
     sums: dict[str, int] = dict(sum_unblamed_waits(books))
     for doing in compute_culprit_totals(books):
         for id_, ns in doing.total.items():
             sums[id_] = sums.get(id_, 0) + ns
-    for one in books:
-        for bucket in one.buckets:
+    for result in books:
+        for bucket in result.buckets:
             sums[bucket.id] -= bucket.lost_ns
     assert {ns for id_, ns in sums.items() if id_ != "unattributed"} == {0}

@@ -22,7 +22,7 @@ def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: P
     # and so waits 0.2 s in the all-reduce; then both transfer for 0.1 s. The step takes 0.6 s.
     # In the first step it is what each lost since its steps began that is compared.
     report = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path)
-    assert [one.in_step_ns for one in report.ranks] == [36 * SECOND, 36 * SECOND]
+    assert [rank.in_step_ns for rank in report.ranks] == [36 * SECOND, 36 * SECOND]
     assert seconds_of(report, 0) == {
         "net-transfer": 6.0,
         "storage-local": 6.0,
@@ -45,11 +45,11 @@ def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: P
 def test_a_rank_with_more_work_in_every_step_is_an_imbalance(tmp_path: Path) -> None:
     # 0.2 s of work more than the other, every time.
     report = recorded(job((0.0, 0.3), (0.0, 0.5)), tmp_path)
-    found = seconds_of(report, 0)
-    assert found["net-transfer"] == 6.0
-    blamed = found.get("sync-imbalance", 0) + found.get("sync-slow-compute", 0)
-    assert blamed + found.get("unattributed", 0) == pytest.approx(12.0, abs=0.001)
-    assert found["sync-imbalance"] > 10
+    seconds = seconds_of(report, 0)
+    assert seconds["net-transfer"] == 6.0
+    blamed = seconds.get("sync-imbalance", 0) + seconds.get("sync-slow-compute", 0)
+    assert blamed + seconds.get("unattributed", 0) == pytest.approx(12.0, abs=0.001)
+    assert seconds["sync-imbalance"] > 10
     assert seconds_of(report, 1) == {"net-transfer": 6.0}
     [imbalance] = [f for f in report.findings if f.cause.id == "sync-imbalance"]
     assert [culprit.rank for culprit in imbalance.culprits] == [1]
@@ -93,8 +93,8 @@ def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
         analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
     )
     tables = []
-    for [one] in (whole.ranks, cut.ranks):
-        [block] = one.operations.blocks
+    for [item] in (whole.ranks, cut.ranks):
+        [block] = item.operations.blocks
         table = np.zeros((HEAD_ROWS + 2 * len(CATEGORIES), STEPS), np.int64)
         read_block(block.location, block, np.arange(len(CATEGORIES)), table)
         tables.append(table)
@@ -103,8 +103,8 @@ def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
     # by the end of step 10 rank 1 had waited 10 * 0.2 s for data and worked 10 * 0.3 s
     expected = dict(zip(("storage-local", "cpu-preprocess"), (1.0, 1.0)), work=3.0)
     row = tables[0][HEAD_ROWS + len(CATEGORIES) :, 9] / SECOND
-    found = dict(zip(CATEGORIES, row.tolist()))
-    assert {name: s for name, s in found.items() if s > 1e-6} == pytest.approx(expected)
+    values = dict(zip(CATEGORIES, row.tolist()))
+    assert {name: s for name, s in values.items() if s > 1e-6} == pytest.approx(expected)
 
 
 def test_operations_that_touch_each_share_what_was_waited(tmp_path: Path) -> None:

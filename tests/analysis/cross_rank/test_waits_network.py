@@ -52,8 +52,8 @@ def _resize(script: Script, size: int) -> None:
 
 
 def finding(report: Report, cause: str) -> Finding:
-    [found] = [one for one in report.findings if one.cause.id == cause]
-    return found
+    [result] = [item for item in report.findings if item.cause.id == cause]
+    return result
 
 
 def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) -> None:
@@ -61,13 +61,13 @@ def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) ->
     report = over(tmp_path, nic(200 * MB), {**nic(200 * MB), **LOSSY})
     for rank in (0, 1):
         assert seconds_of(report, rank) == {"net-transfer": 6.0}
-    found = finding(report, "net-transfer")
-    assert found.cause.title == "The data were in transfer at the rate of the links"
-    assert found.cause.advice.startswith("No fault")
-    assert found.culprits == ()
-    said = {item.name: item.value for item in found.evidence}
-    assert said["network.expected_ratio"] == pytest.approx(0.25)
-    assert said["network.beyond_ratio"] == 0
+    tested_finding = finding(report, "net-transfer")
+    assert tested_finding.cause.title == "The data were in transfer at the rate of the links"
+    assert tested_finding.cause.advice.startswith("No fault")
+    assert tested_finding.culprits == ()
+    by_key = {item.name: item.value for item in tested_finding.evidence}
+    assert by_key["network.expected_ratio"] == pytest.approx(0.25)
+    assert by_key["network.beyond_ratio"] == 0
     assert metrics(report)["stall.net-transfer_ratio"] == pytest.approx(0.25)
     assert metrics(report)["stall.net-link_ratio"] == 0.0
 
@@ -77,9 +77,11 @@ def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> N
     report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
     for rank in (0, 1):
         assert seconds_of(report, rank) == {"net-link": 3.6, "net-transfer": 2.4}
-    found = finding(report, "net-link")
-    assert [(c.node, c.rank, c.resource) for c in found.culprits] == [("node-1", None, "eth0")]
-    item, moved, rate = found.evidence
+    tested_finding = finding(report, "net-link")
+    assert [(c.node, c.rank, c.resource) for c in tested_finding.culprits] == [
+        ("node-1", None, "eth0")
+    ]
+    item, moved, rate = tested_finding.evidence
     assert moved.note == "sent by each rank in 60 operations of 19.1 MiB, over sockets of eth0"
     assert rate.value == pytest.approx(200 * MB)  # 20 MB in 0.1 s
     assert rate.note == "in transfer: 40.0 % of the 4 Gb/s of eth0"
@@ -96,10 +98,14 @@ def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: P
     # one segment of a hundred, and of a thousand; a node whose counter was not read is no other
     mild = {**LOSSY, ("tcp.retransmits_total", ""): 1}
     report = over(tmp_path, {**nic(500 * MB), **mild}, {**nic(500 * MB), **LOSSY})
-    found = finding(report, "net-link").compared
-    assert found is not None
-    assert (found.name, found.value, found.others) == ("tcp.retransmit_ratio", 0.01, 0.001)
-    assert (found.many, found.of, found.note) == (1, "node", "of the segments were retransmitted")
+    compared = finding(report, "net-link").compared
+    assert compared is not None
+    assert (compared.name, compared.value, compared.others) == ("tcp.retransmit_ratio", 0.01, 0.001)
+    assert (compared.many, compared.of, compared.note) == (
+        1,
+        "node",
+        "of the segments were retransmitted",
+    )
 
 
 def test_a_counter_that_nobody_read_is_no_health(tmp_path: Path) -> None:
@@ -116,11 +122,11 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     # 20 MB at 1 GB/s are 0.02 s of 0.1
     report = over(tmp_path, nic(1000 * MB), nic(1000 * MB))
     assert seconds_of(report, 0) == {"net-transfer": 6.0}
-    found = finding(report, "net-transfer")
-    assert found.cause.title == "The data were in transfer for longer than expected"
-    said = {item.name: round(item.value, 6) for item in found.evidence}
-    assert (said["network.expected_ratio"], said["network.beyond_ratio"]) == (0.05, 0.2)
-    assert list(said) == [
+    tested_finding = finding(report, "net-transfer")
+    assert tested_finding.cause.title == "The data were in transfer for longer than expected"
+    by_key = {item.name: round(item.value, 6) for item in tested_finding.evidence}
+    assert (by_key["network.expected_ratio"], by_key["network.beyond_ratio"]) == (0.05, 0.2)
+    assert list(by_key) == [
         "network.moved_bytes",
         "network.bytes_per_second",
         "network.operation_bytes",
@@ -133,18 +139,18 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
 
 def test_without_counters_the_pace_is_all_that_is_known(tmp_path: Path) -> None:
     report = over(tmp_path, {}, {})
-    found = finding(report, "net-transfer")
-    assert found.cause.title == "The data were in transfer, each time for about as long"
+    tested_finding = finding(report, "net-transfer")
+    assert tested_finding.cause.title == "The data were in transfer, each time for about as long"
     missing = {m.name: m.why_missing for m in report.metrics if m.value is None}
     assert missing["stall.net-link_ratio"] == "the recording has no tcp.retransmits_total"
     assert missing["stall.net-congestion_ratio"] == "the recording has no tcp.job_rtt_ns"
     assert missing["stall.net-path_ratio"] == "the recording has no network.link_bytes_per_second"
 
 
-def test_a_long_round_trip_is_said_of_the_transfers(tmp_path: Path) -> None:
+def test_a_long_round_trip_is_reported_of_the_transfers(tmp_path: Path) -> None:
     report = over(tmp_path, {**nic(200 * MB), **TRIPS}, {**nic(200 * MB), **TRIPS}, size=1000)
-    found = finding(report, "net-transfer")
-    [trip] = [item for item in found.evidence if item.name == "tcp.job_min_rtt_ns"]
+    tested_finding = finding(report, "net-transfer")
+    [trip] = [item for item in tested_finding.evidence if item.name == "tcp.job_min_rtt_ns"]
     # the middle is read to 9 %, and never more than the most that was read
     assert (trip.value, trip.note) == (
         12 * MB,
@@ -159,7 +165,7 @@ def test_a_node_that_is_far_from_the_others_is_named(tmp_path: Path) -> None:
     assert (culprit.node, culprit.rank, culprit.resource) == ("node-1", None, "eth0")
 
 
-def test_a_full_window_of_the_receiver_is_said(tmp_path: Path) -> None:
+def test_a_full_window_of_the_receiver_is_reported(tmp_path: Path) -> None:
     full = {
         ("tcp.job_connections_count", "eth0"): 2,
         ("tcp.job_busy_ns_total", "eth0"): 500 * MB,
@@ -177,13 +183,13 @@ def test_a_wrong_interface_is_named_with_the_right_one(tmp_path: Path) -> None:
     both = {**nic(200 * MB), **nic(2000 * MB, 0, "eth1")}
     report = over(tmp_path, both, both)
     assert seconds_of(report, 0) == {"net-path": 5.4, "net-transfer": 0.6}
-    found = finding(report, "net-path")
-    assert found.culprits == ()  # both nodes alike
-    assert "eth1 was idle and is faster" in found.evidence[0].note
+    tested_finding = finding(report, "net-path")
+    assert tested_finding.culprits == ()  # both nodes alike
+    assert "eth1 was idle and is faster" in tested_finding.evidence[0].note
 
 
 def test_no_rank_is_ever_blamed_for_transfers(tmp_path: Path) -> None:
-    # Rank 1 waits 0.2 s for data in every step; that is its own, the 0.06 s beyond are nobody's.
+    # Rank 1 waits 0.2 s for data in every step; that is its own, the 0.06 s beyond are of no rank.
     scripts = job((0.0, 0.3), (0.2, 0.3))
     for script in scripts:
         script.network = {**nic(500 * MB), **LOSSY}

@@ -59,11 +59,11 @@ def stages(more: float) -> list[Script]:
 def test_stages_that_work_alike_wait_for_the_schedule(tmp_path: Path) -> None:
     report = recorded(stages(0.0), tmp_path)
     for rank in (0, 1):
-        found = seconds_of(report, rank)
+        seconds = seconds_of(report, rank)
         # 0.4 s of each of 60 steps; of the first ones nobody knows yet what is usual
-        assert found["sync-bubble"] == pytest.approx(0.4 * STEPS, abs=1.0)
-        assert found.get("sync-imbalance", 0) + found.get("sync-slow-compute", 0) < 0.5
-    [bubble] = [one for one in report.findings if one.cause.id == "sync-bubble"]
+        assert seconds["sync-bubble"] == pytest.approx(0.4 * STEPS, abs=1.0)
+        assert seconds.get("sync-imbalance", 0) + seconds.get("sync-slow-compute", 0) < 0.5
+    [bubble] = [finding for finding in report.findings if finding.cause.id == "sync-bubble"]
     assert bubble.culprits == ()
     assert bubble.share_ratio == pytest.approx(0.5, abs=0.02)
 
@@ -71,15 +71,15 @@ def test_stages_that_work_alike_wait_for_the_schedule(tmp_path: Path) -> None:
 def test_a_stage_with_more_work_is_blamed_for_that_and_no_more(tmp_path: Path) -> None:
     # 0.1 s more in every step: 6 s for which the first stage waits, beside 0.4 s of schedule.
     report = recorded(stages(0.1), tmp_path)
-    found = seconds_of(report, 0)
-    assert found.get("sync-imbalance", 0) + found.get("sync-slow-compute", 0) == pytest.approx(
+    seconds = seconds_of(report, 0)
+    assert seconds.get("sync-imbalance", 0) + seconds.get("sync-slow-compute", 0) == pytest.approx(
         0.1 * STEPS, abs=0.6
     )
-    assert found["sync-bubble"] == pytest.approx(0.4 * STEPS, abs=1.0)
+    assert seconds["sync-bubble"] == pytest.approx(0.4 * STEPS, abs=1.0)
     named = {
-        (one.cause.id, culprit.rank)
-        for one in report.findings
-        for culprit in one.culprits
-        if one.cause.family == "synchronization"
+        (finding.cause.id, culprit.rank)
+        for finding in report.findings
+        for culprit in finding.culprits
+        if finding.cause.family == "synchronization"
     }
     assert named <= {("sync-imbalance", 1), ("sync-slow-compute", 1)} and named

@@ -27,33 +27,33 @@ def test_work_without_a_cpu_is_contention_of_the_late_rank(tmp_path: Path) -> No
     report = recorded(starved("U0.3 R0.2"), tmp_path)
     assert seconds_of(report, 0) == {"net-transfer": 6.0, "cpu-contention": 12.0}
     assert seconds_of(report, 1) == {"net-transfer": 6.0}  # its own device lost nothing that we saw
-    [found] = [one for one in report.findings if one.cause.id == "cpu-contention"]
-    assert [culprit.rank for culprit in found.culprits] == [1]
+    [finding] = [finding for finding in report.findings if finding.cause.id == "cpu-contention"]
+    assert [culprit.rank for culprit in finding.culprits] == [1]
 
 
 def test_only_the_part_without_a_cpu_is(tmp_path: Path) -> None:
     # 0.1 of the 0.2 that rank 1 had more of; in the first step nobody knows who began to work first
-    found = seconds_of(recorded(starved("U0.4 R0.1"), tmp_path), 0)
-    assert found["cpu-contention"] == 6.0
+    seconds = seconds_of(recorded(starved("U0.4 R0.1"), tmp_path), 0)
+    assert seconds["cpu-contention"] == 6.0
     # Samples do not fall on the edges of work: what they are off by varies, and is jitter.
-    work = found["sync-imbalance"] + found["sync-slow-compute"]
-    assert work + found["unattributed"] - 0.1 == pytest.approx(5.9, abs=0.001)
+    work = seconds["sync-imbalance"] + seconds["sync-slow-compute"]
+    assert work + seconds["unattributed"] - 0.1 == pytest.approx(5.9, abs=0.001)
     assert work == pytest.approx(5.9, abs=0.06)
 
 
 def test_what_every_scheduler_costs_is_none(tmp_path: Path) -> None:
     # 1 ms of every 100
-    found = seconds_of(recorded(starved(" ".join(["U0.099 R0.001"] * 5)), tmp_path), 0)
-    assert "cpu-contention" not in found
+    seconds = seconds_of(recorded(starved(" ".join(["U0.099 R0.001"] * 5)), tmp_path), 0)
+    assert "cpu-contention" not in seconds
 
 
 def spent_on_coming(folder: Path, chunk_ns: int | None = None) -> np.ndarray:
     """What the rank had spent when it came to each operation: int64[categories, operations]."""
-    found = analyze_node(folder, build_limits({}), chunk_ns).ranks[0].operations
-    assert found is not None
+    operations = analyze_node(folder, build_limits({}), chunk_ns).ranks[0].operations
+    assert operations is not None
     middle = HEAD_ROWS + len(CATEGORIES)
     parts = []
-    for block in found.blocks:
+    for block in operations.blocks:
         table = np.empty((HEAD_ROWS + 2 * len(CATEGORIES), block.rows), np.int64)
         assert isinstance(block.location, bytes)
         read_block(block.location, block, np.arange(len(CATEGORIES)), table)

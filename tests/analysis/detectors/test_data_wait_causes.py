@@ -36,11 +36,11 @@ PIECES = lost(
 
 
 def claim(detector, rows, series=None, pieces=PIECES, workers=()) -> Claims:
-    found = detector.claim(
+    result = detector.claim(
         rank(6, process(100), workers, series=series), pieces, feeding(*rows), detector.Limits()
     )
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def values(claims: Claims) -> dict[str, float]:
@@ -171,12 +171,12 @@ def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_t
             },
         )
         both = [worker(201, (0, 0.1, 0), (2, 4, 0)), worker(202, (0, 0.1, 0), (1, 1.1, 0))]
-        one = rank(6, main, both)
-        found = [
-            d.claim(one, pieces, feeding(*rows), d.Limits())
+        timeline = rank(6, main, both)
+        result = [
+            d.claim(timeline, pieces, feeding(*rows), d.Limits())
             for d in (CpuPreprocess(), CpuLoaderConfig())
         ]
-        return [claims.share.tolist() for claims in found]
+        return [claims.share.tolist() for claims in result]
 
     # While the first batches are made both workers are busy: that is computing.
     assert shares(prefetch=1) == [[1.0, 0.0], [0.0, 0.8]]
@@ -189,5 +189,5 @@ def test_what_all_workers_together_could_not_have_made_in_time_is_computing() ->
         100, spans={DATA_WAIT: spans((1, 4, 1, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))}
     )
     made = fetches(activity("U4"), (1, 4, 0))
-    one = rank(6, main, [process(201, 100, {FETCH: made}), process(202, 100)])
-    assert estimate_prefetch_savings(one, ints([4, 5])).tolist() == [0.5, 0.0]
+    timeline = rank(6, main, [process(201, 100, {FETCH: made}), process(202, 100)])
+    assert estimate_prefetch_savings(timeline, ints([4, 5])).tolist() == [0.5, 0.0]

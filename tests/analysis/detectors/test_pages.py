@@ -32,19 +32,19 @@ def test_a_page_has_its_five_sections_in_order_and_its_limits(detector) -> None:
     assert re.findall(r"^## .*$", text, re.MULTILINE) == SECTIONS
     bodies = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
     assert all(len(body.strip()) > 40 for body in bodies)
-    for one in fields(detector.Limits):
-        row = re.search(rf"^\| `{one.name}` \| (\S+) \| (.+) \|$", text, re.MULTILINE)
-        assert row, f"{one.name} is not in the table"
-        assert float(row[1]) == one.default
+    for field in fields(detector.Limits):
+        row = re.search(rf"^\| `{field.name}` \| (\S+) \| (.+) \|$", text, re.MULTILINE)
+        assert row, f"{field.name} is not in the table"
+        assert float(row[1]) == field.default
         assert row[2].endswith(".")
 
 
 @pytest.mark.parametrize("cause_id", NETWORK_LIMITS)
 def test_a_page_about_the_network_has_its_limits_too(cause_id: str) -> None:
     text = build_page(cause_id)
-    for one in fields(NETWORK_LIMITS[cause_id]):
-        row = re.search(rf"^\| `{one.name}` \| (\S+) \| (.+) \|$", text, re.MULTILINE)
-        assert row and float(row[1]) == one.default and row[2].endswith("."), one.name
+    for field in fields(NETWORK_LIMITS[cause_id]):
+        row = re.search(rf"^\| `{field.name}` \| (\S+) \| (.+) \|$", text, re.MULTILINE)
+        assert row and float(row[1]) == field.default and row[2].endswith("."), field.name
 
 
 @pytest.mark.parametrize(

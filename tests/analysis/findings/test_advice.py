@@ -11,29 +11,42 @@ SLOW, FAST = [Step(decode=0.5)] * 20, [Step(decode=0.05)] * 20
 
 
 def finding(report: Report, cause: str) -> Finding:
-    return next(one for one in report.findings if one.cause.id == cause)
+    return next(item for item in report.findings if item.cause.id == cause)
 
 
 def test_advice_is_for_the_node_of_the_rank_that_was_late(tmp_path: Path) -> None:
     """Rank 1 decodes; rank 0 waits for it in the collective and needs no advice."""
     report = recorded(cluster(FAST, SLOW), tmp_path)
-    found = finding(report, "cpu-preprocess")
-    late = found.culprits[0]
+    tested_finding = finding(report, "cpu-preprocess")
+    late = tested_finding.culprits[0]
     assert late.rank == 1
-    assert [one.id for one in found.advice] == ["more-workers", "prepare-on-gpu", "prepare-ahead"]
-    assert all(one.what.startswith(f"On {late.node}, rank 1: ") for one in found.advice)
-    assert "worker.on_cpu_ratio" in found.advice[0].because
-    assert "num_workers is 1" in found.advice[0].because
+    assert [advice_item.id for advice_item in tested_finding.advice] == [
+        "more-workers",
+        "prepare-on-gpu",
+        "prepare-ahead",
+    ]
+    assert all(
+        advice_item.what.startswith(f"On {late.node}, rank 1: ")
+        for advice_item in tested_finding.advice
+    )
+    assert "worker.on_cpu_ratio" in tested_finding.advice[0].because
+    assert "num_workers is 1" in tested_finding.advice[0].because
     assert finding(report, "startup").advice == ()  # 1 s, once
     transfer = finding(report, "net-transfer")
     assert transfer.share_ratio > 0.1  # at its usual pace, and much
     # one operation of 1000 bytes a step: nothing to cut, to put together, or to measure a rate by
-    assert [one.id for one in transfer.advice] == ["accumulate-gradients", "send-less"]
+    assert [advice_item.id for advice_item in transfer.advice] == [
+        "accumulate-gradients",
+        "send-less",
+    ]
 
 
 def test_without_the_probe_it_says_what_to_record(tmp_path: Path) -> None:
     report = recorded(without(cluster(SLOW, SLOW), "spans"), tmp_path)
-    (told,) = (one for one in report.findings if not one.outside_steps)
-    assert told.cause.id == told.cause.family  # a family: nothing is mended because of it
-    assert [one.id for one in told.advice] == ["record-with-probe", "verify-by-hand"]
-    assert all(one.diagnose for one in told.advice)
+    (stated,) = (item for item in report.findings if not item.outside_steps)
+    assert stated.cause.id == stated.cause.family  # a family: nothing is mended because of it
+    assert [advice_item.id for advice_item in stated.advice] == [
+        "record-with-probe",
+        "verify-by-hand",
+    ]
+    assert all(advice_item.diagnose for advice_item in stated.advice)

@@ -44,20 +44,24 @@ def guilty(rank: int | None, own_ms: int, others_ms: int = 0, node: str = "a") -
 def test_a_late_rank_s_work_stands_beside_that_of_those_that_wait() -> None:
     # 96, 98 and 99 wait; 40 does not: the middle of the three.
     cause = "sync-imbalance"
-    found = [books(0, cause, work=148)]
-    found += [books(n, cause, work=w, waited=9) for n, w in ((1, 99), (2, 96), (3, 98))]
-    found.append(books(4, cause, work=40))
-    said = compare_finding(finding(cause, guilty(0, 0, 900)), found)
-    assert said == PeerComparison(
+    collected = [books(0, cause, work=148)]
+    collected += [books(n, cause, work=w, waited=9) for n, w in ((1, 99), (2, 96), (3, 98))]
+    collected.append(books(4, cause, work=40))
+    comparison = compare_finding(finding(cause, guilty(0, 0, 900)), collected)
+    assert comparison == PeerComparison(
         "step.worked_ns", "ns", 148.0 * MS, 98.0 * MS, 3, "rank", "of work a step"
     )
 
 
 def test_a_read_stands_beside_those_of_other_nodes() -> None:
     cause = "storage-local"
-    found = [books(0, cause, read=12), books(1, cause, "b", read=0.4), books(2, cause, "c", read=5)]
-    said = compare_finding(finding(cause, guilty(0, 500)), found)
-    assert said == PeerComparison(
+    collected = [
+        books(0, cause, read=12),
+        books(1, cause, "b", read=0.4),
+        books(2, cause, "c", read=5),
+    ]
+    comparison = compare_finding(finding(cause, guilty(0, 500)), collected)
+    assert comparison == PeerComparison(
         "disk.read_latency_ns", "ns", 12 * MS, 0.4 * MS, 2, "node", "a read"
     )
 
@@ -65,14 +69,14 @@ def test_a_read_stands_beside_those_of_other_nodes() -> None:
 def test_where_no_other_node_read_it_is_what_they_lost_in_a_step() -> None:
     # rank 0 lost 416 ms in 10 steps, rank 1 nothing, rank 2 was not asked, rank 3 is no culprit
     cause = "storage-local"
-    found = [books(0, cause, read=12), books(1, cause, read=11), books(2, cause, asked=False)]
-    said = compare_finding(finding(cause, guilty(0, 416), guilty(1, 2)), found)
-    assert said == PeerComparison(
+    collected = [books(0, cause, read=12), books(1, cause, read=11), books(2, cause, asked=False)]
+    comparison = compare_finding(finding(cause, guilty(0, 416), guilty(1, 2)), collected)
+    assert comparison == PeerComparison(
         "step.own_lost_ns", "ns", 41.6 * MS, 0.2 * MS, 1, "rank", "lost to it in a step"
     )
 
 
-def test_nothing_is_said_without_a_healthy_one_or_without_a_difference() -> None:
+def test_nothing_is_reported_without_a_healthy_one_or_without_a_difference() -> None:
     cause = "storage-local"
     two = [books(0, cause), books(1, cause)]
     assert compare_finding(finding(cause, guilty(0, 400), guilty(1, 390)), two) is None  # all alike

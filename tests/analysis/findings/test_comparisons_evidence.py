@@ -41,8 +41,8 @@ def node(*workers: int | None) -> Any:
 
 
 def noted(*workers: int | None, also: tuple[Culprit, ...] = ()) -> str:
-    (found,) = with_worker_counts([finding(guilty(1, 9), *also)], [node(*workers)])
-    return found.evidence[0].note
+    (annotated,) = with_worker_counts([finding(guilty(1, 9), *also)], [node(*workers)])
+    return annotated.evidence[0].note
 
 
 def test_workers_of_the_others_stand_beside() -> None:
@@ -54,8 +54,8 @@ def test_workers_of_the_others_stand_beside() -> None:
 
 
 def test_only_the_number_of_workers_has_it() -> None:
-    (found,) = with_worker_counts([finding(guilty(1, 9), seen=SIZE)], [node(4, 1)])
-    assert found.evidence == (SIZE,)
+    (annotated,) = with_worker_counts([finding(guilty(1, 9), seen=SIZE)], [node(4, 1)])
+    assert annotated.evidence == (SIZE,)
 
 
 def reader(rank: int, reads: int, **totals: int) -> Any:
@@ -69,20 +69,22 @@ def reader(rank: int, reads: int, **totals: int) -> Any:
 
 
 def reads(*books: Any, seen: Evidence = SIZE) -> str:
-    (found,) = with_read_counts([finding(guilty(1, 9), seen=seen)], list(books))
-    return found.evidence[0].note
+    (read_counts,) = with_read_counts([finding(guilty(1, 9), seen=seen)], list(books))
+    return read_counts.evidence[0].note
 
 
 def test_how_many_reads_stand_beside_their_size() -> None:
-    said = "a read requested on average; 50 a second, 1,200 in the waits of a step"
-    assert reads(reader(0, 5), reader(1, 12_000)) == said
+    printed = "a read requested on average; 50 a second, 1,200 in the waits of a step"
+    assert reads(reader(0, 5), reader(1, 12_000)) == printed
     # 32 samples a step: 37.5 reads of each
     samples = {"samples": 320, "samples_steps": 10}
-    assert reads(reader(1, 12_000, **samples)) == f"{said}, 38 a sample"
-    assert reads(reader(1, 12_000, **samples, samples_unknown_steps=2)) == said  # 10 of 12 say it
+    assert reads(reader(1, 12_000, **samples)) == f"{printed}, 38 a sample"
+    assert (
+        reads(reader(1, 12_000, **samples, samples_unknown_steps=2)) == printed
+    )  # 10 of 12 say it
     assert reads(reader(1, 12)).endswith("; 50 a second, 1.2 in the waits of a step")
 
 
-def test_where_reads_were_not_counted_nothing_is_said() -> None:
+def test_where_reads_were_not_counted_nothing_is_reported() -> None:
     assert reads(reader(0, 5)) == SIZE.note
     assert reads(reader(1, 5), seen=COUNT) == COUNT.note

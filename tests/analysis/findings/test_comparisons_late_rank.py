@@ -46,8 +46,8 @@ def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> N
         ledger(3, 70, 200),
         ledger(4, 40),
     ]
-    (found,) = with_work_evidence([finding("sync-slow-compute", 2, 3)], ledgers)
-    assert found.evidence == (
+    (annotated,) = with_work_evidence([finding("sync-slow-compute", 2, 3)], ledgers)
+    assert annotated.evidence == (
         Evidence("step.worked_ns", 95.0 * MS, "ns", "a step of rank 2; waiting ranks: 62.0 ms"),
     )
 
@@ -71,27 +71,30 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
         )
         for at, (samples, tokens) in enumerate(held)
     ]
-    (found,) = with_work_evidence(
+    (annotated,) = with_work_evidence(
         [finding("sync-imbalance", 2)],
         [
-            replace(one, buckets=(("sync-imbalance", one.lost_ns),) if one.lost_ns else ())
-            for one in ledgers
+            replace(item, buckets=(("sync-imbalance", item.lost_ns),) if item.lost_ns else ())
+            for item in ledgers
         ],
         books,
     )
-    assert [(one.name, one.value, one.note) for one in found.evidence[1:]] == [
+    assert [
+        (evidence_row.name, evidence_row.value, evidence_row.note)
+        for evidence_row in annotated.evidence[1:]
+    ] == [
         ("step.samples_count", 32, "samples in a step of rank 2; waiting ranks: 10"),
         ("step.tokens_count", 200, "tokens in a step of rank 2; waiting ranks: 100"),
     ]
 
 
-def test_nothing_is_said_where_it_does_not_work_for_longer_or_is_not_known() -> None:
+def test_nothing_is_reported_where_it_does_not_work_for_longer_or_is_not_known() -> None:
     ledgers = [ledger(0, 60, 300), ledger(1, 60)]
-    for one in (
+    for item in (
         finding("sync-slow-compute", 1),  # as long as the other
         finding("sync-slow-compute"),
         finding("sync-slow-compute", None),
         finding("net-transfer", 1),
         finding("sync-imbalance", 0),  # nobody waited for it
     ):
-        assert with_work_evidence([one], ledgers) == (one,)
+        assert with_work_evidence([item], ledgers) == (item,)

@@ -25,10 +25,10 @@ def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
 
 
 def unseen_on(*nodes: Any) -> list[tuple[str, str]]:
-    """What is told of sources; of causes that nobody could ask is another matter."""
+    """Notes about sources, without those about causes that could not be evaluated."""
     sources = ("gpu", "lustre", "mounts", "rdma")
-    found = list_coverage_gaps(nodes, [], {}, [])
-    return [(one.what, one.message) for one in found if one.what.startswith(sources)]
+    coverage_gaps = list_coverage_gaps(nodes, [], {}, [])
+    return [(span.what, span.message) for span in coverage_gaps if span.what.startswith(sources)]
 
 
 def unseen(devices: list[dict[str, Any]], *gaps: Gap) -> list[tuple[str, str]]:
@@ -57,7 +57,7 @@ def test_a_node_without_any_says_so_once() -> None:
         assert unseen(devices, NO_NVIDIA, NO_INTEL, NO_AMD) == [("gpu_nvidia", "no library")]
 
 
-def test_what_is_missing_of_a_gpu_that_is_there_is_said() -> None:
+def test_what_is_missing_of_a_gpu_that_is_there_is_reported() -> None:
     silent = gap("gpu_amd", "failed", "the driver does not answer")
     table = gap("gpu_amd", "absent", "v1.3 does not tell it", "gpu.energy_joules_total", "GPU-1f")
     assert unseen([AMD], silent, table) == [
@@ -71,12 +71,12 @@ def test_file_systems_that_no_node_has_are_not_listed() -> None:
     assert unseen_on(*bare) == []
 
 
-def test_a_mount_that_only_some_nodes_lack_is_told() -> None:
+def test_a_mount_that_only_some_nodes_lack_is_reported() -> None:
     nodes = node("node-1", [AMD], NO_NFS, NO_LUSTRE), node("node-2", [AMD], NO_LUSTRE)
     assert unseen_on(*nodes) == [("mounts", "no NFS file system is mounted (on node-1)")]
 
 
-def test_what_is_there_and_cannot_be_read_is_told() -> None:
+def test_what_is_there_and_cannot_be_read_is_reported() -> None:
     denied = gap("lustre", "denied", "debugfs is root's")
     asked = Gap(5, "gpu_neuron", "", "", "absent", "neuron-monitor was not found", "install it")
     assert unseen([AMD], NO_NFS, denied, asked) == [

@@ -1,4 +1,4 @@
-"""Notes of the report about errors that drivers told while the job ran."""
+"""Notes of the report about errors that drivers reported while the job ran."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_each_kind_of_error_of_each_device_is_one_note() -> None:
             Event(111 * S, "nvswitch-sxid", switch),
         ),
     ]
-    told = "the NVIDIA driver reported"
+    stated = "the NVIDIA driver reported"
     assert describe_driver_errors(nodes) == (
-        f"{told} Xid 31 of GPU 3 (GPU-7, 0000:3b:00) on n2 after 5 s, 3 times: MMU Fault",
-        f"{told} Xid 79 of the GPU at 0000:86:00 on n2 after 9 s",
-        f"{told} Xid 13 of GPU 3 (GPU-7, 0000:3b:00), GPU instance 3 on n2 after 9 s",
+        f"{stated} Xid 31 of GPU 3 (GPU-7, 0000:3b:00) on n2 after 5 s, 3 times: MMU Fault",
+        f"{stated} Xid 79 of the GPU at 0000:86:00 on n2 after 9 s",
+        f"{stated} Xid 13 of GPU 3 (GPU-7, 0000:3b:00), GPU instance 3 on n2 after 9 s",
         "GPU-7 on n2 was lost after 10 s: GPU is lost",
-        f"{told} SXid 28006 of NVSwitch 0000:c1:00.0 on n2 after 11 s: Link 46",
+        f"{stated} SXid 28006 of NVSwitch 0000:c1:00.0 on n2 after 11 s: Link 46",
     )
 
 

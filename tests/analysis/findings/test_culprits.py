@@ -16,8 +16,8 @@ MS = SECOND // 1000
 
 
 def finding(report: Report, id_: str) -> Finding:
-    [found] = [one for one in report.findings if one.cause.id == id_]
-    return found
+    [result] = [item for item in report.findings if item.cause.id == id_]
+    return result
 
 
 def test_felt_caused_and_what_fixing_the_culprit_wins(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_cause_that_holds_all_ranks_up_alike_is_won_back_by_all(tmp_path: Path
     assert storage.persistence is None
 
 
-def test_without_a_device_the_gain_is_not_said_and_the_culprits_are(tmp_path: Path) -> None:
+def test_without_a_device_the_gain_is_not_reported_and_the_culprits_are(tmp_path: Path) -> None:
     report = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path)
     storage = finding(report, "storage-local")
     assert storage.upper_bound and storage.recoverable_ns is None
@@ -128,7 +128,9 @@ def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
         if span[0] == 11 and 10 <= span[4] < 15:
             odd[at] = (*span[:6], 9)
     report = recorded(scripts, tmp_path)
-    [blind] = [one for one in report.blinds if one.what == "operations between ranks"]
+    [blind] = [
+        blind_spot for blind_spot in report.blinds if blind_spot.what == "operations between ranks"
+    ]
     assert blind.kind == "failed"
     assert blind.message.startswith(
         "5 of their spans differ in kind from the operation of other ranks"

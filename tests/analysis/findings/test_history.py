@@ -59,8 +59,8 @@ def test_two_ranks_by_hand(tmp_path: Path) -> None:
     assert (history.begin_ns, history.step_every, history.why_missing) == (0, 1, "")
     first, second = history.ranks
     assert first.step_ends_ns == tuple(range(2 * SECOND, 32 * SECOND, SECOND))
-    for one in (first, second):
-        assert one.in_step_ns == (0,) * 5 + (200_000_000,) * 150
+    for item in (first, second):
+        assert item.in_step_ns == (0,) * 5 + (200_000_000,) * 150
     # 0.4 s of one wait, half of it for a disk and half for decoding; 0.5 s work; 0.1 s transfer.
     step = {
         "storage-local": (100_000_000, 100_000_000, 0, 0, 0),
@@ -138,7 +138,7 @@ def in_step_and_lost(times: RankTimeHistory) -> tuple[list[int], list[int]]:
     table = unpack_table(times.place).reshape(len(times.names), 2, -1)
     units = (table[:, 0].astype(object) * SHARE_SCALE + table[:, 1]).tolist()
     rows = dict(zip(times.names, units))
-    in_step = [one // SHARE_SCALE for one in rows.pop(IN_STEP)]
+    in_step = [value // SHARE_SCALE for value in rows.pop(IN_STEP)]
     return in_step, [sum(column) for column in zip(*rows.values())] or [0] * len(in_step)
 
 
@@ -173,10 +173,10 @@ def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
 
 def test_two_stretches_become_one_when_there_are_too_many() -> None:
     table = TimeBinTable()
-    one = TimeBinTable()
-    one.extend(3, 5)  # 0.3 to 0.5 s
-    one.add_amounts("a", 3, np.array([SHARE_SCALE + 1, 2 * SHARE_SCALE]))
-    table.add(one)
+    time_bin_table = TimeBinTable()
+    time_bin_table.extend(3, 5)  # 0.3 to 0.5 s
+    time_bin_table.add_amounts("a", 3, np.array([SHARE_SCALE + 1, 2 * SHARE_SCALE]))
+    table.add(time_bin_table)
     late = TimeBinTable()
     late.extend(MAX_TIME_BINS + 3, MAX_TIME_BINS + 4)
     late.add_amounts("a", MAX_TIME_BINS + 3, np.array([5 * SHARE_SCALE - 1]))
@@ -204,7 +204,7 @@ def test_shares_add_up_to_what_was_to_be_shared(units: list[int], total: int) ->
     assert (out >= 0).all()
     weight = sum(units)
     if weight:
-        assert (np.abs(out - np.array([total * one / weight for one in units])) < 2).all()
+        assert (np.abs(out - np.array([total * unit / weight for unit in units])) < 2).all()
 
 
 def test_whole_amounts_stay_as_they_are() -> None:
@@ -225,12 +225,14 @@ def test_an_idle_device_without_a_cause_is_unattributed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans", "busy+collectives"])
-def test_stretches_add_up_where_waiting_is_told_without_marks(tmp_path: Path, missing: str) -> None:
+def test_stretches_add_up_where_waiting_is_reported_without_marks(
+    tmp_path: Path, missing: str
+) -> None:
     """Time in which ranks slept or span may be waiting, or nobody knows; perhaps it is no loss."""
     reads, plain = Step(read=0.2), Step()
     job = without(cluster([plain] * 30, [reads] * 30, [plain] * 30), missing.split("+")[-1])
     if missing.startswith("busy"):  # the device spins while it waits
-        job = [replace(one, busy=[(1.0, one.end - 1.0)]) for one in job]
+        job = [replace(item, busy=[(1.0, item.end - 1.0)]) for item in job]
     for number, script in enumerate(job):
         write(script, tmp_path / f"node-{number}")
     report = analyze(tmp_path, history=True)

@@ -50,14 +50,14 @@ def test_parts_with_hardly_any_time_in_steps_say_nothing() -> None:
 def straggled(cause: str, others_ns: int, waits: tuple[int, ...]) -> Report:
     """24 stretches of a second: rank 1 is late, rank 0 waits; both ended a step in each."""
     base = storage_verdict()
-    ranks = tuple(replace(one, steps=24) for one in base.ranks)
+    ranks = tuple(replace(rank, steps=24) for rank in base.ranks)
     ends = tuple(S * (at + 1) for at in range(24))
     first = RankHistory(0, (S,) * 24, ((WAITING_FOR_RANKS, waits),), ends)
     second = RankHistory(1, (S,) * 24, (), ends)
     culprit = Culprit("node-a", 1, "", own_ns=0, others_ns=others_ns)
-    found = Finding(CAUSES[cause], others_ns, 0.1, None, 0.9, "B", False, False, (culprit,))
+    finding = Finding(CAUSES[cause], others_ns, 0.1, None, 0.9, "B", False, False, (culprit,))
     history = History(0, S, 24, (first, second))
-    return replace(base, ranks=ranks, findings=(found,), history=history)
+    return replace(base, ranks=ranks, findings=(finding,), history=history)
 
 
 LATE = (0,) * 8 + (S // 2,) * 16  # 8 s of waiting
@@ -72,8 +72,8 @@ def test_waiting_that_was_for_the_culprit_tells_when_it_began() -> None:
     assert began(report) == Onset(8 * S, 8, 24)
     assert began(straggled("sync-slow-compute", 4 * S, LATE)) is None  # half of it was for others
     assert began(replace(report, history=None)) is None
-    every = replace(report.history, step_every=2, begin_ns=-S)  # type: ignore[type-var]
-    assert began(replace(report, history=every)) == Onset(7 * S, 14, 24)
+    whole = replace(report.history, step_every=2, begin_ns=-S)  # type: ignore[type-var]
+    assert began(replace(report, history=whole)) == Onset(7 * S, 14, 24)
 
 
 def test_its_own_loss_tells_it_too_and_of_two_chief_culprits_it_is_not_asked() -> None:
@@ -81,13 +81,13 @@ def test_its_own_loss_tells_it_too_and_of_two_chief_culprits_it_is_not_asked() -
     assert report.history is not None
     own = replace(report.history.ranks[1], lost=(("cpu-preprocess", LATE),))
     culprit = Culprit("node-a", 1, "", own_ns=8 * S)
-    found = replace(report.findings[0], culprits=(culprit,))
+    result = replace(report.findings[0], culprits=(culprit,))
     history = replace(report.history, ranks=(report.history.ranks[0], own))
-    report = replace(report, findings=(found,), history=history)
+    report = replace(report, findings=(result,), history=history)
     assert began(report) == Onset(8 * S, 8, 24)
-    both = replace(found, culprits=(culprit, replace(culprit, rank=0, own_ns=S)))
+    both = replace(result, culprits=(culprit, replace(culprit, rank=0, own_ns=S)))
     assert began(replace(report, findings=(both,))) is None
-    assert began(replace(report, findings=(replace(found, outside_steps=True),))) is None
+    assert began(replace(report, findings=(replace(result, outside_steps=True),))) is None
 
 
 def book(rank: int | None, job: int = 0, pid: int = 1) -> Any:

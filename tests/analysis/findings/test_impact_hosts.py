@@ -31,9 +31,9 @@ def moving(number: int, moved_s: int, on_cpu_s: int, delayed_s: int) -> RankResu
     for name, used in ((comm_threads.ON_CPU, on_cpu_s), (comm_threads.DELAYED, delayed_s)):
         own = used * ms
         sums |= {name: own, f"{name}_l": own * 50 * ms, f"{name}_x": own * inside[0]}
-    one = books(number, lost=40 * S, peers=True)
-    partial = merge_accumulators(one.accumulator, type(one.accumulator)(sums))
-    return replace(one, accumulator=partial, victim_ns={MOVED: moved_s * S})
+    rank_result = books(number, lost=40 * S, peers=True)
+    partial = merge_accumulators(rank_result.accumulator, type(rank_result.accumulator)(sums))
+    return replace(rank_result, accumulator=partial, victim_ns={MOVED: moved_s * S})
 
 
 class Played:
@@ -58,27 +58,29 @@ class Played:
 def gained(ranks: list[RankResult], felt: dict[str, int], before_s: int = 0) -> SavingsModel:
     lines = tuple((id_, ns * S) for id_, ns in felt.items())
     first = replace(ranks[0], ledger=replace(ranks[0].ledger, buckets=lines))
-    rest = [replace(one, ledger=replace(one.ledger, buckets=())) for one in ranks[1:]]
+    rest = [replace(rank, ledger=replace(rank.ledger, buckets=())) for rank in ranks[1:]]
     return SavingsModel([first, *rest], cast(Any, Played(before_s)))
 
 
 def test_the_rank_that_moves_data_most_slowly_holds_all_up() -> None:
     ranks = [moving(0, 20, 2, 1), moving(1, 20, 1, 5), replace(books(2), victim_ns={})]
-    found = estimate_host_overhead(ranks)
-    assert (found.on_cpu_part, found.delayed_part) == pytest.approx((0.05, 0.25))
-    assert found.total == pytest.approx(0.3)
+    host_overhead = estimate_host_overhead(ranks)
+    assert (host_overhead.on_cpu_part, host_overhead.delayed_part) == pytest.approx((0.05, 0.25))
+    assert host_overhead.total == pytest.approx(0.3)
     full = estimate_host_overhead([moving(0, 4, 3, 2)])  # more than the transfers took: all of them
     assert (full.on_cpu_part, full.delayed_part) == pytest.approx((0.5, 0.5))
     assert estimate_host_overhead([books(0)]) == HostOverhead()
 
 
 def test_the_waits_for_a_cpu_go_with_what_took_the_cpus() -> None:
-    found = HostOverhead(0.1, 0.4)
+    host_overhead = HostOverhead(0.1, 0.4)
     felt = {CONTENTION: 30, QUOTA: 10, "storage-local": 60}
-    assert found.get_delayed_part([CONTENTION], felt) == pytest.approx(0.3)
-    assert found.get_delayed_part([CONTENTION, QUOTA], felt) == pytest.approx(0.4)
+    assert host_overhead.get_delayed_part([CONTENTION], felt) == pytest.approx(0.3)
+    assert host_overhead.get_delayed_part([CONTENTION, QUOTA], felt) == pytest.approx(0.4)
     assert (
-        found.get_delayed_part(["storage-local"], felt) == found.get_delayed_part([QUOTA], {}) == 0
+        host_overhead.get_delayed_part(["storage-local"], felt)
+        == host_overhead.get_delayed_part([QUOTA], {})
+        == 0
     )
 
 
@@ -101,12 +103,12 @@ def test_what_a_fault_of_the_network_took_is_beyond_that_already() -> None:
     assert known.estimate(MOVED, ()).ns == round(20 * S * 0.25 * 0.7)
 
 
-def test_of_the_time_behind_the_last_operation_the_same_is_said() -> None:
+def test_of_the_time_behind_the_last_operation_the_same_is_reported() -> None:
     # 110 s in steps, 100 s between operations: 4 s before the first, of which all that was lost is
     # in the first; behind the last as much was lost in 6 s as in the 104
     long = [
-        replace(one, ledger=replace(one.ledger, in_step_ns=110 * S))
-        for one in (moving(0, 20, 2, 1), moving(1, 20, 1, 5))
+        replace(rank_result, ledger=replace(rank_result.ledger, in_step_ns=110 * S))
+        for rank_result in (moving(0, 20, 2, 1), moving(1, 20, 1, 5))
     ]
     known = gained(long, {MOVED: 40}, before_s=4)
     assert known.estimate(CONTENTION, (CONTENTION,)).ns == round(10 * S * 110 / 104)

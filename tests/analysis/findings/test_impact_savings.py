@@ -34,10 +34,10 @@ def finding(gain: int | None, *culprits: int, lost: int = 100) -> Finding:
     return Finding(CAUSES["storage-local"], lost, 0.1, gain, 0.9, "A", False, False, whose)
 
 
-def wins(one: Finding, saved_ns: int | None, why: str = "") -> tuple[int | None, list[int | None]]:
+def wins(item: Finding, saved_ns: int | None, why: str = "") -> tuple[int | None, list[int | None]]:
     line = CauseImpact("storage-local", None, saved_ns, None, None, why)
-    [found] = with_savings([one], Impact(None, "", None, 100, (line,), gpus=GPUS))
-    return found.recoverable_ns, [culprit.recoverable_ns for culprit in found.culprits]
+    [savings] = with_savings([item], Impact(None, "", None, 100, (line,), gpus=GPUS))
+    return savings.recoverable_ns, [culprit.recoverable_ns for culprit in savings.culprits]
 
 
 def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> None:
@@ -49,7 +49,9 @@ def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> N
     assert wins(finding(90, 70, lost=19), 5) == (20, [20])
 
 
-def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_said_at_all() -> None:
+def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_reported_at_all() -> (
+    None
+):
     assert wins(finding(10, 7), None, NOT_MATCHED) == (10, [7])
     assert wins(finding(10, 7), None, PIPELINE_ORDER) == (None, [7])
 
@@ -59,9 +61,9 @@ def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
     whose = tuple(
         Culprit("n", 2 + at, "", own_ns=0, others_ns=ns) for at, ns in enumerate(caused_ns)
     )
-    one = Finding(CAUSES[cause], 10, 0.1, None, 0.9, "B", False, False, whose)
+    item = Finding(CAUSES[cause], 10, 0.1, None, 0.9, "B", False, False, whose)
     line = CauseImpact(cause, None, saved_ns, None, None, "")
-    return with_savings([one], Impact(None, "", None, 100, (line,), gpus=gpus))[0].more_why
+    return with_savings([item], Impact(None, "", None, 100, (line,), gpus=gpus))[0].more_why
 
 
 def test_why_more_is_won_than_was_lost() -> None:
@@ -83,23 +85,23 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def document(report: Report) -> list[tuple[str, int, int]]:
     """(cause, what fixing wins of device time, and of the job) as JSON says them."""
-    said = json.loads(Json().render(report))
-    saved = {one["cause"]: one["saved_ns"] for one in said["worth"]["causes"]}
+    printed = json.loads(Json().render(report))
+    saved = {cause["cause"]: cause["saved_ns"] for cause in printed["worth"]["causes"]}
     return [
-        (one["cause"], one["recoverable_ns"], saved[one["cause"]])
-        for one in said["findings"]
-        if saved[one["cause"]] is not None
+        (entry["cause"], entry["recoverable_ns"], saved[entry["cause"]])
+        for entry in printed["findings"]
+        if saved[entry["cause"]] is not None
     ]
 
 
 def test_json_and_openmetrics_say_the_same(report: Report) -> None:
-    found = document(report)
-    assert {"storage-local", "cpu-preprocess"} <= {cause for cause, _, _ in found}
+    parsed = document(report)
+    assert {"storage-local", "cpu-preprocess"} <= {cause for cause, _, _ in parsed}
     assert report.worth is not None and report.worth.gpus == 2
-    for cause, device_ns, job_ns in found:
+    for cause, device_ns, job_ns in parsed:
         assert device_ns == 2 * job_ns, cause
     text = OpenMetrics().render(report)
-    for cause, device_ns, job_ns in found:
+    for cause, device_ns, job_ns in parsed:
         for name, ns in (("recoverable_gpu", device_ns), ("saved_job", job_ns)):
             pattern = rf'^clusterprof_{name}_seconds{{[^}}]*cause="{cause}"[^}}]*}} (\S+)'
             [value] = re.findall(pattern, text, re.MULTILINE)
@@ -115,7 +117,7 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
         )
     text = " ".join(text.split())
     first = report.findings[0]
-    [(device_ns, job_ns)] = [one[1:] for one in document(report) if one[0] == first.cause.id]
+    [(device_ns, job_ns)] = [row[1:] for row in document(report) if row[0] == first.cause.id]
     device = re.findall(
         rf"(?:[Ff]ixing only this saves:?|(?:WINS|saves:) (?:[Aa]bout|[Aa]t most)) {AMOUNT}", text
     )
@@ -128,9 +130,9 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
     assert format_quantity(device_ns, "ns") in text
     culprits = re.findall(rf"fixing it alone wins (?:about )?{AMOUNT}", text)
     assert set(culprits) <= {
-        format_quantity(one.recoverable_ns, "ns")
-        for one in report.findings
-        if one.recoverable_ns is not None
+        format_quantity(item.recoverable_ns, "ns")
+        for item in report.findings
+        if item.recoverable_ns is not None
     }
 
 

@@ -1,4 +1,4 @@
-"""From recordings to what a newcomer is told: since when, who ended, how reads are."""
+"""From recordings to the facts of a report: onset, early ends, sizes of reads."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def analysed(scripts: list[Script], folder: Path) -> Report:
 
 
 def finding(report: Report, cause: str) -> Finding:
-    return next(one for one in report.findings if one.cause.id == cause)
+    return next(item for item in report.findings if item.cause.id == cause)
 
 
-def test_a_rank_that_becomes_slow_is_told_with_time_and_step(tmp_path: Path) -> None:
+def test_a_rank_that_becomes_slow_is_reported_with_time_and_step(tmp_path: Path) -> None:
     """Steps of 0.02 + 0.3 + transfer for the first 20 of 60, then 0.5 s of decoding."""
     report = analysed(cluster([FAST] * 60, [FAST] * 20 + [SLOW] * 40), tmp_path)
     since = finding(report, "cpu-preprocess").since
@@ -75,21 +75,29 @@ def reading(size: int) -> list[Script]:
 
 
 def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
-    found = finding(analysed(reading(16 << 10), tmp_path), "storage-local")
-    (size,) = (one for one in found.evidence if one.name == "disk.read_size_bytes")
+    tested_finding = finding(analysed(reading(16 << 10), tmp_path), "storage-local")
+    (size,) = (
+        evidence_row
+        for evidence_row in tested_finding.evidence
+        if evidence_row.name == "disk.read_size_bytes"
+    )
     assert size.value == pytest.approx(16 << 10)
     # counters are read ten times a second, and the wait is 0.31 s of 0.71: about 31
     assert size.note.startswith("a read requested on average; 100 a second, 3")
     assert size.note.endswith(" in the waits of a step")
-    packed = next(one for one in found.advice if one.id == "pack-records")
+    packed = next(
+        advice_item for advice_item in tested_finding.advice if advice_item.id == "pack-records"
+    )
     assert packed.what.endswith("read these in order; now a read asks for 16.0 KiB")
-    assert found.withheld == ()
+    assert tested_finding.withheld == ()
 
 
-def test_large_reads_are_left_as_they_are_and_that_is_said(tmp_path: Path) -> None:
-    found = finding(analysed(reading(2 * MIB), tmp_path), "storage-local")
-    assert "pack-records" not in [one.id for one in found.advice]
-    assert found.withheld == ("Larger records are not advised: a read asks for 2.0 MiB already",)
+def test_large_reads_are_left_as_they_are_and_that_is_reported(tmp_path: Path) -> None:
+    tested_finding = finding(analysed(reading(2 * MIB), tmp_path), "storage-local")
+    assert "pack-records" not in [advice_item.id for advice_item in tested_finding.advice]
+    assert tested_finding.withheld == (
+        "Larger records are not advised: a read asks for 2.0 MiB already",
+    )
 
 
 def split(**more: Any) -> Any:

@@ -60,24 +60,24 @@ def values(report: Report) -> dict[str, float | None]:
     return {metric.name: metric.value for metric in report.metrics}
 
 
-def test_a_small_batch_is_told_beside_the_waits_and_never_among_them(
+def test_a_small_batch_is_reported_beside_the_waits_and_never_among_them(
     reports: tuple[Report, Report],
 ) -> None:
     report, full = reports
     assert report.ranks == full.ranks  # not a nanosecond moved
-    found = report.underfill
-    assert found is not None and list_imbalances(report) == []
+    underfill = report.underfill
+    assert underfill is not None and list_imbalances(report) == []
     # 40 * 0.3 s of kernels, of which 0.3 filled the device
-    assert (found.busy_ns, found.lost_ns, found.unmeasured_ns) == (12 * SECOND, 0, 0)
-    assert (found.filled_ns, found.underfilled_ns) == (3_600_000_000, 8_400_000_000)
-    (one,) = found.ranks
-    assert (one.rank, one.device, one.advice) == (
+    assert (underfill.busy_ns, underfill.lost_ns, underfill.unmeasured_ns) == (12 * SECOND, 0, 0)
+    assert (underfill.filled_ns, underfill.underfilled_ns) == (3_600_000_000, 8_400_000_000)
+    (item,) = underfill.ranks
+    assert (item.rank, item.device, item.advice) == (
         0,
         "emulated-0",
         ("larger-batch", "fewer-launches"),
     )
-    assert (one.levels.memory_used_bytes, one.levels.host_on_cpu_ratio) == (10 << 30, 1.0)
-    assert [(a.code, a.measured, a.grade, a.ranks) for a in found.advice] == [
+    assert (item.levels.memory_used_bytes, item.levels.host_on_cpu_ratio) == (10 << 30, 1.0)
+    assert [(a.code, a.measured, a.grade, a.ranks) for a in underfill.advice] == [
         ("larger-batch", True, "B", 1),
         ("fewer-launches", True, "B", 1),
     ]
@@ -86,7 +86,10 @@ def test_a_small_batch_is_told_beside_the_waits_and_never_among_them(
     assert got["underfill.ratio"] == pytest.approx(0.7)
     assert got["gpu.sm_active_ratio"] == pytest.approx(0.3 * 0.6)  # of all time in steps
     rules = [parse_rule(text) for text in ("underfill <= 80%", "gpu.sm_active >= 50%")]
-    assert [one.outcome for one in judge_runs(report, rules, Policy()).results] == ["pass", "fail"]
+    assert [result.outcome for result in judge_runs(report, rules, Policy()).results] == [
+        "pass",
+        "fail",
+    ]
 
 
 @pytest.mark.parametrize("renderer", [Terminal(), Plain(), Markdown()], ids=lambda r: r.name)
@@ -106,8 +109,8 @@ def test_one_chunk_or_many_fill_alike(tmp_path: Path) -> None:
     node = write(small(power=[(1.0, 9.0, 200.0)], limit=[(0.0, 30.0, 700.0)]), tmp_path / "node-1")
     whole, cut = (
         [
-            one.accumulator.utilization
-            for one in analyze_node(node, build_limits({}), chunk_ns).ranks
+            rank.accumulator.utilization
+            for rank in analyze_node(node, build_limits({}), chunk_ns).ranks
         ]
         for chunk_ns in (10**15, 900_000_000)
     )
@@ -121,14 +124,15 @@ def test_without_sm_activity_power_and_memory_only_suggest_it(tmp_path: Path) ->
     script.gauges = {**script.gauges, POWER: rest}
     del script.gauges[SM]
     report = analysed(script, tmp_path / "low")
-    found = report.underfill
-    assert found is not None
-    assert (found.filled_ns, found.underfilled_ns) == (0, 0)
-    assert found.reasons == (("no-sm-activity", 12 * SECOND),)
-    assert [(one.code, one.measured, one.grade) for one in found.advice] == [
-        ("larger-batch", False, "C")
-    ]
-    assert found.ranks[0].levels.power_ratio == pytest.approx(90 / 590)
+    underfill = report.underfill
+    assert underfill is not None
+    assert (underfill.filled_ns, underfill.underfilled_ns) == (0, 0)
+    assert underfill.reasons == (("no-sm-activity", 12 * SECOND),)
+    assert [
+        (advice_item.code, advice_item.measured, advice_item.grade)
+        for advice_item in underfill.advice
+    ] == [("larger-batch", False, "C")]
+    assert underfill.ranks[0].levels.power_ratio == pytest.approx(90 / 590)
     assert values(report)["underfill.ratio"] is None
     text = " ".join(Plain().render(report).split())
     assert "rank 0 may be under-used (power between idle and limit 15.3 %" in text
@@ -140,8 +144,8 @@ def test_what_ranks_spin_for_each_other_is_no_small_batch(tmp_path: Path) -> Non
     # for 0.5 s, of which 0.4 for the other rank, and for 0.1 s
     steps = [Step()] * 20, [Step(compute=0.7)] * 20
     report = recorded(without(cluster(*steps, on_device=True), "collectives"), tmp_path)
-    found = report.underfill
-    assert found is not None and found.advice == () and list_imbalances(report) == []
-    assert found.ranks[0].lost_ns > 0.8 * 20 * 0.4 * SECOND
-    for one in found.ranks:
-        assert one.levels.sm_active_ratio == pytest.approx(0.9, abs=0.05)
+    underfill = report.underfill
+    assert underfill is not None and underfill.advice == () and list_imbalances(report) == []
+    assert underfill.ranks[0].lost_ns > 0.8 * 20 * 0.4 * SECOND
+    for rank in underfill.ranks:
+        assert rank.levels.sm_active_ratio == pytest.approx(0.9, abs=0.05)

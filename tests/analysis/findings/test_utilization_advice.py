@@ -26,22 +26,33 @@ def books(
 ) -> RankResult:
     """A rank whose device was at work for 100 s, at `sm` where it is known."""
     work = round(known * 100 * SECOND) if sm is not None else 0
-    found: UtilizationSums = {("busy", 0): 100 * SECOND, ("work", 0): work, ("sm_known", 0): work}
-    found["active", 0] = round((sm or 0.0) * work)
-    found["no-reading", 0] = 100 * SECOND - work
-    found["level", round(100 * p90)] = work
+    collected: UtilizationSums = {
+        ("busy", 0): 100 * SECOND,
+        ("work", 0): work,
+        ("sm_known", 0): work,
+    }
+    collected["active", 0] = round((sm or 0.0) * work)
+    collected["no-reading", 0] = 100 * SECOND - work
+    collected["level", round(100 * p90)] = work
     if memory is not None:
-        found["memory", round(1000 * memory)] = found["memory_total", 80 << 30] = 100 * SECOND
+        collected["memory", round(1000 * memory)] = collected["memory_total", 80 << 30] = (
+            100 * SECOND
+        )
     if power is not None:
         known_as = {"power": 90 + power * 600, "rest": 90, "limit": 690}
         for name, watts in known_as.items():
-            found[name, 0], found[f"{name}_known", 0] = round(watts * SECOND), SECOND
-        found["power_busy", 0] = SECOND
+            collected[name, 0], collected[f"{name}_known", 0] = round(watts * SECOND), SECOND
+        collected["power_busy", 0] = SECOND
     for name, share in shares.items():
-        found[name, 0], found[f"{name}_known", 0] = round(share * 100 * SECOND), 100 * SECOND
+        collected[name, 0], collected[f"{name}_known", 0] = (
+            round(share * 100 * SECOND),
+            100 * SECOND,
+        )
     state = RankState(settled_ns=1, step_begin_ns=0, step_end_ns=1, first_ns=0, last_ns=1)
     name = RankIdentity("node", number, 100 + number, "GPU-0", True, False, peers)
-    return build_rank_result(name, state, Accumulator({"in_step": 1, "lost": 0}, utilization=found))
+    return build_rank_result(
+        name, state, Accumulator({"in_step": 1, "lost": 0}, utilization=collected)
+    )
 
 
 CASES = {
@@ -70,11 +81,13 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_advised(name: str) -> None:
-    one, codes = CASES[name]
-    found = build_device_utilization([one])
-    assert found.ranks[0].advice == codes
-    assert [advice.code for advice in found.advice] == list(codes)
-    assert {advice.measured for advice in found.advice} <= {not name.startswith("unknown")}
+    item, codes = CASES[name]
+    device_utilization = build_device_utilization([item])
+    assert device_utilization.ranks[0].advice == codes
+    assert [advice.code for advice in device_utilization.advice] == list(codes)
+    assert {advice.measured for advice in device_utilization.advice} <= {
+        not name.startswith("unknown")
+    }
 
 
 def test_every_code_is_advised_for_some_reason() -> None:
@@ -82,26 +95,31 @@ def test_every_code_is_advised_for_some_reason() -> None:
 
 
 def test_how_sure_it_is() -> None:
-    def said(one: RankResult) -> tuple[str, float]:
-        [advice] = build_device_utilization([one]).advice
+    def grade_and_confidence(result: RankResult) -> tuple[str, float]:
+        [advice] = build_device_utilization([result]).advice
         return advice.grade, round(advice.confidence_ratio, 6)
 
     # priors of 0.85 (B) and 0.60 (C); of half of the time nothing is known: less by a tenth
-    assert said(books(memory=ROOM)) == ("B", 0.85)
-    assert said(books(memory=ROOM, known=0.5)) == ("B", 0.765)
-    assert said(books(memory=None)) == ("C", 0.6)
-    assert said(books(memory=ROOM, peers=True)) == ("C", 0.6)
-    assert said(books(sm=None, memory=ROOM, power=0.1)) == ("C", 0.6)
+    assert grade_and_confidence(books(memory=ROOM)) == ("B", 0.85)
+    assert grade_and_confidence(books(memory=ROOM, known=0.5)) == ("B", 0.765)
+    assert grade_and_confidence(books(memory=None)) == ("C", 0.6)
+    assert grade_and_confidence(books(memory=ROOM, peers=True)) == ("C", 0.6)
+    assert grade_and_confidence(books(sm=None, memory=ROOM, power=0.1)) == ("C", 0.6)
 
 
 def test_ranks_are_counted_and_measured_ones_kept_from_guessed_ones() -> None:
     measured, guessed = books(memory=ROOM), books(sm=None, memory=ROOM, power=0.1, number=1)
     full = books(sm=0.9, number=2)
-    found = build_device_utilization([measured, guessed, full, books(memory=ROOM, number=3)])
-    assert [(one.code, one.measured, one.ranks) for one in found.advice] == [
-        ("larger-batch", True, 2),
-        ("larger-batch", False, 1),
-    ]
-    assert [bool(one.advice) for one in found.ranks] == [True, True, False, True]
-    assert (found.busy_ns, found.filled_ns) == (400 * SECOND, (30 + 90 + 30) * SECOND)
-    assert found.reasons == (("no-sm-activity", 100 * SECOND),)
+    device_utilization = build_device_utilization(
+        [measured, guessed, full, books(memory=ROOM, number=3)]
+    )
+    assert [
+        (advice_item.code, advice_item.measured, advice_item.ranks)
+        for advice_item in device_utilization.advice
+    ] == [("larger-batch", True, 2), ("larger-batch", False, 1)]
+    assert [bool(rank.advice) for rank in device_utilization.ranks] == [True, True, False, True]
+    assert (device_utilization.busy_ns, device_utilization.filled_ns) == (
+        400 * SECOND,
+        (30 + 90 + 30) * SECOND,
+    )
+    assert device_utilization.reasons == (("no-sm-activity", 100 * SECOND),)

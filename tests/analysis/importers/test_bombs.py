@@ -46,9 +46,9 @@ def zipped(data: bytes, count: int, name: bytes = b"%d", method: int = 8, flags:
         b"PK\x01\x02"
         + struct.pack("<HHHHHH", 20, 20, flags, method, 0, 0)
         + sizes
-        + struct.pack("<HHHHHII", len(one), 0, 0, 0, 0, 0, 0)
-        + one
-        for one in names
+        + struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, 0)
+        + name
+        for name in names
     )
     end = struct.pack("<HHHHIIH", 0, 0, count, count, len(listed), len(body + data), 0)
     return body + data + listed + b"PK\x05\x06" + end
@@ -181,12 +181,12 @@ def test_more_series_than_are_read_are_left_out_and_then_refused(
     monkeypatch.setattr(readings, "MAX_COLUMNS_PER_HOST", 2)
     monkeypatch.setattr(readings, "MAX_HOSTS", 2)
     monkeypatch.setattr(readings, "MAX_REFUSED_COLUMNS", 2)
-    some, busy = MetricReadings(), MetricMapping("gpu.busy_ratio")
-    found = [some.column(host, busy, gpu) for host in "abc" for gpu in "01"]
-    assert [column is not None for column in found] == [True] * 4 + [False] * 2
-    assert some.column("a", busy, "1") is found[1]
+    batch, busy = MetricReadings(), MetricMapping("gpu.busy_ratio")
+    values = [batch.column(host, busy, gpu) for host in "abc" for gpu in "01"]
+    assert [column is not None for column in values] == [True] * 4 + [False] * 2
+    assert batch.column("a", busy, "1") is values[1]
     with pytest.raises(CannotImportError, match="2 of one host or 2 hosts"):
-        some.column("a", busy, "2")
+        batch.column("a", busy, "2")
 
 
 def test_a_table_of_too_many_jobs_or_ranks_is_refused() -> None:
@@ -215,11 +215,11 @@ def test_numbers_of_ranks_that_no_job_has_are_not_known() -> None:
         (3, 8, (3, 8)),
         (0, 0, (0, None)),
     ):
-        said = b'{"distributedInfo":{"rank":%d,"world_size":%d},' % (rank, world)
-        (source,) = open_sources(Path("a.json"), said + b'"traceEvents":[' + EVENT + b"]}")
+        printed = b'{"distributedInfo":{"rank":%d,"world_size":%d},' % (rank, world)
+        (source,) = open_sources(Path("a.json"), printed + b'"traceEvents":[' + EVENT + b"]}")
         (node,) = importer_named("kineto").nodes([source], [Account(source.path)])
-        ((_, told),) = node._ranks.items()
-        assert (told["rank"], told["world_size"]) == known
+        ((_, stated),) = node._ranks.items()
+        assert (stated["rank"], stated["world_size"]) == known
 
 
 def profile(path: Path, rows: int) -> None:
@@ -227,8 +227,8 @@ def profile(path: Path, rows: int) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA page_size = 512")
         db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER)")
-        some = ((n, n + 1) for n in range(rows))
-        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?)", some)
+        batch = ((n, n + 1) for n in range(rows))
+        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?)", batch)
     db.close()
 
 

@@ -21,18 +21,18 @@ S = 1_000_000_000
 HOUR_S = 3600
 
 
-def told(node: NodeTables) -> list[list[tuple[object, ...]]]:
+def rows_by_segment(node: NodeTables) -> list[list[tuple[object, ...]]]:
     """What stands in each stretch of a node's records: series by time, spans by their end."""
-    found = []
-    for some in list(node.records())[1:-1]:
+    collected = []
+    for batch in list(node.records())[1:-1]:
         here: list[tuple[object, ...]] = []
-        for record in some:
+        for record in batch:
             if isinstance(record, Columns):
                 here.append((record.devices, [t / S for t in record.t_ns]))
             elif isinstance(record, Spans):
                 here.append((record.pid, [t / S for t in record.columns["end_ns"]]))
-        found.append(here)
-    return found
+        collected.append(here)
+    return collected
 
 
 def test_stretches_of_a_second_pass_over_silence_and_keep_the_order_of_streams() -> None:
@@ -41,7 +41,7 @@ def test_stretches_of_a_second_pass_over_silence_and_keep_the_order_of_streams()
     node.series("gpu.power_watts", "far", (np.array([9.5]) * S).astype(np.int64), [1.0])
     node.series("gpu.power_watts", "near", (seconds * S).astype(np.int64), seconds)
     node.spans(7, layout.STEP, [0, 1 * S], [1 * S, 3 * S])
-    assert told(node) == [
+    assert rows_by_segment(node) == [
         [(["near"], [0.0, 0.5])],
         [(["near"], [1.5]), (7, [1.0])],
         [(7, [3.0])],  # 2 s is silent and 3 s is not: the stretches go on second by second
@@ -95,5 +95,5 @@ def test_tables_in_one_file_are_each_read_by_their_own_heads(tmp_path: Path) -> 
     path.write_text((first + again) * 2)
     (source,) = open_sources(path)
     (node,) = GpuTables().nodes([source], [Account(path)])
-    readings = {one.signal: one.values.tolist() for one in node._columns}
+    readings = {column.signal: column.values.tolist() for column in node._columns}
     assert readings == {"gpu.temperature_celsius": [50, 51], "gpu.power_watts": [300, 310]}

@@ -14,21 +14,21 @@ from clusterprof.analysis.importers.core.base import Importer
 from clusterprof.analysis.importers.registry import IMPORTERS, get_importer
 
 
-@pytest.mark.parametrize("one", IMPORTERS, ids=lambda one: one.name)
-def test_every_format_is_a_whole_importer(one: Importer) -> None:
-    assert one.name
-    assert one.title
-    assert isinstance(one.combines_files, bool)
+@pytest.mark.parametrize("importer", IMPORTERS, ids=lambda item: item.name)
+def test_every_format_is_a_whole_importer(importer: Importer) -> None:
+    assert importer.name
+    assert importer.title
+    assert isinstance(importer.combines_files, bool)
     for method in ("recognizes", "nodes"):
-        theirs = inspect.signature(getattr(type(one), method))
+        theirs = inspect.signature(getattr(type(importer), method))
         assert list(theirs.parameters) == list(
             inspect.signature(getattr(Importer, method)).parameters
         )
-    assert get_importer(one.name) is one
+    assert get_importer(importer.name) is importer
 
 
 def test_names_are_given_once() -> None:
-    names = [one.name for one in IMPORTERS]
+    names = [importer.name for importer in IMPORTERS]
     assert len(set(names)) == len(names) == len(IMPORTERS)
     assert get_importer("") is None
     assert IMPORTERS[0] is next(iter(IMPORTERS))
@@ -42,7 +42,7 @@ def test_every_importer_that_there_is_stands_in_it() -> None:
         for path in folder.rglob("*.py")
         if "def recognizes(" in path.read_text(encoding="utf-8") and path.name != "base.py"
     }
-    assert {Path(inspect.getfile(type(one))) for one in IMPORTERS} == there
+    assert {Path(inspect.getfile(type(importer))) for importer in IMPORTERS} == there
 
 
 def test_what_stands_behind_the_format_of_a_file_is_not_loaded() -> None:

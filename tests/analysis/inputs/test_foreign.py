@@ -116,9 +116,9 @@ def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path:
     alone = analyze(known)
     report = analyze([known, other, torn], leave_unknown=True)
     assert [rank.buckets for rank in report.ranks] == [rank.buckets for rank in alone.ranks]
-    (said,) = [note for note in report.notes if "README.md" in note]
+    (printed,) = [note for note in report.notes if "README.md" in note]
     unknown = "neither a recording nor a file of a known format"
-    assert said == f"README.md: left out: {unknown}"
+    assert printed == f"README.md: left out: {unknown}"
     assert any(note.startswith("torn.json.gz: left out: ") for note in report.notes)
     with pytest.raises(NoRecording, match=f"README.md: {unknown}"):
         analyze([known, other])  # a gate may not pass on a part of what it was given
@@ -172,7 +172,7 @@ def test_who_judges_refuses_a_trace_that_says_nothing(tmp_path: Path) -> None:
         analyze([known, empty])
 
 
-def test_a_file_that_cannot_be_read_is_said_to_be_so_or_left_out(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported_or_left_out(tmp_path: Path) -> None:
     torn = Path("/proc/self/mem")  # nobody can read its first byte
     with pytest.raises(NoRecording, match="/proc/self/mem: cannot be read: input/output error"):
         analyze(torn)
@@ -194,22 +194,27 @@ def test_what_a_trace_cannot_show_is_not_measured(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(trace()))
     report = analyze(path)
-    known = {one.name: one.value for one in report.metrics}
-    why = {one.name: one.why_missing for one in report.metrics}
+    known = {metric.name: metric.value for metric in report.metrics}
+    why = {metric.name: metric.why_missing for metric in report.metrics}
     assert known["stall.input-wait_ratio"] is not None
     for name in ("storage-contention", "cpu-gc", "cpu-contention", "checkpoint"):
         assert known[f"stall.{name}_ratio"] is None
         assert why[f"stall.{name}_ratio"] == "the recording has no samples or marks for it"
-    unseen = [one.what for one in report.blinds if "samples or marks" in one.message]
+    unseen = [
+        blind_spot.what for blind_spot in report.blinds if "samples or marks" in blind_spot.message
+    ]
     assert "cpu-gc" in unseen and "input-wait" not in unseen
 
 
 def test_a_trace_that_names_no_host_is_called_by_its_file(tmp_path: Path) -> None:
     for number in (0, 1):
-        said = {**trace(), "distributedInfo": {"rank": number, "world_size": 2}}
-        (tmp_path / f"rank{number}.json").write_text(json.dumps(said))
+        reported = {**trace(), "distributedInfo": {"rank": number, "world_size": 2}}
+        (tmp_path / f"rank{number}.json").write_text(json.dumps(reported))
     report = analyze(tmp_path)
-    assert [(one.name, one.named) for one in report.nodes] == [("rank0", False), ("rank1", False)]
+    assert [(node.name, node.named) for node in report.nodes] == [
+        ("rank0", False),
+        ("rank1", False),
+    ]
     screen = Terminal(80).render(report)
     assert "unknown-host" not in screen
     assert screen.splitlines()[1].startswith(" 2 traces, ")
@@ -223,8 +228,8 @@ def test_milliseconds_have_stretches_of_their_own(tmp_path: Path) -> None:
     history = analyze(path, history=True).history
     assert history is not None and history.stretch_ns == 390_625
     assert history.stretches == 6  # 2 ms are 5.1 of them
-    assert sum(sum(one.in_step_ns) for one in history.ranks) == 2_000_000
-    assert sum(sum(ns) for one in history.ranks for _, ns in one.lost) == 800_000
+    assert sum(sum(rank.in_step_ns) for rank in history.ranks) == 2_000_000
+    assert sum(sum(ns) for rank in history.ranks for _, ns in rank.lost) == 800_000
 
 
 def test_of_files_that_are_read_together_each_must_be_of_use_to_who_judges(tmp_path: Path) -> None:

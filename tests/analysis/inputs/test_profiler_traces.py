@@ -25,7 +25,7 @@ def recording(folder: Path, rank: int = 0) -> None:
     header = Header(node, started, {"mounts": []}, [{"id": "gpu0"}], {}, {}, {}, [])
     t = list(range(0, 1001, 100))
     busy = [min(at, 250) + max(0, at - 300) for at in t]
-    said = {
+    reported = {
         "pid": 7,
         "started_ticks": 1,
         "role": "python",
@@ -58,7 +58,7 @@ def recording(folder: Path, rank: int = 0) -> None:
             )
         },
     )
-    opening = [Clock(0, 0, BOOT_NS), Event(0, "process-registered", said)]
+    opening = [Clock(0, 0, BOOT_NS), Event(0, "process-registered", reported)]
     write_node(folder, header, [opening, [samples, step]])
 
 
@@ -168,8 +168,8 @@ def test_own_recording_and_a_trace_on_one_command_line(tmp_path: Path) -> None:
             }
         )
     )
-    with import_inputs([tmp_path / "own", path]) as found:
-        (folder,) = found.paths
+    with import_inputs([tmp_path / "own", path]) as result:
+        (folder,) = result.paths
         (chunk,) = NodeLoader(folder).chunks()
         assert 250 * MS in chunk.series["gpu.busy_ns_total", "gpu0"].t_ns.tolist()
-        assert any("device times are those" in note for note in found.notes)
+        assert any("device times are those" in note for note in result.notes)

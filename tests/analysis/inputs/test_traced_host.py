@@ -24,7 +24,7 @@ def job(folder: Path, *idle: tuple[float, float]) -> NodeTables:
     node.device("gpu0")
     node.rank(7, rank=0, world_size=1, device="gpu0")
     node.spans(7, layout.STEP, [0, 5 * S], [5 * S, 10 * S], a=[1, 2], b=2)
-    edges = np.array([0, *(round(t * S) for one in idle for t in one), 10 * S], np.int64)
+    edges = np.array([0, *(round(t * S) for value in idle for t in value), 10 * S], np.int64)
     node.busy("gpu0", edges[0::2], edges[1::2], 0, 10 * S)
     return node
 
@@ -37,7 +37,7 @@ def books(folder: Path, node: NodeTables) -> dict[str, int]:
     return {cause: ns for cause, ns in rank.buckets if ns}
 
 
-def test_a_late_launch_is_launching_and_queued_work_is_nobodys(tmp_path: Path) -> None:
+def test_a_late_launch_is_launching_and_queued_work_is_assigned_to_no_rank(tmp_path: Path) -> None:
     node = job(tmp_path, (1, 3), (6, 7))
     node.spans(7, layout.STARVED, [1 * S], [3 * S], a=S)
     assert books(tmp_path, node) == {"launch-bound": 2 * S, "unattributed": S}
@@ -63,29 +63,31 @@ def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Pat
         b=[0, 0, S],
         d=[0, 2, 0],
     )
-    found = books(tmp_path, node)
-    told = ("storage", "storage-remote", "cpu-preprocess", "input-wait")
-    assert {cause: round(found[cause] / S, 3) for cause in told} == dict.fromkeys(told, 1.0)
-    assert abs(sum(found.values()) - 4 * S) <= 1
+    rank_result = books(tmp_path, node)
+    stated = ("storage", "storage-remote", "cpu-preprocess", "input-wait")
+    assert {cause: round(rank_result[cause] / S, 3) for cause in stated} == dict.fromkeys(
+        stated, 1.0
+    )
+    assert abs(sum(rank_result.values()) - 4 * S) <= 1
 
 
-def test_without_a_device_nobody_is_said_to_have_been_busy(tmp_path: Path) -> None:
+def test_without_a_device_nobody_is_reported_to_have_been_busy(tmp_path: Path) -> None:
     node = NodeTables("host", "kineto")
     node.rank(7, rank=0, world_size=1)
     node.spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
     write_node(tmp_path / "run" / "n", node.header(), node.records())
-    said = describe_no_loss(analyze(tmp_path / "run"))
-    assert said.startswith("No device was measured and no host wait was recorded")
+    no_loss = describe_no_loss(analyze(tmp_path / "run"))
+    assert no_loss.startswith("No device was measured and no host wait was recorded")
 
 
 def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> None:
     """Rank 2 kept others waiting for 6 s of 8; all lost 10 s by themselves."""
     cause = Cause("launch-bound", "launch", "", "")
     waits = (S, S, 6 * S, 0)
-    some = tuple(
+    batch = tuple(
         Culprit("n", rank, "", own_ns=10 * S, others_ns=ns) for rank, ns in enumerate(waits)
     )
-    one = Finding(cause, 48 * S, 0.5, None, 0.9, "A", False, False, culprits=some)
-    assert format_culprits(one, 2) == "n ranks 0-3; others waited for rank 2 most, 6.00 s"
-    few = replace(one, culprits=tuple(replace(each, others_ns=2 * S) for each in some))
+    finding = Finding(cause, 48 * S, 0.5, None, 0.9, "A", False, False, culprits=batch)
+    assert format_culprits(finding, 2) == "n ranks 0-3; others waited for rank 2 most, 6.00 s"
+    few = replace(finding, culprits=tuple(replace(each, others_ns=2 * S) for each in batch))
     assert format_culprits(few, 2) == "n ranks 0-3"

@@ -31,21 +31,28 @@ def rank(*kinds: int, importer: str = "kineto", threads: int = 0) -> Any:
     return SimpleNamespace(chunk=chunk, main=main, workers=())
 
 
-def told(one: Any, *claimed: str) -> set[str]:
-    said = {cause: cause in claimed for cause in CAUSES}
-    return set(CAUSES) - set(find_unmeasured_causes(one, MappingProxyType(said)))
+def measured_causes(document: Any, *claimed: str) -> set[str]:
+    by_key = {cause: cause in claimed for cause in CAUSES}
+    return set(CAUSES) - set(find_unmeasured_causes(document, MappingProxyType(by_key)))
 
 
 def test_a_trace_speaks_of_what_it_has_marks_of() -> None:
-    assert told(rank(layout.STEP)) == {"input-wait"}
-    assert told(rank(layout.STARVED)) == {"input-wait", "launch-bound"}
-    assert told(rank(layout.LOADING, layout.GC)) == {"input-wait", "storage-local", "cpu-gc"}
-    assert told(rank(), "storage-contention") == {"input-wait", "storage-contention"}  # it claimed
+    assert measured_causes(rank(layout.STEP)) == {"input-wait"}
+    assert measured_causes(rank(layout.STARVED)) == {"input-wait", "launch-bound"}
+    assert measured_causes(rank(layout.LOADING, layout.GC)) == {
+        "input-wait",
+        "storage-local",
+        "cpu-gc",
+    }
+    assert measured_causes(rank(), "storage-contention") == {
+        "input-wait",
+        "storage-contention",
+    }  # it claimed
 
 
 def test_our_own_recordings_and_sampled_threads_speak_of_all() -> None:
-    assert told(rank(importer="")) == set(CAUSES)
-    assert told(rank(threads=1)) == set(CAUSES)
+    assert measured_causes(rank(importer="")) == set(CAUSES)
+    assert measured_causes(rank(threads=1)) == set(CAUSES)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Nodes whose clocks have nothing to do with each other: laid over each other, with a bound."""
+"""Nodes with unrelated clocks: aligned, with a bound of the error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -
     assert by_rank(report, 0) == [BLAMED]
     across = laid_beside(tmp_path)
     assert across.clock_reason == ""
-    # Rank 1 cannot leave before rank 0 comes: 0.3 s is all that clocks laid by leaves may be off.
+    # Rank 1 cannot leave before rank 0 comes: clocks aligned by leaves may be off by 0.3 s.
     assert across.clock_bound_ns == pytest.approx(0.3 * SECOND, rel=1e-6)
     assert any(
         note.startswith("the wall clock of node-1 is 7,200 s ahead of that of node-0; ")
@@ -53,10 +53,10 @@ def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_p
     for number, (machine, script) in enumerate(zip(machines, pair())):
         write_on(machine, script, tmp_path / f"n{number}")
     nodes = read(tmp_path)
-    found = align_node_clocks(nodes)
+    node_clocks = align_node_clocks(nodes)
     # 20 s after the beginning of the script, on either clock
     first, second = (
-        found.to_common_ns(number, np.array([machine.ahead_ns + 20 * SECOND]))
+        node_clocks.to_common_ns(number, np.array([machine.ahead_ns + 20 * SECOND]))
         for number, machine in enumerate(machines)
     )
     assert abs(int(first[0] - second[0])) <= 2
@@ -107,7 +107,7 @@ def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_pa
     for number, script in enumerate(scripts):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
     across = laid_beside(tmp_path)
-    # Laid over each other by who left when, the clocks are off by `late`; both stay 0.1 s.
+    # Aligned by who left when, the clocks are off by `late`; both stay 0.1 s.
     assert across.clock_bound_ns is not None
     assert late * SECOND <= across.clock_bound_ns <= 0.2 * SECOND
 

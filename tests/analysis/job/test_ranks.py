@@ -53,28 +53,28 @@ def test_a_counted_restart_owns_the_gap_and_the_start_of_the_next_life(tmp_path:
     # from 12 s, the last record, to 31 s, the first step of the second life
     assert outside(report) == [FIRST, {"fail-restart": 19 * SECOND, "after-steps": SECOND}]
     assert [ledger.window_ns for ledger in report.ranks] == [12 * SECOND, 30 * SECOND]
-    [found] = [one for one in report.findings if one.cause.id == "fail-restart"]
-    assert (found.lost_ns, found.grade, found.outside_steps) == (19 * SECOND, "A", True)
-    assert found.share_ratio == pytest.approx(19 / 42)
-    assert [(culprit.node, culprit.rank) for culprit in found.culprits] == [("node-0", 0)]
+    [finding] = [finding for finding in report.findings if finding.cause.id == "fail-restart"]
+    assert (finding.lost_ns, finding.grade, finding.outside_steps) == (19 * SECOND, "A", True)
+    assert finding.share_ratio == pytest.approx(19 / 42)
+    assert [(culprit.node, culprit.rank) for culprit in finding.culprits] == [("node-0", 0)]
 
 
 def test_a_failure_tells_a_restart_that_nobody_counted(tmp_path: Path) -> None:
     report = lives(tmp_path, {"signal": 11}, None, counted=False)
     assert outside(report)[1]["fail-restart"] == 19 * SECOND
-    [found] = [one for one in report.findings if one.cause.id == "fail-restart"]
-    assert found.grade == "B"
+    [finding] = [finding for finding in report.findings if finding.cause.id == "fail-restart"]
+    assert finding.grade == "B"
 
 
 @pytest.mark.parametrize("end", [None, {"exit_code": 0}, {"signal": 15}])
 def test_one_run_after_another_is_no_restart(tmp_path: Path, end: dict | None) -> None:
     report = lives(tmp_path, end, None, counted=False)
     assert outside(report) == [FIRST, FIRST]
-    assert "fail-restart" not in [one.cause.id for one in report.findings]
+    assert "fail-restart" not in [finding.cause.id for finding in report.findings]
 
 
 def test_between_two_machines_the_gap_is_not_counted(tmp_path: Path) -> None:
     report = lives(tmp_path, None, None, boots=("one", "another"))
     assert outside(report)[1] == {"fail-restart": SECOND, "after-steps": SECOND}
-    [found] = [one for one in report.findings if one.cause.id == "fail-restart"]
-    assert (found.lost_ns, found.culprits) == (SECOND, ())
+    [finding] = [finding for finding in report.findings if finding.cause.id == "fail-restart"]
+    assert (finding.lost_ns, finding.culprits) == (SECOND, ())

@@ -1,4 +1,4 @@
-"""What a reader is told of a host: bound workers, far accelerators, full memory, heat."""
+"""Notes about a host: bound workers, far accelerators, full memory, heat."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CPUS = {
 NODE = header(cpus=CPUS)
 
 
-def placed(one: Process, cpus: Sequence[int], ran_on: Sequence[int] = ()) -> Process:
+def placed(item: Process, cpus: Sequence[int], ran_on: Sequence[int] = ()) -> Process:
     at = Placement(frozenset(cpus), frozenset(), np.array(ran_on, np.int64))
-    return replace(one, placement=at)
+    return replace(item, placement=at)
 
 
 def workers(cpus: Sequence[int], count: int = 8) -> list[Process]:
@@ -43,9 +43,10 @@ def test_workers_on_fewer_cpus_than_there_are_of_them() -> None:
         "8 dataloader workers of rank 3 may run on 1 of 8 CPUs only (CPU 3): give the job more"
         " (srun --cpus-per-task, the container's cpuset) or undo a binding (--cpu-bind, taskset)",
     )
-    (said,) = notes(chunk(4, workers([2, 3, 6, 7], count=3), node=NODE))
+    (printed,) = notes(chunk(4, workers([2, 3, 6, 7], count=3), node=NODE))
     assert (
-        "3 dataloader workers of rank 3 may run on 4 of 8 CPUs, 2 cores, only (CPU 2-3,6-7)" in said
+        "3 dataloader workers of rank 3 may run on 4 of 8 CPUs, 2 cores, only (CPU 2-3,6-7)"
+        in printed
     )
 
 
@@ -59,18 +60,18 @@ def test_an_accelerator_of_another_numa_node() -> None:
     device: dict[str, Any] = {"id": "GPU-1", "numa_node": 1, "pid": 100}
     node = replace(NODE, devices=[device])
 
-    def said(*ran_on: int) -> tuple[str, ...]:
+    def notes_for(*ran_on: int) -> tuple[str, ...]:
         return notes(chunk(4, [placed(process(100), range(8), ran_on)], node=node))
 
-    assert said(0, 4, 1, 2) == (
+    assert notes_for(0, 4, 1, 2) == (
         "process 100 ran on another NUMA node than its accelerator GPU-1 (node 1) 75% of the time:"
         " bind it to CPUs of node 1",
     )
-    assert said(2, 3, 0) == ()  # a third
-    assert said(0, 0) == ()  # seen too seldom
-    assert said(99, 99, 99) == ()  # CPUs of no node
+    assert notes_for(2, 3, 0) == ()  # a third
+    assert notes_for(0, 0) == ()  # seen too seldom
+    assert notes_for(99, 99, 99) == ()  # CPUs of no node
     device["numa_node"] = -1
-    assert said(0, 0, 0) == ()
+    assert notes_for(0, 0, 0) == ()
 
 
 def test_an_accelerator_is_found_by_its_pci_address() -> None:
@@ -85,12 +86,12 @@ def test_an_accelerator_is_found_by_its_pci_address() -> None:
 
 def test_looks_add_up_over_chunks() -> None:
     node = replace(NODE, devices=[{"id": "GPU-1", "numa_node": 1, "users": [100]}])
-    one = chunk(4, [placed(process(100), range(8), [0, 0])], node=node)
-    assert "100% of the time" in notes(one, one)[0]
+    timeline = chunk(4, [placed(process(100), range(8), [0, 0])], node=node)
+    assert "100% of the time" in notes(timeline, timeline)[0]
 
 
 def test_shared_memory_that_was_full() -> None:
-    def said(*used: float) -> tuple[str, ...]:
+    def notes_for(*used: float) -> tuple[str, ...]:
         t_s = range(len(used))
         series = {
             ("shm.used_bytes", "/dev/shm"): gauge(t_s, used),
@@ -98,15 +99,15 @@ def test_shared_memory_that_was_full() -> None:
         }
         return notes(chunk(4, series=series, node=NODE))
 
-    (full,) = said(1 << 20, 62 << 20, 3 << 20)
+    (full,) = notes_for(1 << 20, 62 << 20, 3 << 20)
     assert full.startswith("/dev/shm was full (62.0 MiB of 64.0 MiB): workers die of a bus error")
     assert "--shm-size" in full
-    assert said(1 << 20, 60 << 20) == ()  # 94 %
-    assert said(np.nan, np.nan) == ()
+    assert notes_for(1 << 20, 60 << 20) == ()  # 94 %
+    assert notes_for(np.nan, np.nan) == ()
 
 
 def test_heat_that_slowed_the_cpus() -> None:
-    def said(*total_ms: float) -> tuple[str, ...]:
+    def notes_for(*total_ms: float) -> tuple[str, ...]:
         series = {
             ("cpu.throttled_ns_total", "package0"): counter(
                 range(len(total_ms)), [ms * 1e6 for ms in total_ms]
@@ -114,14 +115,14 @@ def test_heat_that_slowed_the_cpus() -> None:
         }
         return notes(chunk(4, series=series, node=NODE))
 
-    assert said(500, 500, 2000) == (
+    assert notes_for(500, 500, 2000) == (
         "the CPUs of package0 were throttled by heat for 1.50 s of 4.00 s: check the node's"
         " cooling",
     )
-    assert said(500, 500, 520) == ()  # half a percent
-    assert said(500, np.nan, 100) == ()  # a counter that began anew says nothing
+    assert notes_for(500, 500, 520) == ()  # half a percent
+    assert notes_for(500, np.nan, 100) == ()  # a counter that began anew says nothing
 
 
-def test_what_holds_for_several_nodes_is_said_once() -> None:
-    said = [("n1", ("hot", "full")), ("n2", ("hot",)), ("n3", ())]
-    assert merge_node_notes(said) == ("n[1-2]: hot", "n1: full")
+def test_what_holds_for_several_nodes_is_reported_once() -> None:
+    printed = [("n1", ("hot", "full")), ("n2", ("hot",)), ("n3", ())]
+    assert merge_node_notes(printed) == ("n[1-2]: hot", "n1: full")

@@ -1,4 +1,4 @@
-"""How ranks and nodes were set up, gathered from chunks and told to remedies."""
+"""How ranks and nodes were set up, gathered from chunks for the advice."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ def gathered(*chunks: Chunk) -> NodeSetup:
     return setups.result("node")
 
 
-def placed(one: Process, *cpus: int) -> Process:
-    return replace(one, placement=Placement(frozenset(cpus), frozenset(), np.zeros(0, np.int64)))
+def placed(item: Process, *cpus: int) -> Process:
+    return replace(item, placement=Placement(frozenset(cpus), frozenset(), np.zeros(0, np.int64)))
 
 
 def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
     """Four workers for training, and two for evaluation that were waited for less."""
     begun = spans((0, 1, 4, 1, 2, 0), (5, 6, 2, 0, 8, 1))
     waits = spans((1, 4, 0, 201, 4), (6, 7, 0, 202, 2))
-    found = gathered(chunk(10, [process(100, spans={LOADER_START: begun, DATA_WAIT: waits})]))
-    assert found.ranks[100, 1].loader == LoaderSettings(
+    gathered_tables = gathered(
+        chunk(10, [process(100, spans={LOADER_START: begun, DATA_WAIT: waits})])
+    )
+    assert gathered_tables.ranks[100, 1].loader == LoaderSettings(
         4, prefetch=2, pinned=True, persistent=False
     )
 
@@ -52,10 +54,10 @@ def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
 def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
     begun = {LOADER_START: spans((0, 1, 3, 0, 0, 0)), STEP: spans((1, 2))}
     later = {DATA_WAIT: spans((11, 15, 0, 201, 3))}
-    found = gathered(
+    gathered_tables = gathered(
         chunk(10, [process(100, spans=begun)]), chunk(20, [process(100, spans=later)], start=10)
     )
-    assert found.ranks[100, 1].loader == LoaderSettings(
+    assert gathered_tables.ranks[100, 1].loader == LoaderSettings(
         3, prefetch=None, pinned=False, persistent=False
     )
 
@@ -63,15 +65,15 @@ def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
 def test_a_loader_that_did_not_say_how_it_is_set_up_is_none() -> None:
     """-1: not PyTorch's."""
     waits = {DATA_WAIT: spans((1, 4, -1, -1, -1, -1))}
-    found = gathered(chunk(10, [process(100, spans=waits)]))
-    assert found.ranks == {(100, 1): ProcessSetup()}
+    gathered_tables = gathered(chunk(10, [process(100, spans=waits)]))
+    assert gathered_tables.ranks == {(100, 1): ProcessSetup()}
 
 
 def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -> None:
     main = placed(process(100, spans={STEP: spans((0, 1))}), 0, 1)
     work = {WORKER_START: spans((0, 1)), FETCH: spans((0, 4))}
-    found = gathered(chunk(10, [main, placed(process(200, 100, work), 1, 5)], node=NODE))
-    assert found.ranks == {(100, 1): ProcessSetup(None, frozenset({0, 1, 5}), 2, 1)}
+    gathered_tables = gathered(chunk(10, [main, placed(process(200, 100, work), 1, 5)], node=NODE))
+    assert gathered_tables.ranks == {(100, 1): ProcessSetup(None, frozenset({0, 1, 5}), 2, 1)}
 
 
 def test_the_machine_as_header_and_counters_tell_it() -> None:
@@ -84,8 +86,8 @@ def test_the_machine_as_header_and_counters_tell_it() -> None:
         ("cgroup.memory_high_events_total", ""): counter([0, 10], [5, 12]),
         ("nfs.connections_count", "/data"): gauge([0, 10], [1, 2]),
     }
-    found = gathered(chunk(10, [], series, node=NODE))
-    assert found.machine == Machine(
+    gathered_tables = gathered(chunk(10, [], series, node=NODE))
+    assert gathered_tables.machine == Machine(
         "node",
         cpus=8,
         numa_nodes=2,
@@ -99,7 +101,7 @@ def test_the_machine_as_header_and_counters_tell_it() -> None:
         disks=(Disk("sda", True), Disk("dm-0", None, ("sda",))),
         hcas=("mlx5_0",),
     )
-    assert found.machine.is_memory_short  # 5 of 64 GiB
+    assert gathered_tables.machine.is_memory_short  # 5 of 64 GiB
 
 
 def test_who_used_the_cpus() -> None:

@@ -18,10 +18,10 @@ def leaves(
     """40 operations of each set of nodes, once a second."""
     operation, node, leave = [], [], []
     for number, nodes in enumerate(sets):
-        for one in nodes:
+        for item in nodes:
             operation.append(OPERATIONS + 100 * number)
-            node.append(np.full(40, one))
-            leave.append(TIMES + number + offset_ns[one])
+            node.append(np.full(40, item))
+            leave.append(TIMES + number + offset_ns[item])
     return np.concatenate(operation), np.concatenate(node), np.concatenate(leave)
 
 
@@ -32,45 +32,57 @@ def test_the_true_error_stays_within_the_bound() -> None:
 
 def test_two_nodes() -> None:
     # Node 1 is 5 s ahead: both are 2.5 s from the middle, in which the common clock lies.
-    found = align_clocks(*leaves([[0, 1]], [0, 5 * SECOND_NS]), 2)
+    alignment = align_clocks(*leaves([[0, 1]], [0, 5 * SECOND_NS]), 2)
     t = np.array([7 * SECOND_NS])
-    assert abs(int(found.to_common_ns(0, t)[0] - found.to_common_ns(1, t + 5 * SECOND_NS)[0])) <= 1
-    assert int(found.bound(0, t)[0]) <= 10
-    assert found.is_before(0, 7_000_000_000, 1, 12_000_100_000) is True
-    assert found.is_before(1, 12_000_100_000, 0, 7_000_000_000) is False
-    assert found.is_before(0, 7_000_000_000, 1, 12_000_000_001) is None  # closer than the bound
+    assert (
+        abs(int(alignment.to_common_ns(0, t)[0] - alignment.to_common_ns(1, t + 5 * SECOND_NS)[0]))
+        <= 1
+    )
+    assert int(alignment.bound(0, t)[0]) <= 10
+    assert alignment.is_before(0, 7_000_000_000, 1, 12_000_100_000) is True
+    assert alignment.is_before(1, 12_000_100_000, 0, 7_000_000_000) is False
+    assert alignment.is_before(0, 7_000_000_000, 1, 12_000_000_001) is None  # closer than the bound
 
 
 def test_nodes_are_aligned_through_others() -> None:
-    found = align_clocks(*leaves([[0, 1, 2], [2, 3], [3, 4]], [0, 10, -999_999, 5_000, 70]), 5)
-    assert (found.component == 0).all()
+    alignment = align_clocks(*leaves([[0, 1, 2], [2, 3], [3, 4]], [0, 10, -999_999, 5_000, 70]), 5)
+    assert (alignment.component == 0).all()
     t = np.array([20 * SECOND_NS])
-    far = int(found.to_common_ns(4, t + 70)[0] - found.to_common_ns(0, t)[0])
-    assert abs(far) <= int(found.bound(4, t)[0] + found.bound(0, t)[0])
-    assert int(found.bound(4, t)[0]) >= int(found.bound(3, t)[0]) >= int(found.bound(2, t)[0])
+    far = int(alignment.to_common_ns(4, t + 70)[0] - alignment.to_common_ns(0, t)[0])
+    assert abs(far) <= int(alignment.bound(4, t)[0] + alignment.bound(0, t)[0])
+    assert (
+        int(alignment.bound(4, t)[0])
+        >= int(alignment.bound(3, t)[0])
+        >= int(alignment.bound(2, t)[0])
+    )
 
 
 def test_nodes_that_share_no_operation_cannot_be_aligned() -> None:
-    found = align_clocks(*leaves([[0, 1], [2, 3]], [0, 1, 2, 3]), 5)
-    assert found.component[0] == found.component[1] != found.component[2] == found.component[3]
-    assert found.component[4] == UNALIGNED
-    assert found.is_before(0, 0, 2, 10**15) is None
-    assert found.is_before(0, 0, 4, 10**15) is None
-    assert found.is_before(4, 0, 4, 1) is True
+    alignment = align_clocks(*leaves([[0, 1], [2, 3]], [0, 1, 2, 3]), 5)
+    assert (
+        alignment.component[0]
+        == alignment.component[1]
+        != alignment.component[2]
+        == alignment.component[3]
+    )
+    assert alignment.component[4] == UNALIGNED
+    assert alignment.is_before(0, 0, 2, 10**15) is None
+    assert alignment.is_before(0, 0, 4, 10**15) is None
+    assert alignment.is_before(4, 0, 4, 1) is True
     with pytest.raises(ValueError, match="shares no operation"):
-        found.to_common_ns(4, np.array([0]))
+        alignment.to_common_ns(4, np.array([0]))
 
 
 def test_too_few_operations_say_nothing() -> None:
     operation, node, leave = leaves([[0, 1]], [0, 1])
     few = operation < 5
-    found = align_clocks(operation[few], node[few], leave[few], 2)
-    assert found.lines == (None, None)
+    alignment = align_clocks(operation[few], node[few], leave[few], 2)
+    assert alignment.lines == (None, None)
 
 
 def test_late_leavers_do_not_move_the_clock() -> None:
     operation, node, leave = leaves([[0, 1, 2]], [0, 0, 0])
     leave[(node == 1) & (operation % 5 == 0)] += SECOND_NS // 2
-    found = align_clocks(operation, node, leave, 3)
+    alignment = align_clocks(operation, node, leave, 3)
     t = np.array([20 * SECOND_NS])
-    assert abs(int(found.to_common_ns(1, t)[0] - found.to_common_ns(0, t)[0])) <= 2
+    assert abs(int(alignment.to_common_ns(1, t)[0] - alignment.to_common_ns(0, t)[0])) <= 2

@@ -35,14 +35,18 @@ def disks(*names: str) -> dict:
     ],
 )
 def test_what_lies_undermost(known: list, recorded: tuple[str, ...], counted: set[str]) -> None:
-    one = chunk(1, series=disks(*recorded), node=header(disks=known))
-    assert find_bottom_disks(one) == counted
+    timeline = chunk(1, series=disks(*recorded), node=header(disks=known))
+    assert find_bottom_disks(timeline) == counted
 
 
 def test_a_volume_is_named_with_its_disks() -> None:
-    one = chunk(1, series=disks("nvme0n1", "nvme1n1", "md0", "dm-0"), node=header(disks=RAID))
-    assert find_disks_below(one, "dm-0") == find_disks_below(one, "md0") == ("nvme0n1", "nvme1n1")
-    assert find_disks_below(one, "nvme0n1") == find_disks_below(one, "unheard-of") == ()
+    timeline = chunk(1, series=disks("nvme0n1", "nvme1n1", "md0", "dm-0"), node=header(disks=RAID))
+    assert (
+        find_disks_below(timeline, "dm-0")
+        == find_disks_below(timeline, "md0")
+        == ("nvme0n1", "nvme1n1")
+    )
+    assert find_disks_below(timeline, "nvme0n1") == find_disks_below(timeline, "unheard-of") == ()
 
 
 def test_bytes_of_the_node_are_those_of_its_disks() -> None:

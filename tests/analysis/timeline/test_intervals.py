@@ -18,8 +18,8 @@ def made(rows: Rows) -> Intervals:
     return Intervals(table[:, 0].copy(), table[:, 1].copy())
 
 
-def rows(found: tuple[np.ndarray, np.ndarray]) -> Rows:
-    return list(zip(found[0].tolist(), found[1].tolist()))
+def rows(result: tuple[np.ndarray, np.ndarray]) -> Rows:
+    return list(zip(result[0].tolist(), result[1].tolist()))
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_intersect_and_subtract(a: Rows, b: Rows, both: Rows, only_a: Rows) -> N
 
 
 def test_overlaps_names_every_part_with_its_rows() -> None:
-    found = intervals.find_overlaps(made([(0, 10), (10, 12), (7, 7)]), made([(2, 4), (6, 12)]))
-    parts = list(zip(*(column.tolist() for column in found)))
+    overlaps = intervals.find_overlaps(made([(0, 10), (10, 12), (7, 7)]), made([(2, 4), (6, 12)]))
+    parts = list(zip(*(column.tolist() for column in overlaps)))
     assert parts == [(0, 0, 2, 4), (0, 1, 6, 10), (1, 1, 10, 12)]
 
 
@@ -89,16 +89,16 @@ edges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)
 sets = edges.map(lambda e: intervals.merge_intervals(made([(s, s + n) for s, n in e])))
 
 
-def instants(found: tuple[np.ndarray, np.ndarray]) -> set[int]:
-    return {t for start, end in rows(found) for t in range(start, end)}
+def instants(result: tuple[np.ndarray, np.ndarray]) -> set[int]:
+    return {t for start, end in rows(result) for t in range(start, end)}
 
 
 @given(sets, sets)
 def test_laws_of_sets_agree_with_sets_of_instants(a: Intervals, b: Intervals) -> None:
-    one, two = instants(a), instants(b)
-    assert instants(intervals.merge_intervals(a, b)) == one | two
-    assert instants(intervals.find_intersection(a, b)) == one & two
-    assert instants(intervals.subtract_intervals(a, b)) == one - two
+    first, two = instants(a), instants(b)
+    assert instants(intervals.merge_intervals(a, b)) == first | two
+    assert instants(intervals.find_intersection(a, b)) == first & two
+    assert instants(intervals.subtract_intervals(a, b)) == first - two
     both = intervals.sum_lengths(intervals.find_intersection(a, b))
     joined = intervals.sum_lengths(intervals.merge_intervals(a, b))
     assert joined == intervals.sum_lengths(a) + intervals.sum_lengths(b) - both
@@ -122,10 +122,10 @@ def test_pieces_agree_with_instants(pieces_edges: list[tuple[int, int]], b: Inte
 
 @given(sets, sets)
 def test_results_are_sets_again(a: Intervals, b: Intervals) -> None:
-    for found in (
+    for span in (
         intervals.merge_intervals(a, b),
         intervals.find_intersection(a, b),
         intervals.subtract_intervals(a, b),
     ):
-        assert np.all(found.end_ns > found.start_ns)
-        assert np.all(found.start_ns[1:] >= found.end_ns[:-1])
+        assert np.all(span.end_ns > span.start_ns)
+        assert np.all(span.start_ns[1:] >= span.end_ns[:-1])

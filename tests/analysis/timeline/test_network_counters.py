@@ -33,9 +33,9 @@ def chunk(
     series = {}
     for (name, device), values in readings["of"].items():  # type: ignore[attr-defined]
         t_ns = np.arange(len(values)) * SECOND
-        some = (t_ns >= (begin - 2) * SECOND) & (t_ns <= end * SECOND)
+        batch = (t_ns >= (begin - 2) * SECOND) & (t_ns <= end * SECOND)
         series[name, device] = Series(
-            t_ns[some], np.array(values, float)[some], name.endswith("_total")
+            t_ns[batch], np.array(values, float)[batch], name.endswith("_total")
         )
     span = round(begin * SECOND), round(end * SECOND)
     return Chunk(header(), *span, begin == 0, False, series, {7: rank}, (), (), ())
@@ -50,33 +50,33 @@ def metered(*chunks: Chunk) -> NodeNetworkTotals:
 def test_only_what_grew_beside_operations_counts() -> None:
     # The example of the module: 30 between 1 s and 2 s, 10 after it, nothing of the first 50.
     of = {BYTES: [0, 50, 80, 90], SPEED: [7, 8, 9, 9]}
-    found = metered(chunk(0, 10, [(1.2, 1.6), (2.9, 2.95)], of=of))
-    count = found.counts[BYTES]
+    meter = metered(chunk(0, 10, [(1.2, 1.6), (2.9, 2.95)], of=of))
+    count = meter.counts[BYTES]
     assert (count.total, count.covered_ns) == (40, 2 * SECOND)
-    assert found.total(*BYTES) == 40 and found.per_second(*BYTES) == 20
+    assert meter.total(*BYTES) == 40 and meter.per_second(*BYTES) == 20
     assert (count.rate_histogram.least, count.rate_histogram.most) == (10, 30)
     # the gauge was read as 9 at the end of both intervals
-    assert (found.levels[SPEED].count, found.levels[SPEED].quantile(0.5)) == (2, 9)
-    assert found.devices("network.transmit_bytes_total") == ["eth0"]
+    assert (meter.levels[SPEED].count, meter.levels[SPEED].quantile(0.5)) == (2, 9)
+    assert meter.devices("network.transmit_bytes_total") == ["eth0"]
 
 
 def test_without_operations_nothing_is_known() -> None:
-    found = metered(chunk(0, 10, [], of={BYTES: [0, 50, 80], SPEED: [7, 7, 7]}))
-    assert found.counts[BYTES].covered_ns == 0
-    assert found.per_second(*BYTES) is None
-    assert found.levels[SPEED].count == 0
-    assert found.total("tcp.retransmits_total", "") is None
+    meter = metered(chunk(0, 10, [], of={BYTES: [0, 50, 80], SPEED: [7, 7, 7]}))
+    assert meter.counts[BYTES].covered_ns == 0
+    assert meter.per_second(*BYTES) is None
+    assert meter.levels[SPEED].count == 0
+    assert meter.total("tcp.retransmits_total", "") is None
 
 
 def test_a_missing_reading_and_a_step_back_are_left_out() -> None:
     of = {BYTES: [0, 10, float("nan"), 40, 50, 5, 6]}
-    found = metered(chunk(0, 10, [(0, 10)], of=of))
-    assert (found.total(*BYTES), found.counts[BYTES].covered_ns) == (10 + 10 + 1, 3 * SECOND)
+    meter = metered(chunk(0, 10, [(0, 10)], of=of))
+    assert (meter.total(*BYTES), meter.counts[BYTES].covered_ns) == (10 + 10 + 1, 3 * SECOND)
 
 
 def test_signals_of_other_things_are_left_alone() -> None:
-    found = metered(chunk(0, 10, [(0, 10)], of={("disk.reads_total", "vda"): [0, 1, 2]}))
-    assert not found.counts and not found.levels
+    meter = metered(chunk(0, 10, [(0, 10)], of={("disk.reads_total", "vda"): [0, 1, 2]}))
+    assert not meter.counts and not meter.levels
 
 
 @pytest.mark.parametrize("cut", [3.0, 17.0, 40.0])
@@ -87,7 +87,7 @@ def test_the_cut_into_chunks_changes_nothing(cut: float) -> None:
     whole = metered(chunk(0, 60, operations, of=of))
     parts, edges = [], [*np.arange(0, 60, cut), 60]
     for begin, end in pairwise(edges):
-        mine = [one for one in operations if begin < one[1] <= end]
+        mine = [operation for operation in operations if begin < operation[1] <= end]
         parts.append(chunk(begin, end, mine, of=of))
     assert metered(*parts) == whole
 
@@ -137,8 +137,8 @@ def test_no_counter_makes_a_negative_rate_or_one_that_no_link_carries(
 ) -> None:
     end = len(readings)
     operations = [(0.0, float(end))]
-    found = metered(chunk(0, end, operations, of={PORT: readings, LINK: [RATE] * end}))
-    count = found.counts.get(PORT, CounterTotal())
+    meter = metered(chunk(0, end, operations, of={PORT: readings, LINK: [RATE] * end}))
+    count = meter.counts.get(PORT, CounterTotal())
     assert (count.total, count.covered_ns) == (sum(known), len(known) * SECOND)
     if known:
         assert (count.rate_histogram.least, count.rate_histogram.most) == (min(known), max(known))
@@ -152,10 +152,10 @@ def test_a_jump_is_none_where_the_speed_is_not_the_links() -> None:
     names = BYTES, SPEED
     of = dict(zip(names, (readings, slow)))
     made_up = [{"name": "eth0", "physical": False}]
-    one = chunk(0, 3, [(0.0, 3.0)], of=of)
-    assert metered(replace(one, header=header(nics=made_up))).total(*BYTES) == 2 * 10**9
+    timeline = chunk(0, 3, [(0.0, 3.0)], of=of)
+    assert metered(replace(timeline, header=header(nics=made_up))).total(*BYTES) == 2 * 10**9
     physical = [{"name": "eth0", "physical": True}]
-    assert metered(replace(one, header=header(nics=physical))).total(*BYTES) == 0
+    assert metered(replace(timeline, header=header(nics=physical))).total(*BYTES) == 0
     unread = chunk(0, 3, [(0.0, 3.0)], of={BYTES: readings, SPEED: [NAN] * 3})
     assert metered(unread).total(*BYTES) == 2 * 10**9
 

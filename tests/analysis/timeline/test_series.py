@@ -27,8 +27,8 @@ READ = counter([0, 0.1, 0.2], [10, 30, 90])
     ],
 )
 def test_rise_of_a_counter(start: float, end: float, expected: float) -> None:
-    found = series.compute_increase(READ, ints([start]), ints([end]))
-    np.testing.assert_allclose(found, [expected], rtol=1e-12)
+    increase = series.compute_increase(READ, ints([start]), ints([end]))
+    np.testing.assert_allclose(increase, [expected], rtol=1e-12)
 
 
 def test_a_reset_spoils_only_the_difference_it_is_in() -> None:
@@ -48,8 +48,8 @@ def test_a_missing_reading_spoils_both_its_neighbours() -> None:
 
 def test_minus_one_in_an_integer_column_is_missing_not_a_value() -> None:
     t_ns, denied = ints([0, 1, 2]), np.array([-1, -1, -1], np.int64)
-    found = series.compute_column_increase(t_ns, denied, ints([0]), ints([2]))
-    np.testing.assert_allclose(found, [NAN])
+    column_increase = series.compute_column_increase(t_ns, denied, ints([0]), ints([2]))
+    np.testing.assert_allclose(column_increase, [NAN])
     partly = np.array([5, -1, 9], np.int64)
     np.testing.assert_allclose(
         series.compute_column_increase(t_ns, partly, ints([0]), ints([2])), [NAN]

@@ -86,16 +86,16 @@ def nodes() -> Iterator[list[Node]]:
 
 
 @pytest.fixture(scope="module")
-def laid(program: Path, nodes: list[Node]) -> Iterator[Cable]:
+def wired(program: Path, nodes: list[Node]) -> Iterator[Cable]:
     with Cable(program, nodes) as cable:
         yield cable
 
 
 @pytest.fixture
-def cable(laid: Cable) -> Iterator[Cable]:
-    yield laid
+def cable(wired: Cable) -> Iterator[Cable]:
+    yield wired
     for port in (0, 1):
-        laid.be(port, Link())
+        wired.be(port, Link())
 
 
 def started(node: Node, code: str) -> subprocess.Popen[str]:
@@ -212,7 +212,7 @@ def _lives(pid: str) -> bool:
 
 @pytest.fixture(scope="module")
 def run(
-    tmp_path_factory: pytest.TempPathFactory, nodes: list[Node], laid: Cable
+    tmp_path_factory: pytest.TempPathFactory, nodes: list[Node], wired: Cable
 ) -> tuple[Path, list[Said]]:
     """A clean job: two nodes, two ranks each, a real rendezvous between them."""
     pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
@@ -223,30 +223,32 @@ def run(
 
 @pytest.mark.torch
 def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[Said]]) -> None:
-    out, said = run
-    found = {}
+    out, printed = run
+    collected = {}
     for folder in list_node_folders(out):
         records = list(NodeReader(folder))
-        header = next(one for one in records if isinstance(one, Header))
+        header = next(record for record in records if isinstance(record, Header))
         node = header.node
         assert header.launcher["job"] == "lab-clean"  # both nodes', though they began apart
         assert folder.name.startswith(f"{node['hostname']}-{node['boot_id'][:8]}-")
         ranks = [
-            (one.attributes["rank"], one.attributes)
-            for one in records
-            if isinstance(one, Event)
-            and one.kind == "process-registered"
-            and one.attributes["rank"] is not None
+            (record.attributes["rank"], record.attributes)
+            for record in records
+            if isinstance(record, Event)
+            and record.kind == "process-registered"
+            and record.attributes["rank"] is not None
         ]
-        assert node["hostname"] not in found
-        found[node["hostname"]] = (node["boot_id"], sorted(rank for rank, _ in ranks))
+        assert node["hostname"] not in collected
+        collected[node["hostname"]] = (node["boot_id"], sorted(rank for rank, _ in ranks))
         for rank, attributes in ranks:
             place = ("world_size", "node_local_rank", "node_number", "restart")
             assert [attributes[name] for name in place] == [4, rank % 2, rank // 2, 0]
             assert attributes["variables"]["TORCHELASTIC_RUN_ID"] == "lab-clean"
-    ranks = {one.node.name: [rank["rank"] for rank in one.ranks] for one in said}
-    assert found == {one.node.name: (one.node.boot_id, ranks[one.node.name]) for one in said}
-    assert sorted(rank for _, ranks in found.values() for rank in ranks) == [0, 1, 2, 3]
+    ranks = {item.node.name: [rank["rank"] for rank in item.ranks] for item in printed}
+    assert collected == {
+        item.node.name: (item.node.boot_id, ranks[item.node.name]) for item in printed
+    }
+    assert sorted(rank for _, ranks in collected.values() for rank in ranks) == [0, 1, 2, 3]
 
 
 @pytest.mark.torch
@@ -254,9 +256,9 @@ def test_what_the_job_sent_over_its_link_is_in_the_recording(run: tuple[Path, li
     out, _ = run
     for folder in list_node_folders(out):
         last: dict[tuple[str, str], float] = {}
-        for one in NodeReader(folder):
-            if isinstance(one, Columns) and one.collector == "sockets":
-                for signal, nic, values in zip(one.signals, one.devices, one.values):
+        for record in NodeReader(folder):
+            if isinstance(record, Columns) and record.collector == "sockets":
+                for signal, nic, values in zip(record.signals, record.devices, record.values):
                     last[signal.removeprefix("tcp.job_"), nic] = values[-1]
         # Four ranks in a ring, six steps: one of each node sends 3/2 of the gradients a step away.
         assert min(last[f"{way}_bytes_total", "eth0"] for way in ("acked", "received")) >= 6_000_000
@@ -266,7 +268,7 @@ def test_what_the_job_sent_over_its_link_is_in_the_recording(run: tuple[Path, li
 @pytest.mark.torch
 def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[Said]]) -> None:
     """A plain world of one: every rank reads the same items, so its losses are the same."""
-    _, said = run
+    _, printed = run
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
     plain = subprocess.run(
         [sys.executable, str(SCRIPT), *STEPS],
@@ -277,10 +279,10 @@ def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[Said]
         timeout=300,
     )
     expected = json.loads(plain.stdout)
-    for one in said:
-        assert len(one.stdout.splitlines()) == 2
-        assert [rank["host"] for rank in one.ranks] == [one.node.name] * 2
-        for rank in one.ranks:
+    for item in printed:
+        assert len(item.stdout.splitlines()) == 2
+        assert [rank["host"] for rank in item.ranks] == [item.node.name] * 2
+        for rank in item.ranks:
             assert list(rank) == list(expected)
             assert (rank["world"], rank["steps"]) == (4, 6)
             assert rank["loss"] == expected["loss"]
@@ -289,19 +291,19 @@ def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[Said]
 @pytest.mark.torch
 def test_the_stopwatches_agree_with_each_other(run: tuple[Path, list[Said]]) -> None:
     """The parts do not exceed the whole, and who waits is kept waiting by somebody."""
-    _, said = run
-    found = truth([rank for one in said for rank in one.ranks])
+    _, printed = run
+    result = truth([rank for item in printed for rank in item.ranks])
     lost: dict[int, int] = {}
-    for _, _, rank, ns in found["lost"]:
+    for _, _, rank, ns in result["lost"]:
         lost[rank] = lost.get(rank, 0) + ns
-    for row in found["ranks"]:
+    for row in result["ranks"]:
         assert 0 < row["compute_ns"] <= row["total_ns"]
         waits = row["data_wait_ns"] + row["reduce_wait_ns"]
         assert abs(waits - lost[row["rank"]]) <= 6 * 8  # each share of a step is rounded
         assert waits + row["send_recv_ns"] + row["compute_ns"] <= row["total_ns"]
     waited, caused = (
-        sum(row[name] for row in found["ranks"])
+        sum(row[name] for row in result["ranks"])
         for name in ("waited_for_others_ns", "kept_others_waiting_ns")
     )
     assert waited == caused
-    assert sum(row["last_times"] for row in found["ranks"]) == found["steps"] == 6
+    assert sum(row["last_times"] for row in result["ranks"]) == result["steps"] == 6

@@ -15,9 +15,9 @@ BURN = "import time; end = time.process_time() + 0.6\nwhile time.process_time() 
 def test_who_is_kin() -> None:
     me = os.getpid()
     parents = {1: 0, 2: 0, 40: 2, 50: 1, me: 50, me + 1: me, me + 2: me + 1, me + 3: 50}
-    found = {pid: {"ppid": parent} for pid, parent in parents.items()}
-    assert [pid for pid in found if _kin(pid, found)] == [2, 40, me, me + 1, me + 2]
-    assert not _kin(me + 9, found)  # ended between two looks
+    by_key = {pid: {"ppid": parent} for pid, parent in parents.items()}
+    assert [pid for pid in by_key if _kin(pid, by_key)] == [2, 40, me, me + 1, me + 2]
+    assert not _kin(me + 9, by_key)  # ended between two looks
 
 
 def test_children_of_a_child_alive_and_one_that_ended_are_ours() -> None:

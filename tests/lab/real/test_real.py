@@ -38,7 +38,7 @@ def corpus(folder: Path, **real: str) -> list[str]:
     return ["--corpus", str(folder)]
 
 
-def test_what_cannot_be_run_is_told_with_its_reason_and_is_no_pass(
+def test_what_cannot_be_run_is_reported_with_its_reason_and_is_no_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
@@ -48,8 +48,8 @@ def test_what_cannot_be_run_is_told_with_its_reason_and_is_no_pass(
         "never": "no real processes can make it: see its file",
         "unknown": "there is no fault 'moon-phase' yet",
     }
-    said = dict(line.split(None, 2)[::2] for line in capsys.readouterr().out.splitlines())
-    assert said == {"can": "ok", **{name: f"not run: {why}" for name, why in reasons.items()}}
+    values = dict(line.split(None, 2)[::2] for line in capsys.readouterr().out.splitlines())
+    assert values == {"can": "ok", **{name: f"not run: {why}" for name, why in reasons.items()}}
     out = tmp_path / "out"
     run = ["run", "--scenario", *reasons, "--severity", "mild", "--seeds", "1", "--out", str(out)]
     assert main([*options, *run]) == 4
@@ -119,7 +119,7 @@ def test_what_is_queued_behind_a_collective_waits_for_the_real_transfer(
     device.join()
     after.record()
     device.submit(5 * MS)
-    assert [one[2] for one in device.log] == ["compute"]  # the host has gone on
+    assert [row[2] for row in device.log] == ["compute"]  # the host has gone on
     assert reached.wait(10) and not after.query()
     time.sleep(0.03)
     transferred.set()
@@ -143,16 +143,18 @@ def test_a_scenario_for_real(tmp_path: Path) -> None:
     (out / "clean" / f"{key}.json").write_text('{"step_ns": 64000000.0}')  # spares a job
     assert main([*options, "run", "--severity", "medium", "--seeds", "1", "--out", str(out)]) == 0
     folder = out / "mine.medium.dev0"
-    found = truth.read(folder)
-    [fault] = found.injected
-    assert (fault.cause, found.clean_step_ns) == ("cpu-gc", 64_000_000)
-    assert [(place.rank, place.steps) for place in found.places] == [(0, 12), (1, 12)]
+    readings = truth.read(folder)
+    [fault] = readings.injected
+    assert (fault.cause, readings.clean_step_ns) == ("cpu-gc", 64_000_000)
+    assert [(place.rank, place.steps) for place in readings.places] == [(0, 12), (1, 12)]
     # 0.3 of the time would be 27 ms a step: a pause of 110 in every fourth, felt by both ranks.
-    caused = {one.rank: one.ns for one in found.lost if one.cause == "cpu-gc"}
-    assert {one.culprit for one in found.lost if one.cause == "cpu-gc"} == set(fault.culprits)
+    caused = {bucket.rank: bucket.ns for bucket in readings.lost if bucket.cause == "cpu-gc"}
+    assert {bucket.culprit for bucket in readings.lost if bucket.cause == "cpu-gc"} == set(
+        fault.culprits
+    )
     assert set(caused) == {0, 1} and min(caused.values()) > 3 * 50 * MS
-    assert sum(one.ns for one in found.lost) < found.in_step_ns
+    assert sum(bucket.ns for bucket in readings.lost) < readings.in_step_ns
     ranks = [
-        one.attributes["rank"] for one in events_of(folder / "recording", "process-registered")
+        event.attributes["rank"] for event in events_of(folder / "recording", "process-registered")
     ]
     assert {0, 1} <= set(ranks)

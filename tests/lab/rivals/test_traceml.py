@@ -45,11 +45,11 @@ WANTED = {
 def test_a_summary_is_translated(name: str, tmp_path: Path) -> None:
     summary = json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))
     causes, culprits = WANTED[name]
-    said = traceml.answer(summary, "0.5.0")
+    reply = traceml.answer(summary, "0.5.0")
     tool = "TraceML 0.5.0 (run on the job, two lines added)"
-    assert said == Answer(tool, causes, culprits=culprits)
-    dump(said, tmp_path / "answer.json")
-    assert load(tmp_path / "answer.json") == said
+    assert reply == Answer(tool, causes, culprits=culprits)
+    dump(reply, tmp_path / "answer.json")
+    assert load(tmp_path / "answer.json") == reply
 
 
 def test_every_fixture_is_judged() -> None:
@@ -59,8 +59,8 @@ def test_every_fixture_is_judged() -> None:
 @pytest.mark.parametrize("kind", ["NO_DATA", "WARMUP", "INCOMPLETE_DATA"])
 def test_too_little_data_claims_nothing(kind: str) -> None:
     section = {"diagnosis": {"kind": kind}, "issues": [{"kind": kind}]}
-    said = traceml.answer({"step_time": section}, "0.5.0")
-    assert (said.causes, said.culprits) == (None, None)
+    reply = traceml.answer({"step_time": section}, "0.5.0")
+    assert (reply.causes, reply.culprits) == (None, None)
     assert traceml.answer({}, "0.5.0").causes is None
 
 

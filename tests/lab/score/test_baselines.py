@@ -134,12 +134,12 @@ def test_what_each_rule_names_for_a_slow_disk(slow_disk: Ask) -> None:
     assert hta.lost_ratio == pytest.approx(0.5)
     assert hta.family_ratio == pytest.approx({"cpu": 0.5, "launch": 0.0, "unattributed": 0.0})
     # Waiting for input: (0.05 + 0.5) / 2, half reading, half decoding; rank 0 stands 0.45 s.
-    found = slow_disk("xprof").causes
-    assert found is not None
-    assert {one.family: one.share_ratio for one in found} == pytest.approx(
+    causes = slow_disk("xprof").causes
+    assert causes is not None
+    assert {cause.family: cause.share_ratio for cause in causes} == pytest.approx(
         {"network": 0.225, "storage": 0.1375, "cpu": 0.1375}
     )
-    assert {one.family: one.leaf for one in found} == {
+    assert {cause.family: cause.leaf for cause in causes} == {
         "network": None,
         "storage": None,
         "cpu": "cpu-preprocess",
@@ -162,16 +162,16 @@ def test_what_each_rule_says_of_a_slow_rank(slow_rank: Ask) -> None:
     assert slow_rank("iowait > 5 %").causes == ()
     # The device idles 0.35 s of 0.85 s on rank 0 and 0.05 s on rank 1, all in waits of the host.
     assert slow_rank("HTA").lost_ratio == pytest.approx(0.4 / 1.7)
-    found = slow_rank("xprof").causes
-    assert found is not None
-    assert {one.family: one.share_ratio for one in found} == pytest.approx(
+    causes = slow_rank("xprof").causes
+    assert causes is not None
+    assert {cause.family: cause.share_ratio for cause in causes} == pytest.approx(
         {"network": 0.3 / 0.85 / 2, "storage": 0.025 / 0.85, "cpu": 0.025 / 0.85}
     )
 
 
 def test_what_each_rule_says_of_a_clean_run(registry: Any, clean: Ask) -> None:
-    said = {name: clean(name) for name in registry.RULES}
-    nothing = {name for name, one in said.items() if one.causes == ()}
+    by_key = {name: clean(name) for name in registry.RULES}
+    nothing = {name for name, item in by_key.items() if item.causes == ()}
     assert nothing == {
         "iowait > 5 %",
         "AU < 90 %",
@@ -179,25 +179,28 @@ def test_what_each_rule_says_of_a_clean_run(registry: Any, clean: Ask) -> None:
         "SageMaker Debugger",
         "SageMaker Debugger, framework rules too",
     }
-    assert said["NVRx"].culprits == ()
-    assert all(said[name].culprits for name in ("last arriver", "stage frontier", "HTA"))
+    assert by_key["NVRx"].culprits == ()
+    assert all(by_key[name].culprits for name in ("last arriver", "stage frontier", "HTA"))
     # How many CPUs the nodes have is not known: the rule on numbers of workers is silent.
-    assert said["xprof"].culprits is None  # not claimed
+    assert by_key["xprof"].culprits is None  # not claimed
 
 
 def test_sagemaker_names_storage_and_cpu_above_its_thresholds(
     registry: Any, tmp_path: Path
 ) -> None:
     """2 s of waiting and 0.5 s of computing: the GPU is idle at 4 of 5 datapoints."""
-    said = {}
+    reported = {}
     burning = {("cpu.user_ns_total", "all"): 95e7, ("cpu.idle_ns_total", "all"): 5e7}
     for name, usage in (("io", cpu(0.6)), ("cpu", burning)):
         script = training([(2.0, 0.5)] * 6)
         script.network = usage
         write(script, tmp_path / name / "node-1")
-        said[name] = asking(registry, tmp_path / name, {})("SageMaker Debugger").causes
+        reported[name] = asking(registry, tmp_path / name, {})("SageMaker Debugger").causes
     low = Said("unattributed", None, None)  # p5 is 0 %
-    assert said == {"io": (Said("storage", None, None), low), "cpu": (Said("cpu", None, None), low)}
+    assert reported == {
+        "io": (Said("storage", None, None), low),
+        "cpu": (Said("cpu", None, None), low),
+    }
 
 
 def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) -> None:
@@ -206,12 +209,12 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
     waits.main_spans = [(DATA_WAIT, s, s + 0.5, s, -1, 0, 0) for s in range(1, 6)]
     for name, script in (("bare", bare), ("waits", waits)):
         write(script, tmp_path / name / "node-1")
-        said = {rule: asking(registry, tmp_path / name, {})(rule) for rule in registry.RULES}
-        assert said["SageMaker Debugger"].causes is None
-        assert said["HTA"].causes is None
-        assert said["iowait > 5 %"].causes is None
-    assert said["AU < 90 %"].culprits == (0,)  # 4 steps of a second, half of each waited for
-    xprof = said["xprof"].causes
+        by_key = {rule: asking(registry, tmp_path / name, {})(rule) for rule in registry.RULES}
+        assert by_key["SageMaker Debugger"].causes is None
+        assert by_key["HTA"].causes is None
+        assert by_key["iowait > 5 %"].causes is None
+    assert by_key["AU < 90 %"].culprits == (0,)  # 4 steps of a second, half of each waited for
+    xprof = by_key["xprof"].causes
     assert xprof == (Said("unattributed", None, 0.5),)  # no fetch was seen
     assert asking(registry, tmp_path / "nothing", {})("xprof").causes is None
 
@@ -253,7 +256,7 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
 
     met = operations(see(tmp_path, {}))
     assert sorted(met) == [(GROUP, step, 0, 1) for step in range(5)]
-    assert [one.blocked_ns for _, one in sorted(met[GROUP, 0, 0, 1].items())] == [0, ns(0.6)]
+    assert [item.blocked_ns for _, item in sorted(met[GROUP, 0, 0, 1].items())] == [0, ns(0.6)]
     ask = asking(registry, tmp_path, {})
     assert ask("longest waiter").culprits == (1,)
     assert ask("slowest total compute").culprits == (0,)
@@ -282,11 +285,11 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     ends = 21 * minutes + np.cumsum(length)
     steps = np.stack([ends - length, ends], axis=1)
     wait = np.array([[steps[0, 0], steps[0, 0] + 1, DATA_WAIT, 0, 0, 1, 1]])
-    some = {("x", ""): Series(ends[:1], ends[:1])}
-    node = Node("node", 8, some, span_ns=(0, int(ends[-1])))
+    reported = {("x", ""): Series(ends[:1], ends[:1])}
+    node = Node("node", 8, reported, span_ns=(0, int(ends[-1])))
     rank = Rank(0, node, "", wait, NO_SPANS, (5,), steps)
-    said = [one for _, one in sagemaker._framework(Seen({0: rank}, [node], {}))]
-    assert said == [
+    printed = [value for _, value in sagemaker._framework(Seen({0: rank}, [node], {}))]
+    assert printed == [
         Said("cpu", "cpu-loader-config", None),  # 12.5 % of the CPUs
         Said("unattributed", None, None),
         Said("startup", "startup", None, outside_steps=True),
@@ -296,11 +299,15 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     small = np.repeat([20.0, 24.5], 20)
     assert not sagemaker.memory_increases(sagemaker.Usage(ends, None, None, small))
     low = np.full(40, 30.0)
-    assert [one for _, one in sagemaker._system([sagemaker.Usage(low, low, low * 0, small)])] == [
+    assert [
+        value for _, value in sagemaker._system([sagemaker.Usage(low, low, low * 0, small)])
+    ] == [
         Said("launch", None, None),  # BatchSize: all three low
         Said("unattributed", None, None),
     ]
     busy = sagemaker.Usage(low + 65, low, low * 0, small)
     balance = Said("synchronization", "sync-imbalance", None)
-    found = [one for _, one in sagemaker._system([busy, sagemaker.Usage(low, low, low * 0, None)])]
-    assert found == [balance, Said("unattributed", None, None)]
+    selected = [
+        value for _, value in sagemaker._system([busy, sagemaker.Usage(low, low, low * 0, None)])
+    ]
+    assert selected == [balance, Said("unattributed", None, None)]

@@ -12,7 +12,7 @@ from clusterprof_lab.score.leading import missed
 from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
 
 # Two ranks of 1,000 ns each. Rank 1's disk cost itself 300 and rank 0 260 of waiting; 40 are
-# nobody's: 28 points storage, 2 points that nobody injected.
+# of no cause: 28 points storage, 2 points that nobody injected.
 TRUTH = Truth(
     "storage-io-cap",
     "synth",
@@ -70,8 +70,8 @@ def test_a_right_answer_that_errs_a_little() -> None:
 
 
 def test_unattributed_is_what_is_beyond_the_truth() -> None:
-    said = {**ZERO, "storage": 0.25, "unattributed": 0.035}
-    judged = judge(replace(ANSWER, family_ratio=said), TRUTH, WANTED)
+    reported = {**ZERO, "storage": 0.25, "unattributed": 0.035}
+    judged = judge(replace(ANSWER, family_ratio=reported), TRUTH, WANTED)
     assert round(judged.unattributed_ratio or 0.0, 9) == 0.05  # 3.5 said less 2 true, of 30 lost
 
 
@@ -80,14 +80,14 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
     causes = (Said("cpu", "cpu-preprocess", 0.26), Said("storage", "storage-local", 0.25))
     cpu_first = replace(ANSWER, causes=causes, family_ratio={**ZERO, "cpu": 0.26, "storage": 0.25})
 
-    def found(cpu_ns: int) -> tuple[object, ...]:
+    def judged_with_cpu(cpu_ns: int) -> tuple[object, ...]:
         truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, cpu_ns)))
         judged = judge(cpu_first, truth, both)
         return judged.wanted, judged.family_right, judged.leaf_top1
 
-    assert found(500) == ("storage", False, False)  # 25 points, storage has 28
-    assert found(545) == ("cpu", True, True)  # 27.25: as large, and said first
-    assert found(600) == ("cpu", True, True)
+    assert judged_with_cpu(500) == ("storage", False, False)  # 25 points, storage has 28
+    assert judged_with_cpu(545) == ("cpu", True, True)  # 27.25: as large, and said first
+    assert judged_with_cpu(600) == ("cpu", True, True)
     # what else the group lost is not the fault's: 25 points of cpu-preprocess, 10 of contention
     more = (Lost("cpu-preprocess", 0, 0, 500), Lost("cpu-contention", 0, 0, 200))
     assert judge(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *more)), both).leaf_top1 is True
@@ -108,7 +108,7 @@ def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
     assert (judged.said, judged.family_right, judged.leaf_top1) == ("cpu", True, False)
     whole = replace(split, family_ratio={**ZERO, "network": 0.12, "cpu": 0.115})
     assert judge(whole, truth, wanted).said == "network"  # the table of groups goes first
-    unsized = replace(split, causes=tuple(replace(one, share_ratio=None) for one in causes))
+    unsized = replace(split, causes=tuple(replace(cause, share_ratio=None) for cause in causes))
     assert judge(unsized, truth, wanted).said == "network"  # no amounts: the order counts
 
 
@@ -134,8 +134,13 @@ def test_what_cost_most_is_asked_for_though_a_mild_fault_was_injected() -> None:
 
 
 def test_a_fault_that_cost_less_than_half_of_its_aim_asks_nothing() -> None:
-    said = "the fault did not hit: it should cost 60 points and cost 28"
-    assert [missed(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == ["", "", "", said]
+    printed = "the fault did not hit: it should cost 60 points and cost 28"
+    assert [missed(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == [
+        "",
+        "",
+        "",
+        printed,
+    ]
     assert missed(TRUTH, replace(WANTED, family=""), 0.6) == ""
 
 
@@ -191,8 +196,8 @@ def test_any_of_the_leaves_of_a_scenario_is_right() -> None:
 
 def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
     for share, right in ((0.55, True), (0.57, False)):  # 28 points are true
-        said = replace(ANSWER, causes=(Said("storage", "storage-local", share, 0.9, (1,)),))
-        assert judge(said, TRUTH, WANTED).emitted == (("storage-local", 0.9, right),)
+        printed = replace(ANSWER, causes=(Said("storage", "storage-local", share, 0.9, (1,)),))
+        assert judge(printed, TRUTH, WANTED).emitted == (("storage-local", 0.9, right),)
 
 
 def test_outside_steps_the_causes_outside_are_asked() -> None:
@@ -210,11 +215,11 @@ def test_outside_steps_the_causes_outside_are_asked() -> None:
     assert judged.gain_error is None
 
 
-def test_a_null_counts_what_is_said_above_the_truth() -> None:
+def test_a_null_counts_what_is_reported_above_the_truth() -> None:
     null = replace(TRUTH, lost=(Lost("storage-local", 1, 1, 30),), injected=())  # 1.5 points
     nothing = Wanted("", (), "nobody")
-    said = {**ZERO, "storage": 0.04, "cpu": 0.035, "unattributed": 0.2}
-    judged = judge(replace(ANSWER, family_ratio=said, culprits=()), null, nothing)
+    reported = {**ZERO, "storage": 0.04, "cpu": 0.035, "unattributed": 0.2}
+    judged = judge(replace(ANSWER, family_ratio=reported, culprits=()), null, nothing)
     assert judged.false_causes == ("cpu",)  # storage is 2.5 above
     little = replace(null, lost=(Lost("storage-local", 1, 1, 6),))  # 0.3 points
     low = {**ZERO, "storage": 0.032}  # 2.9 above
@@ -222,7 +227,7 @@ def test_a_null_counts_what_is_said_above_the_truth() -> None:
     assert judge(replace(ANSWER, family_ratio=low), little, WANTED).false_causes == ("storage",)
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("nothing", None, None)
     assert judged.nobody_right is True and judged.unattributed_ratio is None
-    blamed = judge(replace(ANSWER, family_ratio=said), null, nothing)
+    blamed = judge(replace(ANSWER, family_ratio=reported), null, nothing)
     assert blamed.nobody_right is False
 
 
@@ -237,7 +242,7 @@ def test_two_culprits_are_found_each_with_its_own_cause() -> None:
         TRUTH, injected=(Injected("storage-local", (1,)), Injected("cpu-preprocess", (0,)))
     )
     assert judge(ANSWER, truth, wanted).both_found is True
-    swapped = tuple(replace(one, culprits=(1,)) for one in ANSWER.causes or ())
+    swapped = tuple(replace(value, culprits=(1,)) for value in ANSWER.causes or ())
     assert judge(replace(ANSWER, causes=swapped), truth, wanted).both_found is False
     # a tool that blames ranks and names no causes: the first two of them
     ranks = Answer("ranks", None, culprits=(1, 0, 5))
@@ -245,6 +250,6 @@ def test_two_culprits_are_found_each_with_its_own_cause() -> None:
     assert judge(replace(ranks, culprits=(1, 5, 0)), truth, wanted).both_found is False
 
 
-def test_a_truth_at_odds_with_its_scenario_is_told() -> None:
+def test_a_truth_at_odds_with_its_scenario_is_reported() -> None:
     judged = judge(ANSWER, TRUTH, Wanted("network", ("net-link",), "nobody"))
     assert judged.notes == ("truth has most storage, the scenario wants network",)

@@ -22,9 +22,9 @@ def row(judged: Judged, easy: bool | None = None, mode: str = "M0") -> Row:
     return Row("t", "s", "storage", "synth", "medium", 0, "us", mode, easy, judged)
 
 
-def rounded(one: Figure) -> tuple[float | None, ...]:
-    known = (None if x is None else round(x, 3) for x in (one.value, one.low, one.high))
-    return (*known, one.n, one.hits)
+def rounded(figure: Figure) -> tuple[float | None, ...]:
+    known = (None if x is None else round(x, 3) for x in (figure.value, figure.low, figure.high))
+    return (*known, figure.n, figure.hits)
 
 
 def test_wilson_as_in_the_textbooks() -> None:
@@ -112,7 +112,7 @@ def test_the_calibration_error_is_known_to_as_many_jobs_as_there_are() -> None:
 
 def test_a_whole_score() -> None:
     score = scored([row(GOOD), row(GOOD, easy=True), row(BAD, easy=False), row(NULL)])
-    values = {k: (one.value, one.n, one.hits) for k, one in score.figures.items()}
+    values = {k: (figure.value, figure.n, figure.hits) for k, figure in score.figures.items()}
     rounded = {
         k: (None if v is None else round(v, 6), n, hits) for k, (v, n, hits) in values.items()
     }
@@ -141,7 +141,7 @@ def test_a_whole_score() -> None:
         "residual_ns": (3.0, 4, None),
         "gain_error": (round(10 / 3, 6), 3, None),
     }
-    assert {k: (one.value, one.n) for k, one in score.by_cause.items()} == {
+    assert {k: (figure.value, figure.n) for k, figure in score.by_cause.items()} == {
         "storage": (17 / 3, 3),
         "cpu": (13.0, 1),
         "unattributed": (0.6, 2),
@@ -168,16 +168,15 @@ def test_what_a_run_is_wrong_in() -> None:
     )
     coarse = Judged(wanted="cpu", said="cpu", family_right=True, leaf_top1=False, abstained=True)
     assert wrong(row(coarse)) == ("leaf",)
-    assert wrong(row(coarse, mode="M2")) == ()  # no more can be told there
+    assert wrong(row(coarse, mode="M2")) == ()  # no more can be known there
 
 
 def test_reliability_by_hand() -> None:
     pairs = [(0.95, True), (0.91, True), (0.99, False), (1.0, True), (0.72, False)]
     bins, ece = reliability(pairs)
-    assert [(one.low, one.high, round(one.said, 4), one.right, one.n) for one in bins] == [
-        (0.7, 0.8, 0.72, 0.0, 1),
-        (0.9, 1.0, 0.9625, 0.75, 4),
-    ]
+    assert [
+        (figure.low, figure.high, round(figure.said, 4), figure.right, figure.n) for figure in bins
+    ] == [(0.7, 0.8, 0.72, 0.0, 1), (0.9, 1.0, 0.9625, 0.75, 4)]
     assert round(ece, 6) == round((0.72 + 4 * 0.2125) / 5, 6)
     assert reliability([]) == ((), 0.0)
     assert isinstance(bins[0], Bin)
@@ -204,20 +203,24 @@ def test_confidence_is_learnt_from_dev_only(
 
 
 def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
-    def some(testbed: str, gpu_s: float, right: int, n: int) -> list[Claim]:
+    def make_claims(testbed: str, gpu_s: float, right: int, n: int) -> list[Claim]:
         return [Claim(testbed, gpu_s, at < right) for at in range(n)]
 
     # Of 4 synthetic claims each weighs 1/4, of 2 real ones each 1/2.
     claims = [
-        *some("synth", 0.2, 1, 2),
-        *some("real", 0.2, 0, 1),
-        *some("synth", 3.0, 2, 2),
-        *some("real", 3.0, 1, 1),
+        *make_claims("synth", 0.2, 1, 2),
+        *make_claims("real", 0.2, 0, 1),
+        *make_claims("synth", 3.0, 2, 2),
+        *make_claims("real", 3.0, 1, 1),
     ]
     # small: 1/4 of 2/4 + 1/2; large: all
     assert by_size(claims) == [(0.3, 0.25, 3), (4.8, 1.0, 3)]
     # larger claims that are right less often are pooled with those before: 1/4 + 1/4 of all
-    falling = [*some("synth", 0.2, 1, 2), *some("synth", 3.0, 1, 2), *some("real", 3.0, 0, 2)]
+    falling = [
+        *make_claims("synth", 0.2, 1, 2),
+        *make_claims("synth", 3.0, 1, 2),
+        *make_claims("real", 3.0, 0, 2),
+    ]
     assert by_size(falling) == [(4.8, 0.25, 6)]
 
 

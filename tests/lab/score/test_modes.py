@@ -47,8 +47,11 @@ def test_a_report_in_common_words(report: Report) -> None:
     answer = answer_of(report)
     # of 600 ms per rank and step: 150 and 50 by rank 1, 100 by nobody
     assert points(answer) == {"storage": 25.0, "cpu": 8.3, "network": 16.7}
-    said = [(one.family, one.leaf, one.culprits, one.outside_steps) for one in answer.causes or ()]
-    assert said == [
+    rows = [
+        (finding.family, finding.leaf, finding.culprits, finding.outside_steps)
+        for finding in answer.causes or ()
+    ]
+    assert rows == [
         ("storage", "storage-local", (1,), False),
         ("network", "net-transfer", (), False),
         ("cpu", "cpu-preprocess", (1,), False),
@@ -61,8 +64,8 @@ def test_a_family_that_is_named_is_no_leaf() -> None:
     answer = answer_of(analyze(STORED))
     assert set(answer.family_ratio or ()) == set(FAMILIES)
     assert all(
-        one.leaf is None or one.leaf not in FAMILIES or one.leaf == "startup"
-        for one in answer.causes or ()
+        item.leaf is None or item.leaf not in FAMILIES or item.leaf == "startup"
+        for item in answer.causes or ()
     )
 
 
@@ -115,13 +118,13 @@ def test_each_mode_holds_what_it_may(run: Path, tmp_path: Path) -> None:
     for mode in ("M0", "M1", "M2", "M3"):
         spans, sources, events = set(), set(), set()
         for node in list_node_folders(in_mode(run / "recording", mode, tmp_path / mode, truth)):
-            for one in NodeReader(node):
-                if isinstance(one, Spans):
-                    spans |= set(one.columns["kind"].tolist())
-                elif isinstance(one, Rows | Columns):
-                    sources.add(one.table if isinstance(one, Rows) else one.collector)
-                elif isinstance(one, Event):
-                    events.add(one.kind)
+            for record in NodeReader(node):
+                if isinstance(record, Spans):
+                    spans |= set(record.columns["kind"].tolist())
+                elif isinstance(record, Rows | Columns):
+                    sources.add(record.table if isinstance(record, Rows) else record.collector)
+                elif isinstance(record, Event):
+                    events.add(record.kind)
         held[mode] = sorted(spans), sorted(sources), sorted(events)
     markers = [layout.DATA_WAIT, layout.FETCH, layout.STEP, layout.WORKER_START]
     tables, known = ["processes", "threads"], ["process-registered"]
@@ -140,22 +143,22 @@ def test_spans_of_the_users_own_go_with_all_spans(tmp_path: Path) -> None:
     # three waits, fetches and steps, a worker's start, and one of the user's own
     for kinds, left in ((ALL_SPANS, 0), (ALL_SPANS - {-1}, 1), (frozenset({-1}), 10)):
         less = rewrite(tmp_path / "whole", tmp_path / f"less{left}", Less("", "", kinds))
-        found = [one for one in NodeReader(less / "node") if isinstance(one, Spans)]
-        assert sum(len(one.columns["kind"]) for one in found) == left
+        selected = [record for record in NodeReader(less / "node") if isinstance(record, Spans)]
+        assert sum(len(item.columns["kind"]) for item in selected) == left
 
 
-def test_two_ranks_of_one_node_are_told_apart_with_their_workers(tmp_path: Path) -> None:
+def test_two_ranks_of_one_node_are_distinguished_with_their_workers(tmp_path: Path) -> None:
     """Rank 0 is process 100 with worker 201, rank 1 process 300 with worker 301."""
     devices = [{"id": "gpu-0"}, {"id": "gpu-1"}]
     head = replace(header(), devices=devices, collectors=[{"name": "disk"}])
     folder = tmp_path / "whole" / "node"
     writer = RecordingWriter(folder, head, lambda: Clock(0, 0, 0), keep_free_bytes=0)
     for rank, pid in ((0, 100), (1, 300)):
-        said = {"pid": pid, "variables": {"RANK": str(rank)}, "device": f"gpu-{rank}"}
-        writer.append(Event(0, "process-registered", said))
+        reported = {"pid": pid, "variables": {"RANK": str(rank)}, "device": f"gpu-{rank}"}
+        writer.append(Event(0, "process-registered", reported))
     table = [[0, 0, 0, 0], [100, 201, 300, 301], [1, 100, 1, 300]]
     writer.append(
-        Rows("processes", ("t_ns", "pid", "parent_pid"), [array("q", one) for one in table])
+        Rows("processes", ("t_ns", "pid", "parent_pid"), [array("q", value) for value in table])
     )
     busy, values = ["gpu.busy_ns_total"] * 2, [array("q", [5]), array("q", [7])]
     gpus, now = ["gpu-0", "gpu-1"], array("q", [0])
@@ -163,20 +166,22 @@ def test_two_ranks_of_one_node_are_told_apart_with_their_workers(tmp_path: Path)
     writer.close()
     less = Less("", "", sources=frozenset({"disk"}), rank=1)
     records = list(NodeReader(rewrite(tmp_path / "whole", tmp_path / "one", less) / "node"))
-    [kept] = [one for one in records if isinstance(one, Header)]
+    [kept] = [record for record in records if isinstance(record, Header)]
     assert (list(kept.devices), list(kept.collectors)) == ([{"id": "gpu-1"}], [])
-    [rows] = [one for one in records if isinstance(one, Rows)]
+    [rows] = [record for record in records if isinstance(record, Rows)]
     assert rows.columns[1].tolist() == [300, 301]
-    [columns] = [one for one in records if isinstance(one, Columns)]
+    [columns] = [record for record in records if isinstance(record, Columns)]
     assert (list(columns.devices), columns.values[0].tolist()) == (["gpu-1"], [7])
-    assert [one.attributes["pid"] for one in records if isinstance(one, Event)] == [300]
+    assert [record.attributes["pid"] for record in records if isinstance(record, Event)] == [300]
 
 
 def test_what_is_left_out_leaves_a_gap(run: Path, tmp_path: Path) -> None:
     less = Less("no threads", "", sources=frozenset({"threads"}))
     folder = rewrite(run / "recording", tmp_path / "less", less)
-    gaps = [one for one in NodeReader(list_node_folders(folder)[0]) if isinstance(one, Gap)]
-    assert [(one.collector, one.kind) for one in gaps] == [("threads", "absent")]
+    gaps = [
+        record for record in NodeReader(list_node_folders(folder)[0]) if isinstance(record, Gap)
+    ]
+    assert [(gap.collector, gap.kind) for gap in gaps] == [("threads", "absent")]
 
 
 def test_one_rank_alone_knows_not_whom_it_waited_for(run: Path, tmp_path: Path) -> None:
@@ -184,17 +189,19 @@ def test_one_rank_alone_knows_not_whom_it_waited_for(run: Path, tmp_path: Path) 
     assert rank_alone(truth) == 1
     assert rank_alone(replace(truth, seed=1)) == 0
     mine, asked = true_in_mode(truth, wanted, "M4")
-    assert {one.cause for one in mine.lost} == {"storage-local", "cpu-preprocess", "net-transfer"}
+    assert {bucket.cause for bucket in mine.lost} == {
+        "storage-local",
+        "cpu-preprocess",
+        "net-transfer",
+    }
     assert asked == replace(wanted, culprit="rank")
     victim, asked = true_in_mode(replace(truth, seed=1), wanted, "M4")
-    assert sorted((one.cause, one.culprit) for one in victim.lost if one.culprit is None) == [
-        ("net-transfer", None),
-        ("sync-unknown-peer", None),
-        ("sync-unknown-peer", None),
-    ]
+    assert sorted(
+        (bucket.cause, bucket.culprit) for bucket in victim.lost if bucket.culprit is None
+    ) == [("net-transfer", None), ("sync-unknown-peer", None), ("sync-unknown-peer", None)]
     assert asked == Wanted("synchronization", ("sync-unknown-peer",), "everybody")
     alone = analyze(in_mode(run / "recording", "M4", tmp_path / "M4", replace(truth, seed=1)))
-    assert [one.rank for one in alone.ranks] == [0]
+    assert [rank.rank for rank in alone.ranks] == [0]
     assert alone.job is not None and alone.job.world_size == 2
     waited = {id_ for id_, ns in bucket_ns(alone).items() if ns}
     assert waited == {"sync-unknown-peer"}  # how much of it was transfer, nobody can tell it
@@ -203,7 +210,7 @@ def test_one_rank_alone_knows_not_whom_it_waited_for(run: Path, tmp_path: Path) 
 
 def test_other_ranks_of_the_same_node_go_with_their_devices(tmp_path: Path) -> None:
     alone = analyze(rewrite(STORED, tmp_path / "alone", Less("M4", "", rank=5)))
-    assert [(one.rank, one.steps > 0) for one in alone.ranks] == [(5, True)]
+    assert [(rank.rank, rank.steps > 0) for rank in alone.ranks] == [(5, True)]
 
 
 def test_time_that_goes_sideways_is_found(report: Report) -> None:
@@ -211,9 +218,9 @@ def test_time_that_goes_sideways_is_found(report: Report) -> None:
     moved = dict(second.buckets)
     moved["cpu-gc"] = moved.pop("storage-local")  # a quarter of the time of one of two ranks
     wrong = replace(report, ranks=(first, replace(second, buckets=tuple(moved.items()))))
-    [found] = compared(report, wrong, "threads")
-    assert (found.signal, found.to, found.bound) == ("threads", "cpu-gc", False)
-    assert round(found.points, 1) == 12.5
+    [result] = compared(report, wrong, "threads")
+    assert (result.signal, result.to, result.bound) == ("threads", "cpu-gc", False)
+    assert round(result.points, 1) == 12.5
     up = dict(second.buckets)
     up["storage"] = up.pop("storage-local")  # up the tree
     better = replace(report, ranks=(first, replace(second, buckets=tuple(up.items()))))
@@ -224,21 +231,26 @@ def test_time_that_goes_sideways_is_found(report: Report) -> None:
     other = dict(second.buckets)
     other["cpu"] = other.pop("storage-local")  # into another family
     worse = replace(report, ranks=(first, replace(second, buckets=tuple(other.items()))))
-    assert [one.to for one in compared(report, worse, "threads")] == ["cpu"]
+    assert [item.to for item in compared(report, worse, "threads")] == ["cpu"]
 
 
 def test_signals_are_left_out_one_by_one(run: Path, tmp_path: Path) -> None:
-    chosen = tuple(one for one in ABLATIONS if one.name in ("threads", "collectives"))
-    found = ablate(run / "recording", tmp_path, chosen)
-    assert all(isinstance(one, Sideways) for one in found)
+    chosen = tuple(
+        ablation for ablation in ABLATIONS if ablation.name in ("threads", "collectives")
+    )
+    result = ablate(run / "recording", tmp_path, chosen)
+    assert all(isinstance(value, Sideways) for value in result)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collectives", "threads"]
-    every = {kind for one in ABLATIONS for kind in one.spans}
-    assert every <= ALL_SPANS  # and STEP stays: without it there is no job to speak of
+    whole = {kind for ablation in ABLATIONS for kind in ablation.spans}
+    assert whole <= ALL_SPANS  # and STEP stays: without it there is no job to speak of
 
 
 def test_an_answer_reads_back(tmp_path: Path) -> None:
-    said = (Said("cpu", None, 0.5, None, (3, 1)), Said("startup", "startup", None, 0.9, None, True))
-    answer = Answer("other 2", said, {"cpu": 0.5}, (3,), None, 0.5, 0.1, leaves=False)
+    printed = (
+        Said("cpu", None, 0.5, None, (3, 1)),
+        Said("startup", "startup", None, 0.9, None, True),
+    )
+    answer = Answer("other 2", printed, {"cpu": 0.5}, (3,), None, 0.5, 0.1, leaves=False)
     dump(answer, tmp_path / "answer.json")
     assert load(tmp_path / "answer.json") == answer
     short = (

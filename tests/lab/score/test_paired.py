@@ -48,8 +48,8 @@ def test_without_turns_the_options_are_the_same_all_the_time(
 def job(folder: Path, length_ms: list[float], period: int = 1) -> Path:
     """Stopwatches of two ranks, the second of which ends every step a while later."""
     (folder / "stopwatches").mkdir(parents=True)
-    said = {"format": FORMAT, "schema": SCHEMA, "in_turns": 12, "blocks": 4, "warm_up": 8}
-    (folder / FILE).write_text(json.dumps({**said, "period_steps": period}), encoding="utf-8")
+    reported = {"format": FORMAT, "schema": SCHEMA, "in_turns": 12, "blocks": 4, "warm_up": 8}
+    (folder / FILE).write_text(json.dumps({**reported, "period_steps": period}), encoding="utf-8")
     for rank in range(2):
         end, lines = rank * MS, [{"rank": rank}]
         for step, ms in enumerate(length_ms):
@@ -63,17 +63,17 @@ def job(folder: Path, length_ms: list[float], period: int = 1) -> Path:
 def test_the_truth_is_the_mean_step_with_the_fault_against_that_without(tmp_path: Path) -> None:
     length = [500.0] * 8 + [100.0] * 12 + [125.0] * 24 + [100.0] * 12 + [400.0] * 2
     length[20:28] = [100.0] * 8  # the loader was ahead: these count for nothing
-    found = turns_of(job(tmp_path / "a", length))
+    result = turns_of(job(tmp_path / "a", length))
     # (on, first step, first that is no longer in it)
-    assert [(one.on, one.first_step, one.end_step) for one in found] == [
+    assert [(item.on, item.first_step, item.end_step) for item in result] == [
         (False, 8, 20),
         (True, 28, 44),
         (False, 52, 56),
     ]
-    truth = truth_of(found)
+    truth = truth_of(result)
     assert truth.points == pytest.approx(20.0) and truth.error == pytest.approx(0.0)
     whole = turns_of(job(tmp_path / "b", length, period=5))
-    assert [(one.first_step, one.end_step) for one in whole] == [(10, 20), (29, 44), (55, 56)]
+    assert [(item.first_step, item.end_step) for item in whole] == [(10, 20), (29, 44), (55, 56)]
 
 
 def test_how_sure_the_truth_is_by_hand() -> None:

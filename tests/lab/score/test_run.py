@@ -26,7 +26,7 @@ from clusterprof_lab.score.work import Settings, do
 from clusterprof_lab.truth import Truth, read, write
 from tests.support.score_runs import pair
 
-CORPUS = {one.id: one for one in load_corpus()}
+CORPUS = {scenario.id: scenario for scenario in load_corpus()}
 FAULT = CORPUS["storage-io-cap"]
 
 
@@ -41,17 +41,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
-    told = folder / "answers"
-    (told / "one").mkdir(parents=True)
+    stated = folder / "answers"
+    (stated / "one").mkdir(parents=True)
     dump(
         Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
-        told / "one" / "answer.json",
+        stated / "one" / "answer.json",
     )
     arguments = [
         "--runs",
         str(runs),
         "--answers",
-        f"rival={told}",
+        f"rival={stated}",
         "--out",
         str(folder),
         "--no-rules",
@@ -62,8 +62,10 @@ def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def score(out: Path, tool: str, mode: str = "M0") -> dict:
     document = json.loads((out / "score.json").read_text(encoding="utf-8"))
-    [found] = [one for one in document["scores"] if (one["tool"], one["mode"]) == (tool, mode)]
-    return found["figures"]
+    [result] = [
+        entry for entry in document["scores"] if (entry["tool"], entry["mode"]) == (tool, mode)
+    ]
+    return result["figures"]
 
 
 def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
@@ -80,7 +82,7 @@ def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
         == {"value": None, "low": None, "high": None, "n": 0, "hits": None}
     )
     page = (out / "score.md").read_text(encoding="utf-8")
-    line = next(one for one in page.splitlines() if one.startswith("| rival | 0 % (0–79; 1) |"))
+    line = next(line for line in page.splitlines() if line.startswith("| rival | 0 % (0–79; 1) |"))
     assert line.split(" | ")[2:4] == ["not claimed", "not claimed"]
     assert "| **clusterprof** | 100 % (34–100; 2) | - |" in page  # culprits
     assert "As they were measured: rival 3." in page
@@ -169,12 +171,12 @@ def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
     done = do(Work("", None, runs / "one"), Settings(rules=False, scenarios=CORPUS))
     bad = replace(done.rows[0], judged=replace(done.rows[0].judged, culprit_right=False))
     hidden = replace(bad, split="test")
-    said = io.StringIO()
-    progress = Progress(4, said)
+    stream = io.StringIO()
+    progress = Progress(4, stream)
     for rows in ((bad,), (hidden,), done.rows):
         progress.tell(replace(done, rows=rows))
     progress.tell(replace(done, rows=(), not_run="no disk here"))
-    lines = said.getvalue().splitlines()
+    lines = stream.getvalue().splitlines()
     assert [line for line in lines if " runs" not in line] == [
         "one: culprit",
         "one: not run: no disk here",
@@ -186,29 +188,31 @@ def test_slices() -> None:
     null = Scenario("null-clean", "null", "", "", Wanted("", (), "nobody"), FAULT.lost, {}, {})
     corpus = [FAULT, null]
     ci = planned(corpus, "dev", "ci", ["synth", "real"])
-    assert Counter((one.testbed, one.trial.scenario.id) for one in ci if one.trial) == {
+    assert Counter((item.testbed, item.trial.scenario.id) for item in ci if item.trial) == {
         ("synth", "storage-io-cap"): 2,
         ("synth", "null-clean"): 4,
         ("real", "storage-io-cap"): 1,
         ("real", "null-clean"): 1,
     }
-    assert [one.ablate for one in ci].count(True) == 2  # the first of each group
+    assert [item.ablate for item in ci].count(True) == 2  # the first of each group
     full = planned(corpus, "test", "full", ["synth", "real"])
-    assert Counter((one.testbed, one.trial.scenario.id) for one in full if one.trial) == {
+    assert Counter(
+        (record.testbed, record.trial.scenario.id) for record in full if record.trial
+    ) == {
         ("synth", "storage-io-cap"): 9 + len(LARGE),
         ("synth", "null-clean"): 64,
         ("real", "storage-io-cap"): 3,
         ("real", "null-clean"): 3,
     }
-    assert {one.trial.split for one in full if one.trial} == {"test"}
-    assert len({one.name for one in full}) == len(full)
+    assert {record.trial.split for record in full if record.trial} == {"test"}
+    assert len({record.name for record in full}) == len(full)
 
 
 def test_real_jobs_that_lie_there_are_not_made_again(runs: Path, tmp_path: Path) -> None:
     both = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["synth", "real"])
     for name in ("storage-io-cap.medium.dev0", "storage-io-cap.medium.dev1"):
         (tmp_path / name).symlink_to(runs / "one")
-    assert [one.folder for one in recorded(both, tmp_path)] == [
+    assert [item.folder for item in recorded(both, tmp_path)] == [
         None,
         None,
         tmp_path / "storage-io-cap.medium.dev0",
@@ -230,7 +234,7 @@ def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
     assert "| true \\ said | storage |" in page
     assert "| storage-io-cap | 2/2 · 2/2 · 2/2 · 0.0 |" in page
     picture = ElementTree.fromstring(made["docs/accuracy-reliability.svg"])
-    dots = [one for one in picture.iter() if one.tag.endswith("circle")]
+    dots = [part for part in picture.iter() if part.tag.endswith("circle")]
     assert len(dots) == 1 + len(results(tmp_path)[0]["scores"][0]["reliability"])  # one of the key
     assert "No score has been stored yet" in pages(tmp_path / "none")["docs/accuracy.md"]
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
@@ -239,14 +243,14 @@ def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
 
 
 def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
-    one = [pair(tmp_path, "three", ranks=3)]
-    sound = sabotage.figures(one, CORPUS, "", gaps=False)
+    item = [pair(tmp_path, "three", ranks=3)]
+    sound = sabotage.figures(item, CORPUS, "", gaps=False)
     assert sound["family_top1"].hits == 1
-    swapped = sabotage.figures(one, CORPUS, "swap-causes", gaps=False)
+    swapped = sabotage.figures(item, CORPUS, "swap-causes", gaps=False)
     assert (swapped["family_top1"].hits, swapped["leaf_top1"].hits) == (0, 0)
-    waiter = sabotage.figures(one, CORPUS, "longest-waiter", gaps=False)
+    waiter = sabotage.figures(item, CORPUS, "longest-waiter", gaps=False)
     assert (waiter["culprit_top1"].hits, waiter["inversions"].hits) == (0, 1)
-    again = sabotage.figures(one, CORPUS, "", gaps=False)
+    again = sabotage.figures(item, CORPUS, "", gaps=False)
     assert again == sound  # nothing stays behind
 
 
@@ -285,8 +289,8 @@ def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
     arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--modes", "M0"]
     assert main([*arguments, "--no-rules", "--jobs", "1"]) == 0
     document = json.loads((tmp_path / "score.json").read_text(encoding="utf-8"))
-    told = [document[key] for key in ("split", "claims", "wrong", "wrong_count")]
-    assert told == ["test", [], [], 1]
+    values = [document[key] for key in ("split", "claims", "wrong", "wrong_count")]
+    assert values == ["test", [], [], 1]
     assert "not shown" in (tmp_path / "score.md").read_text(encoding="utf-8")
     assert sizes.main([str(tmp_path / "runs")]) == 2  # nor is confidence learnt from it
 

@@ -33,26 +33,32 @@ TRUTH = Truth(
 )
 
 
-def worth(*causes: tuple[str, int | None], every: int | None = None) -> Impact:
+def worth(*causes: tuple[str, int | None], all_saved_ns: int | None = None) -> Impact:
     rows = tuple(CauseImpact(id_, None, ns, ns, ns) for id_, ns in causes)
-    return Impact(None, "USD", None, 100 * S, rows, saved_ns=every)
+    return Impact(None, "USD", None, 100 * S, rows, saved_ns=all_saved_ns)
 
 
-def said(found: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], float]:
-    named, points, _, _ = predicted(replace(clean(), worth=found), pair)
+def prediction(result: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], float]:
+    named, points, _, _ = predicted(replace(clean(), worth=result), pair)
     return named, points
 
 
 def test_a_prediction_is_of_the_findings_that_name_the_fault() -> None:
-    assert said(worth(("storage-local", 20 * S), ("cpu-gc", 9 * S))) == (("storage-local",), 20.0)
-    both = worth(("storage-local", 20 * S), ("storage-contention", 15 * S), every=25 * S)
-    assert said(both) == (("storage-local", "storage-contention"), 25.0)  # no more than all fixed
-    assert said(worth(("storage-remote", 7 * S))) == (("storage-remote",), 7.0)  # its family
-    assert said(worth(("cpu-gc", 9 * S))) == ((), 0.0)
-    assert said(worth(("storage-local", None))) == ((), 0.0)
+    assert prediction(worth(("storage-local", 20 * S), ("cpu-gc", 9 * S))) == (
+        ("storage-local",),
+        20.0,
+    )
+    both = worth(("storage-local", 20 * S), ("storage-contention", 15 * S), all_saved_ns=25 * S)
+    assert prediction(both) == (
+        ("storage-local", "storage-contention"),
+        25.0,
+    )  # no more than all fixed
+    assert prediction(worth(("storage-remote", 7 * S))) == (("storage-remote",), 7.0)  # its family
+    assert prediction(worth(("cpu-gc", 9 * S))) == ((), 0.0)
+    assert prediction(worth(("storage-local", None))) == ((), 0.0)
     net = Pair(("net-congestion", "net-transfer"), "network", 1.0, REMOVED)
-    assert said(worth(("net-congestion", 5 * S), ("net-transfer", 3 * S)), net)[1] == 5.0
-    assert said(worth(("net-transfer", 3 * S)), net)[1] == 3.0
+    assert prediction(worth(("net-congestion", 5 * S), ("net-transfer", 3 * S)), net)[1] == 5.0
+    assert prediction(worth(("net-transfer", 3 * S)), net)[1] == 3.0
 
 
 def test_a_real_run_has_one_pair_and_some_have_none() -> None:

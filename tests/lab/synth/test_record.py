@@ -38,10 +38,10 @@ FUSE = Node("n0", mounts=(("/fuse", "store", "fuse.store"),))
 def test_the_analysis_says_which_part_of_the_wait_was_the_disk(tmp_path):
     rank, end = training("block-io", resource="vdb")
     record(alone(rank, end), tmp_path, np.random.default_rng(1))
-    found = caused(analyze(tmp_path))
-    assert sum(found.values()) == LOST_NS
-    assert found.pop("unattributed") == 0
-    assert found == {
+    caused_ns = caused(analyze(tmp_path))
+    assert sum(caused_ns.values()) == LOST_NS
+    assert caused_ns.pop("unattributed") == 0
+    assert caused_ns == {
         "storage-local": pytest.approx(STEPS * 50 * MS, abs=1000),
         "cpu-preprocess": pytest.approx(STEPS * 20 * MS, abs=1000),
     }
@@ -64,8 +64,8 @@ def test_what_the_detectors_know_is_seen(tmp_path, doing, what, node, family):
     size = 1 << 20 if what in ("", "READ") and doing in ("block-io", "nfs", "fuse") else 0
     rank, end = training(doing, what, size=size)
     record(alone(rank, end, node), tmp_path, np.random.default_rng(1))
-    found = caused(analyze(tmp_path))
-    held_up = sum(ns for cause, ns in found.items() if cause.startswith(family))
+    caused_ns = caused(analyze(tmp_path))
+    held_up = sum(ns for cause, ns in caused_ns.items() if cause.startswith(family))
     own = LOST_NS if doing == "user" else STEPS * 50 * MS
     assert held_up == pytest.approx(own, rel=0.02)
 

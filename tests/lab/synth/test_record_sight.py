@@ -44,11 +44,11 @@ def test_clocks_of_nodes_are_off_and_drift(tmp_path):
     record(story, tmp_path, np.random.default_rng(1), Seen(clocks=seen))
     for folder in list_node_folders(tmp_path):
         records = list(NodeReader(folder))
-        header = next(one for one in records if isinstance(one, Header))
+        header = next(item for item in records if isinstance(item, Header))
         offset, drift = seen[header.node["display"]]
         rank = int(header.node["display"][1:])
         first = [m for m in story.ranks[rank].main.marks if m.end_ns <= 2 * SECOND]
-        ends = [int(t) for one in spans(records, 1000 + 10 * rank) for t in one.columns["end_ns"]]
+        ends = [int(t) for span in spans(records, 1000 + 10 * rank) for t in span.columns["end_ns"]]
         assert ends[: len(first)] == [
             UPTIME_NS + offset + m.end_ns + round(drift * m.end_ns) for m in first
         ]
@@ -64,13 +64,15 @@ def test_a_job_of_two_nodes_is_one_whatever_their_clocks_say(tmp_path, off):
     seen = Seen(jitter_ns=300_000, clocks=clocks(random, story.nodes)) if off else Seen()
     record(story, tmp_path, random, seen)
     report = analyze(tmp_path)
-    found = caused(report)
+    caused_ns = caused(report)
     first, last = story.ranks[0].main.marks[0].start_ns, story.ranks[0].main.marks[-1].end_ns
-    busy = sum(one.end_ns - one.start_ns for rank in story.ranks for one in rank.work)
+    busy = sum(span.end_ns - span.start_ns for rank in story.ranks for span in rank.work)
     lost = 4 * (last - first) - busy
     assert report.lost_ns == pytest.approx(lost, abs=100_000)
-    assert found["net-transfer"] == pytest.approx(4 * STEPS * 5 * MS, rel=0.01)
-    assert found["storage-local"] == pytest.approx(report.lost_ns - 4 * STEPS * 5 * MS, rel=0.05)
+    assert caused_ns["net-transfer"] == pytest.approx(4 * STEPS * 5 * MS, rel=0.01)
+    assert caused_ns["storage-local"] == pytest.approx(
+        report.lost_ns - 4 * STEPS * 5 * MS, rel=0.05
+    )
     assert {rank.rank for rank in report.ranks} == {0, 1, 2, 3}
 
 
@@ -80,26 +82,26 @@ def test_lost_samples_and_spans_are_counted(tmp_path):
     half = seen_as(
         alone(rank, end), tmp_path / "half", Seen(lost_samples_ratio=0.5, lost_spans_ratio=0.5)
     )
-    every, some = times(whole, "disk"), times(half, "disk")
-    assert set(some.tolist()) < set(every.tolist())
-    assert 0.35 < len(some) / len(every) < 0.65
+    full_set, array = times(whole, "disk"), times(half, "disk")
+    assert set(array.tolist()) < set(full_set.tolist())
+    assert 0.35 < len(array) / len(full_set) < 0.65
     missed = series(half, "self.ticks_missed_total")
     last = times(half, "self")[-1]
-    assert missed[-1] == np.sum(every <= last) - np.sum(some <= last)
-    assert set(rows(half, "threads")["t_ns"]) == set(some.tolist())
+    assert missed[-1] == np.sum(full_set <= last) - np.sum(array <= last)
+    assert set(rows(half, "threads")["t_ns"]) == set(array.tolist())
     # What a counter has grown by is in the next reading.
-    for records, t_ns in ((whole, every), (half, some)):
+    for records, t_ns in ((whole, full_set), (half, array)):
         grown = series(records, "disk.read_ns_total", "vdb")
-        at = int(np.flatnonzero(t_ns == some[-1])[0])
+        at = int(np.flatnonzero(t_ns == array[-1])[0])
         assert grown[at] - grown[0] == pytest.approx(STEPS * 50 * MS, abs=50 * MS)
     frames = spans(half, 1000)
-    kept = sum(len(one.columns["kind"]) for one in frames)
-    assert kept + sum(one.dropped for one in frames) == 2 * STEPS
+    kept = sum(len(frame.columns["kind"]) for frame in frames)
+    assert kept + sum(frame.dropped for frame in frames) == 2 * STEPS
     assert 0.3 < kept / (2 * STEPS) < 0.7
     following = 1
-    for one in frames:
-        assert one.first_sequence == following + one.dropped
-        following = one.first_sequence + len(one.columns["kind"])
+    for frame in frames:
+        assert frame.first_sequence == following + frame.dropped
+        following = frame.first_sequence + len(frame.columns["kind"])
 
 
 def test_what_could_not_be_read_says_why(tmp_path):
@@ -110,27 +112,27 @@ def test_what_could_not_be_read_says_why(tmp_path):
     )
     rank, end = training()
     records = seen_as(alone(rank, end), tmp_path, seen)
-    found = gaps(records)
-    assert found["threads", ""] == ("denied", "/proc: mounted with hidepid")
-    assert found["disk", ""] == ("denied", "permission denied")
-    assert found["cgroup", "cgroup.throttled_ns_total"] == ("absent", why.message)
-    assert found["mounts", ""] == ("absent", "no NFS file system is mounted")
+    result = gaps(records)
+    assert result["threads", ""] == ("denied", "/proc: mounted with hidepid")
+    assert result["disk", ""] == ("denied", "permission denied")
+    assert result["cgroup", "cgroup.throttled_ns_total"] == ("absent", why.message)
+    assert result["mounts", ""] == ("absent", "no NFS file system is mounted")
     assert not rows(records, "threads") and not spans(records, 1000)
     frame = next(r for r in records if isinstance(r, Columns) and r.collector == "cgroup")
     masked = dict(zip(frame.signals, frame.masks))
     assert set(masked["cgroup.throttled_ns_total"]) == {1}
     assert masked["cgroup.cpu_ns_total"] is None
     header = next(r for r in records if isinstance(r, Header))
-    status = {one["name"]: one["status"] for one in header.collectors}
+    status = {collector["name"]: collector["status"] for collector in header.collectors}
     assert (status["threads"], status["disk"], status["cpu"]) == ("denied", "denied", "available")
     caused(analyze(tmp_path))
 
 
 def test_two_jobs_of_a_node_are_two_recordings_of_the_same_counters(tmp_path):
-    (one, end), (two, _) = training(rank=0), training(rank=1)
+    (item, end), (two, _) = training(rank=0), training(rank=1)
     two.rank, two.device = 0, "emulated-1"
     jobs = [
-        Story([rank], {"n0": Node("n0")}, 0, end, job) for rank, job in ((one, "a"), (two, "b"))
+        Story([rank], {"n0": Node("n0")}, 0, end, job) for rank, job in ((item, "a"), (two, "b"))
     ]
     record(jobs[0], tmp_path, np.random.default_rng(1), beside=[jobs[1]])
     record(jobs[1], tmp_path, np.random.default_rng(2), beside=[jobs[0]])
@@ -155,12 +157,12 @@ def test_a_rank_that_is_not_recorded_leaves_its_trace_in_the_node_only(tmp_path)
     story = Story(ranks, {"n0": Node("n0"), "n1": Node("n1")}, 0, 5 * SECOND)
     records = seen_as(story, tmp_path, Seen(missing_ranks=(1, 2)))
     assert set(rows(records, "processes")["pid"]) == {1000, 1001}
-    told = [
-        one.attributes["rank"]
-        for one in records
-        if isinstance(one, Event) and one.kind == "process-registered"
+    values = [
+        event.attributes["rank"]
+        for event in records
+        if isinstance(event, Event) and event.kind == "process-registered"
     ]
-    assert told == [0]
+    assert values == [0]
     assert series(records, "cpu.blocked_count").max() == 2
 
 
@@ -184,12 +186,12 @@ def test_what_a_hang_and_an_exit_leave(tmp_path):
     gone.exit_ns, gone.exit_code, gone.device = 4 * SECOND, -9, "emulated-1"
     story = Story([rank, gone], {"n0": Node("n0")}, 0, 15 * SECOND)
     records = seen_as(story, tmp_path)
-    found = [
-        (one.kind, (one.t_ns - UPTIME_NS) // MS, one.attributes)
-        for one in records
-        if isinstance(one, Event)
+    result = [
+        (event.kind, (event.t_ns - UPTIME_NS) // MS, event.attributes)
+        for event in records
+        if isinstance(event, Event)
     ]
-    kinds = [(kind, at) for kind, at, _ in found]
+    kinds = [(kind, at) for kind, at, _ in result]
     assert kinds == [
         ("process-registered", 0),
         ("group-announced", 0),
@@ -198,16 +200,16 @@ def test_what_a_hang_and_an_exit_leave(tmp_path):
         ("operation-under-way", 13_000),
         ("recorder-stopped", 15_000),
     ]
-    assert found[1][2] == {"pid": 1000, "group": 77, "ranks": [0, 1]}
+    assert result[1][2] == {"pid": 1000, "group": 77, "ranks": [0, 1]}
     ticks = UPTIME_NS // 10_000_000
-    assert found[3][2] == {
+    assert result[3][2] == {
         "pid": 1010,
         "started_ticks": ticks,
         "wait_status": 9,
         "exit_code": None,
         "signal": 9,
     }
-    assert found[4][2] == {
+    assert result[4][2] == {
         "pid": 1000,
         "started_ticks": ticks,
         "start_ns": UPTIME_NS + 8 * SECOND,
@@ -216,11 +218,11 @@ def test_what_a_hang_and_an_exit_leave(tmp_path):
         "bytes": 4096,
         "operation": layout.ALL_REDUCE,
     }
-    assert found[5][2]["reason"] == "the duration is over"
+    assert result[5][2]["reason"] == "the duration is over"
     assert max(rows(records, "threads", pid=1010)["t_ns"]) < UPTIME_NS + 4 * SECOND
 
 
-def test_others_on_the_node_are_told_by_rates(tmp_path):
+def test_others_on_the_node_are_recognized_by_rates(tmp_path):
     node = Node(
         "n0",
         extra={

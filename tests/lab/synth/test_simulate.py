@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.probe import layout
-from clusterprof_lab import truth as told
+from clusterprof_lab import truth as truth_file
 from clusterprof_lab.scenario import Scenario, Trial, Wanted, load_corpus
 from clusterprof_lab.synth import simulate_truth
 from clusterprof_lab.synth.simulate import run, simulate
@@ -49,7 +49,7 @@ def _rows(jobs: list[Job], faults: Faults) -> dict[tuple[str, int | None, int], 
     trial = Trial(CORPUS["null-clean"], "mild", 0, "dev")
     end = max(p.t for p in jobs[0].players) + MS
     truth = simulate_truth.truth_of(trial, jobs, faults, 0, end, 0.0, {})
-    return {(r.cause, r.culprit, r.rank): r.ns for r in truth.lost if r.cause != told.OTHER}
+    return {(r.cause, r.culprit, r.rank): r.ns for r in truth.lost if r.cause != truth_file.OTHER}
 
 
 def _once(kind: str, cause: str, ns: int, rank: int = 1, **more: object) -> Faults:
@@ -133,16 +133,19 @@ def test_a_large_model_moves_more_bytes_and_a_bad_link_the_same(
     # 5 ms of 1 GB/s in each step, and 30 ms more in the second: of data, or of a queue.
     jobs = run(PLAIN, _once("transfer", cause, 30 * MS))
     marks = [m for m in jobs[0].players[1].rank.main.marks if m.kind == layout.COLLECTIVE]
-    assert [m.c for m in marks] == [1_000_000 * one for one in size_mb]
+    assert [m.c for m in marks] == [1_000_000 * value for value in size_mb]
     for node in nodes(PLAIN, jobs, Faults(()), 2_000 * MS).values():
         busy = node.extra["tcp.job_busy_ns_total", "eth0"]
-        assert sum(one.value for one in busy) == pytest.approx(50 * MS)
+        assert sum(figure.value for figure in busy) == pytest.approx(50 * MS)
 
 
 def test_a_wait_is_split_among_what_the_last_to_come_had_more_of() -> None:
     late = {("work", None): 100, ("storage-local", 3): 40, ("cpu-gc", 2): 10}
     waiting = {("work", None): 90, ("storage-local", 1): 10, ("cpu-gc", 2): 10}
-    assert owed(late, waiting, 40, 3, False) == {("storage-local", 3): 30, (told.OTHER, 3): 10}
+    assert owed(late, waiting, 40, 3, False) == {
+        ("storage-local", 3): 30,
+        (truth_file.OTHER, 3): 10,
+    }
     assert owed(late, waiting, 40, 3, True) == {("storage-local", 3): 30, ("sync-bubble", None): 10}
     assert split(10, {("a", 0): 1, ("b", 0): 1, ("c", 0): 1}) == {
         ("a", 0): 4,
@@ -173,7 +176,7 @@ def test_the_truth_is_what_the_fault_made_the_steps_longer(name: str) -> None:
     assert low * 0.9 < (lost - before) / truth.in_step_ns < high * 1.1
 
 
-def _truth(trial: Trial, jobs: list[Job], faults: Faults) -> told.Truth:
+def _truth(trial: Trial, jobs: list[Job], faults: Faults) -> truth_file.Truth:
     end = max(p.t for job in jobs for p in job.players) + MS
     return simulate_truth.truth_of(trial, jobs, faults, 0, end, 0.0, {})
 
@@ -187,7 +190,7 @@ def test_stories_hold_together(name: str) -> None:
         for thread in (rank.main, *rank.workers, *rank.threads):
             _check_acts(thread)
         _check_marks(rank.main, story)
-        work = [edge for one in rank.work for edge in one[:2]]
+        work = [edge for value in rank.work for edge in value[:2]]
         assert work == sorted(work)
         assert rank.node in story.nodes
         assert all(
@@ -196,13 +199,13 @@ def test_stories_hold_together(name: str) -> None:
     assert sum(row.ns for row in truth.lost) < truth.in_step_ns
     assert all(row.ns > 0 for row in truth.lost)
     wanted = CORPUS[name].wanted
-    assert {one.cause for one in truth.injected} == {
+    assert {finding.cause for finding in truth.injected} == {
         *wanted.leaves[:1],
         *(leaf for _, leaf in wanted.also),
     }
     nodes = {place.rank: place.node for place in truth.places}
-    for one in truth.injected:
-        count = len(one.culprits)
+    for finding in truth.injected:
+        count = len(finding.culprits)
         assert (
             count
             == {
@@ -210,7 +213,9 @@ def test_stories_hold_together(name: str) -> None:
                 "nobody": 0,
                 "everybody": len(nodes),
                 "several": count,
-                "node": list(nodes.values()).count(nodes[one.culprits[0]]) if one.culprits else -1,
+                "node": list(nodes.values()).count(nodes[finding.culprits[0]])
+                if finding.culprits
+                else -1,
             }[wanted.culprit]
         )
 
@@ -241,9 +246,9 @@ def _check_marks(main: Thread, story: Story) -> None:
 
 
 def test_a_trial_is_the_same_every_time_and_its_splits_differ() -> None:
-    one = Trial(CORPUS["cpu-gc"], "mild", 0, "dev")
-    assert simulate(one) == simulate(one)
-    assert draw(one)[0] != draw(replace(one, split="test"))[0]
+    trial = Trial(CORPUS["cpu-gc"], "mild", 0, "dev")
+    assert simulate(trial) == simulate(trial)
+    assert draw(trial)[0] != draw(replace(trial, split="test"))[0]
 
 
 def test_a_job_of_many_ranks() -> None:

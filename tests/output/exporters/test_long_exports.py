@@ -44,17 +44,17 @@ def long_run(folder: Path, seconds: int) -> Run:
         columns = Columns("disk", names, disks, t_ns, values, [None] * 30)
         writer.append(columns, Spans(PID, TICKS, 1 + 200 * (second - 1), 0, {}, spans))
     writer.close()
-    found = run(folder, replace(report(), history=None))
-    return replace(found, nodes=(replace(found.nodes[0], folder=folder / "k"),))
+    result = run(folder, replace(report(), history=None))
+    return replace(result, nodes=(replace(result.nodes[0], folder=folder / "k"),))
 
 
-def peak(found: Run, what: str) -> int:
+def peak(run_: Run, what: str) -> int:
     tracemalloc.start()
     if what == "trace":
-        for packets in iterate_node_packets(found, found.nodes[0]):
+        for packets in iterate_node_packets(run_, run_.nodes[0]):
             b"".join(packets)
     else:
-        for _ in iterate_batches(found, TABLE_NAMES, ()):
+        for _ in iterate_batches(run_, TABLE_NAMES, ()):
             pass
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -31,11 +31,11 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.got.append((self.path, dict(self.headers), json.loads(body)))
-                status, said = receiver.answer
+                status, answer = receiver.answer
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(said)))
+                self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(said)
+                self.wfile.write(answer)
 
             def log_message(self, *words: object) -> None:
                 """Say nothing."""
@@ -46,18 +46,18 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    found = Receiver()
-    thread = threading.Thread(target=found.server.serve_forever, args=(0.01,))
+    result = Receiver()
+    thread = threading.Thread(target=result.server.serve_forever, args=(0.01,))
     thread.start()
-    yield found
-    found.server.shutdown()
+    yield result
+    result.server.shutdown()
     thread.join()
-    found.server.server_close()
+    result.server.server_close()
 
 
 def send(endpoint: str, **environ: str) -> Any:
-    found = run(Path("nowhere"), report())  # the ledger alone: no recording is read
-    return Otlp(endpoint, 5, environ).export(found, Output(None, io.BytesIO()))
+    result = run(Path("nowhere"), report())  # the ledger alone: no recording is read
+    return Otlp(endpoint, 5, environ).export(result, Output(None, io.BytesIO()))
 
 
 def test_the_ledger_arrives_as_sums_and_gauges(receiver: Receiver) -> None:
@@ -70,7 +70,7 @@ def test_the_ledger_arrives_as_sums_and_gauges(receiver: Receiver) -> None:
     assert resource["resource"]["attributes"] == [
         {"key": "service.name", "value": {"stringValue": "clusterprof"}}
     ]
-    metrics = {one["name"]: one for one in resource["scopeMetrics"][0]["metrics"]}
+    metrics = {metric["name"]: metric for metric in resource["scopeMetrics"][0]["metrics"]}
     lost = metrics["clusterprof_lost_gpu_seconds"]
     assert lost["unit"] == "s"
     assert lost["sum"]["isMonotonic"] is True
@@ -106,7 +106,7 @@ def test_an_error_is_one_line_and_is_not_tried_again(receiver: Receiver) -> None
     assert "\n" not in error.value.message
 
 
-def test_points_that_were_refused_are_told(receiver: Receiver) -> None:
+def test_points_that_were_refused_are_reported(receiver: Receiver) -> None:
     receiver.answer = (200, b'{"partialSuccess":{"rejectedDataPoints":"3","errorMessage":"old"}}')
     assert send(receiver.endpoint) == ("the receiver refused 3 points: old",)
 
@@ -124,9 +124,9 @@ def test_a_receiver_that_says_nothing_is_left() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        found = run(Path("nowhere"), report())
+        result = run(Path("nowhere"), report())
         with pytest.raises(ClusterprofError, match="timed out"):
-            Otlp(endpoint, 0.1, {}).export(found, Output(None, io.BytesIO()))
+            Otlp(endpoint, 0.1, {}).export(result, Output(None, io.BytesIO()))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_the_ledger_adds_up_per_rank_and_a_line_is_an_object(tmp_path: Path) -> 
         "duration_ns": 0,
     }
     of_rank_1 = [
-        (one["part"], one["cause"], one["duration_ns"]) for one in lines if one["rank"] == 1
+        (line["part"], line["cause"], line["duration_ns"]) for line in lines if line["rank"] == 1
     ]
     assert of_rank_1 == [
         ("unmeasured", "", 0),
@@ -90,13 +90,13 @@ def test_the_ledger_adds_up_per_rank_and_a_line_is_an_object(tmp_path: Path) -> 
 
 
 def test_all_tables_go_into_a_folder_or_as_lines_into_one_file(tmp_path: Path) -> None:
-    found = run(write(tmp_path / "run"), report())
-    Csv().export(found, Output(tmp_path / "out", io.BytesIO(), folder=True))
+    result = run(write(tmp_path / "run"), report())
+    Csv().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
         f"{table.name}.csv" for table in TABLES
     )
     target = tmp_path / "all.jsonl"
-    JsonLines().export(found, Output(target, io.BytesIO()))
+    JsonLines().export(result, Output(target, io.BytesIO()))
     tables = [json.loads(line)["table"] for line in target.read_text().splitlines()]
     assert [(name, tables.count(name)) for name in dict.fromkeys(tables)] == [
         ("samples", 12),
@@ -138,10 +138,10 @@ def hostile_recording(folder: Path) -> Path:
 
 
 def test_no_cell_is_a_formula_or_controls_anything(tmp_path: Path) -> None:
-    found = run(write(tmp_path / "plain"), report())
-    node = replace(found.nodes[0], folder=hostile_recording(tmp_path / "bad") / "k", name="=cmd()")
+    result = run(write(tmp_path / "plain"), report())
+    node = replace(result.nodes[0], folder=hostile_recording(tmp_path / "bad") / "k", name="=cmd()")
     stdout = io.BytesIO()
-    hostile = replace(found, nodes=(node,))
+    hostile = replace(result, nodes=(node,))
     Csv(["samples"]).export(hostile, Output(None, stdout))
     written = stdout.getvalue().decode()
     rows = list(csv.reader(io.StringIO(written, newline="")))
@@ -166,8 +166,8 @@ def test_what_a_spreadsheet_would_calculate_is_quoted(text: str) -> None:
 @pytest.mark.long
 def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = run(write(tmp_path / "run"), report())
-    Parquet().export(found, Output(tmp_path / "out", io.BytesIO(), folder=True))
+    result = run(write(tmp_path / "run"), report())
+    Parquet().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     samples = parquet.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert len(samples) == 12
     assert samples[2] == {

@@ -22,7 +22,9 @@ def chief(*culprits: Culprit, **changes: object) -> Finding:
     return replace(cluster(2, 2).findings[0], culprits=culprits, **changes)
 
 
-def one(node: str, rank: int | None, resource: str = "", own: int = 0, others: int = 0) -> Culprit:
+def culprit_of(
+    node: str, rank: int | None, resource: str = "", own: int = 0, others: int = 0
+) -> Culprit:
     return Culprit(node, rank, "", resource, own * S, others * S, 3, 0)
 
 
@@ -55,8 +57,8 @@ def test_the_verdict_names_cause_amount_culprit_and_victims() -> None:
 def test_the_verdict_of_a_transfer_blames_nobody() -> None:
     report = cluster(2, 2)
     transfer = replace(report.findings[1], lost_ns=130 * S, share_ratio=130 / 1200)
-    said = wording.describe_verdict(replace(report, findings=(transfer,)))
-    assert said == (
+    description = wording.describe_verdict(replace(report, findings=(transfer,)))
+    assert description == (
         "All ranks had come, and the data were still on their way (net-transfer). This cost the"
         " most: 2.17 of 20.0 GPU-minutes (10.8 %), not caused by a single rank."
     )
@@ -67,8 +69,8 @@ def test_the_verdict_of_a_transfer_blames_nobody() -> None:
 def test_the_verdict_says_when_culprits_take_turns() -> None:
     report = cluster(2, 2)
     imbalance = replace(report.findings[2], lost_ns=130 * S, share_ratio=130 / 1200)
-    said = wording.describe_verdict(replace(report, findings=(imbalance,)))
-    assert said.endswith("(10.8 %), caused by gpu-a1 ranks 0-1, gpu-a2 ranks 2-3 in turn.")
+    description = wording.describe_verdict(replace(report, findings=(imbalance,)))
+    assert description.endswith("(10.8 %), caused by gpu-a1 ranks 0-1, gpu-a2 ranks 2-3 in turn.")
 
 
 def test_a_small_part_keeps_its_own_unit() -> None:
@@ -80,16 +82,23 @@ def test_a_small_part_keeps_its_own_unit() -> None:
 @pytest.mark.parametrize(
     ("culprits", "text"),
     [
-        ([one("a1", 3, "vda", 5)], "a1 rank 3 (vda)"),
-        ([one("a1", None, "", 5)], "a1"),
-        ([one("a1", r, "vda", 5) for r in range(8)], "a1 ranks 0-7 (vda)"),
+        ([culprit_of("a1", 3, "vda", 5)], "a1 rank 3 (vda)"),
+        ([culprit_of("a1", None, "", 5)], "a1"),
+        ([culprit_of("a1", r, "vda", 5) for r in range(8)], "a1 ranks 0-7 (vda)"),
         # three groups by resource are too many for two, one by node is not
-        ([one("a1", r, f"worker {r}", 5) for r in (0, 1, 5)], "a1 ranks 0-1,5"),
-        ([one(f"a{r // 2 + 1}", r, "/data", 5) for r in range(6)], "a[1-3] ranks 0-5 (/data)"),
-        ([one("a1", None, "", 5), one("a1", None, "", 5)], "a1 2 processes"),
+        ([culprit_of("a1", r, f"worker {r}", 5) for r in (0, 1, 5)], "a1 ranks 0-1,5"),
+        (
+            [culprit_of(f"a{r // 2 + 1}", r, "/data", 5) for r in range(6)],
+            "a[1-3] ranks 0-5 (/data)",
+        ),
+        ([culprit_of("a1", None, "", 5), culprit_of("a1", None, "", 5)], "a1 2 processes"),
         # less than a tenth of the first is jitter
         (
-            [one("a1", 3, "", 5, 95), one("a1", 4, "", 0, 9), one("a2", 8, "", 9)],
+            [
+                culprit_of("a1", 3, "", 5, 95),
+                culprit_of("a1", 4, "", 0, 9),
+                culprit_of("a2", 8, "", 9),
+            ],
             "a1 rank 3 and 2 more that caused little",
         ),
         ([], ""),
@@ -100,15 +109,15 @@ def test_culprits_are_named_together(culprits: list[Culprit], text: str) -> None
 
 
 def test_what_each_caused() -> None:
-    mixed = chief(replace(one("a1", 3, "vda", 20, 60), recoverable_ns=30 * S))
+    mixed = chief(replace(culprit_of("a1", 3, "vda", 20, 60), recoverable_ns=30 * S))
     assert text_culprits.describe_caused_loss(mixed, 3, 1000 * S) == [
         "a1 rank 3 (vda): 80.00 s, 20.00 s its own and 60.00 s of 3 others that waited;"
         " fixing it alone wins 30.00 s, 3.0 %"
     ]
-    assert text_culprits.describe_caused_loss(chief(one("a1", 3, "", 20)), 3, S) == [
+    assert text_culprits.describe_caused_loss(chief(culprit_of("a1", 3, "", 20)), 3, S) == [
         "a1 rank 3: 20.00 s its own"
     ]
-    alone = chief(one("a1", 3, "", 0, 20), upper_bound=True)
+    alone = chief(culprit_of("a1", 3, "", 0, 20), upper_bound=True)
     assert text_culprits.describe_caused_loss(alone, 3, S) == [
         "a1 rank 3: at most 20.00 s of 3 others that waited"
     ]
@@ -117,19 +126,21 @@ def test_what_each_caused() -> None:
 
 
 def test_how_culprits_change() -> None:
-    def said(kind: str) -> tuple[str, str]:
-        found = chief(persistence=Persistence(kind, 12 * S, 47 * S, 30, 40, 5, 28))  # type: ignore[arg-type]
-        return text_culprits.describe_persistence(found), text_culprits.summarize_persistence(found)
+    def printed(kind: str) -> tuple[str, str]:
+        result = chief(persistence=Persistence(kind, 12 * S, 47 * S, 30, 40, 5, 28))  # type: ignore[arg-type]
+        return text_culprits.describe_persistence(result), text_culprits.summarize_persistence(
+            result
+        )
 
-    assert said("steady") == (
+    assert printed("steady") == (
         "the same ranks each time: in 28 of 30 time bins of the run with waits",
         "the same ranks each time",
     )
-    assert said("transient") == (
+    assert printed("transient") == (
         "only from 12.00 s to 47.00 s of the run",
         "only from 12.00 s to 47.00 s",
     )
-    assert said("wandering") == (
+    assert printed("wandering") == (
         "different ranks in turn: 5 ranks were the main culprit, in 30 time bins of the run with"
         " waits",
         "different ranks in turn",
@@ -150,29 +161,32 @@ def test_who_sets_the_slow_steps() -> None:
 
 
 def test_the_table_shows_who_stands_out_and_the_rest_in_one_line() -> None:
-    found = build_cause_matrix(cluster(), 6, 2)
-    assert found is not None and found.causes == ("storage-remote", "net-transfer")
+    cause_matrix = build_cause_matrix(cluster(), 6, 2)
+    assert cause_matrix is not None and cause_matrix.causes == ("storage-remote", "net-transfer")
     guilty = MatrixRow("27", "gpu-a04", (31 * S, 12 * S, 51 * S + 27), (3841 * S, 0, 3846 * S + 27))
-    assert found.lines[0] == guilty
+    assert cause_matrix.lines[0] == guilty
     # the eight ranks of one node are alike; 0.1 µs apart in what they felt without a cause
-    assert (found.lines[1].label, found.lines[1].node, found.lines[1].ranks) == (
-        "120-127",
-        "gpu-a16",
-        8,
+    assert (
+        cause_matrix.lines[1].label,
+        cause_matrix.lines[1].node,
+        cause_matrix.lines[1].ranks,
+    ) == ("120-127", "gpu-a16", 8)
+    assert cause_matrix.lines[1].victim_ns[:2] == (30 * S, 12 * S)
+    assert cause_matrix.lines[1].culprit_ns[:2] == (0, 0)
+    assert cause_matrix.lines[1].culprit_ns[2] // S == 55
+    assert len(cause_matrix.lines) == 3
+    assert (cause_matrix.lines[2].ranks, cause_matrix.rest) == (
+        119,
+        "119 more ranks, all alike; each",
     )
-    assert found.lines[1].victim_ns[:2] == (30 * S, 12 * S)
-    assert found.lines[1].culprit_ns[:2] == (0, 0)
-    assert found.lines[1].culprit_ns[2] // S == 55
-    assert len(found.lines) == 3
-    assert (found.lines[2].ranks, found.rest) == (119, "119 more ranks, all alike; each")
-    assert found.lines[2].victim_ns[:2] == (30 * S, 12 * S)
+    assert cause_matrix.lines[2].victim_ns[:2] == (30 * S, 12 * S)
 
 
 def test_of_few_ranks_every_one_has_a_line_and_of_one_there_is_no_table() -> None:
-    found = build_cause_matrix(cluster(2, 4), 6, 3)
-    assert found is not None and found.rest == ""
+    cause_matrix = build_cause_matrix(cluster(2, 4), 6, 3)
+    assert cause_matrix is not None and cause_matrix.rest == ""
     # by what they caused: the culprit, the other node, the rest; rank r has r ns more than rank 0
-    assert [line.label for line in found.lines] == ["0", "7", "6", "5", "4", "3", "2", "1"]
+    assert [line.label for line in cause_matrix.lines] == ["0", "7", "6", "5", "4", "3", "2", "1"]
     assert build_cause_matrix(storage_verdict(), 6, 3) is None  # ranks were not compared
 
 
@@ -182,10 +196,14 @@ def test_ranks_that_differ_say_so() -> None:
         replace(r, buckets=(("net-transfer", (10 + at) * S), ("unattributed", 0)))
         for at, r in enumerate(report.ranks)
     ]
-    found = build_cause_matrix(replace(report, ranks=tuple(ranks)), 2, 2)
-    assert found is not None and [line.label for line in found.lines[:2]] == ["0", "15"]
+    cause_matrix = build_cause_matrix(replace(report, ranks=tuple(ranks)), 2, 2)
+    assert cause_matrix is not None and [line.label for line in cause_matrix.lines[:2]] == [
+        "0",
+        "15",
+    ]
     assert (
-        found.rest == "14 more ranks (lost 11.00 s to 24.00 s, caused 5.00 s to 5.00 s); on average"
+        cause_matrix.rest
+        == "14 more ranks (lost 11.00 s to 24.00 s, caused 5.00 s to 5.00 s); on average"
     )
 
 

@@ -39,13 +39,13 @@ LOOK = Advice(
 NO_WORKERS = "More workers are not advised: 2 ranks share 2 CPUs, and 1 worker fills its share"
 
 
-def base(found: Finding, history: History, waits_ns: int) -> Report:
+def base(finding: Finding, history: History, waits_ns: int) -> Report:
     """Two ranks, 100 s in steps each; rank 0 lost so much, all of it to the finding."""
     report = storage_verdict()
-    bucket = ((found.cause.id, waits_ns),)
+    bucket = ((finding.cause.id, waits_ns),)
     first, second = (
         replace(
-            one,
+            rank,
             window_ns=100 * S,
             outside_ns=0,
             in_step_ns=100 * S,
@@ -55,7 +55,7 @@ def base(found: Finding, history: History, waits_ns: int) -> Report:
             buckets=lines,
             outside_buckets=(),
         )
-        for one, lost, lines in zip(report.ranks, (waits_ns, 0), (bucket, ()))
+        for rank, lost, lines in zip(report.ranks, (waits_ns, 0), (bucket, ()))
     )
     return replace(
         report,
@@ -66,7 +66,7 @@ def base(found: Finding, history: History, waits_ns: int) -> Report:
         in_step_ns=200 * S,
         productive_ns=200 * S - waits_ns,
         lost_ns=waits_ns,
-        findings=(found,),
+        findings=(finding,),
         unattributed_ns=0,
         unattributed_reasons=(),
         outside_buckets=(),
@@ -81,7 +81,7 @@ def straggler() -> Report:
 
     Of 100 s both ranks would be done 30 s sooner: 60 s of device time.
     """
-    found = Finding(
+    finding = Finding(
         CAUSES["sync-slow-compute"],
         30 * S,
         0.15,
@@ -107,13 +107,13 @@ def straggler() -> Report:
     )
     line = CauseImpact("sync-slow-compute", None, 30 * S, None, None)
     worth = Impact(None, "", None, 100 * S, (line,), gpus=2)
-    return replace(base(found, History(0, 5 * S, 20, ranks), 30 * S), worth=worth)
+    return replace(base(finding, History(0, 5 * S, 20, ranks), 30 * S), worth=worth)
 
 
 def preparing() -> Report:
     """Rank 0 lost 40 s of its 100 s to its worker; rank 1 nothing, and ended after 50 s."""
     cause = CAUSES["cpu-preprocess"]
-    found = Finding(
+    finding = Finding(
         cause,
         40 * S,
         0.2,
@@ -148,7 +148,7 @@ def preparing() -> Report:
         RankHistory(0, (5 * S,) * 20, ((cause.id, (2 * S,) * 20),), ()),
         RankHistory(1, (5 * S,) * 10 + (0,) * 10, (), ()),
     )
-    return base(found, History(0, 5 * S, 20, ranks, ended=((1, 50 * S),)), 40 * S)
+    return base(finding, History(0, 5 * S, 20, ranks, ended=((1, 50 * S),)), 40 * S)
 
 
 STRAGGLER = """\
@@ -221,11 +221,11 @@ def test_the_same_in_markdown() -> None:
 
 
 def test_the_same_in_html() -> None:
-    def said(report: Report) -> str:
+    def page_text(report: Report) -> str:
         page = re.sub(r"<script.*?</script>", "", Html().render(report), flags=re.S)
         return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
-    text = said(straggler())
+    text = page_text(straggler())
     assert "saves 60.00 s, more than was lost: rank 1 itself finishes sooner, too" in text
     assert "from 40.0 s on (step 41 of 100)" in text
-    assert f"{NO_WORKERS}." in said(preparing())
+    assert f"{NO_WORKERS}." in page_text(preparing())

@@ -34,14 +34,14 @@ OUTPUTS: list[Renderer] = [
 
 def report_of(poison: str) -> Report:
     """A report of one node, with what only several nodes have."""
-    some, one = cluster(2, 2), storage_verdict()
+    batch, progress = cluster(2, 2), storage_verdict()
     both = dataclasses.replace(
-        one,
-        job=some.job,
-        tail=some.tail,
-        nodes=(*one.nodes, *some.nodes),
-        findings=(*one.findings, *some.findings),
-        ranks=(*one.ranks, *some.ranks),
+        progress,
+        job=batch.job,
+        tail=batch.tail,
+        nodes=(*progress.nodes, *batch.nodes),
+        findings=(*progress.findings, *batch.findings),
+        ranks=(*progress.ranks, *batch.ranks),
         underfill=underfilled().underfill,
     )
     report: Report = poisoned(both, poison)
@@ -61,8 +61,8 @@ def test_no_output_carries_what_controls_a_terminal_or_a_runner(output: Renderer
     for poison in HOSTILE:
         text = output.render(report_of(poison))
         bare = re.sub(r"\x1b\[(?:0|1|2|32|1;3[136])m", "", text)  # our own colours
-        found = {c for c in bare if c != "\n" and unicodedata.category(c) in unsafe}
-        assert found == set(), ascii(poison)
+        result = {c for c in bare if c != "\n" and unicodedata.category(c) in unsafe}
+        assert result == set(), ascii(poison)
         assert [line for line in bare.splitlines() if line.lstrip().startswith("::")] == []
         assert "##[" not in bare
 

@@ -54,17 +54,19 @@ def test_every_object_of_the_schema_is_closed_and_complete() -> None:
 
     def objects(node: Any) -> list[Any]:
         if isinstance(node, dict):
-            inner = [found for value in node.values() for found in objects(value)]
+            inner = [result for value in node.values() for result in objects(value)]
             own = "object" in (node.get("type"), *node.get("type", ()))
             return [node, *inner] if own else inner
-        return [found for item in node for found in objects(item)] if isinstance(node, list) else []
+        return (
+            [result for item in node for result in objects(item)] if isinstance(node, list) else []
+        )
 
-    found = objects(schema())
+    result = objects(schema())
     # report, ledger, reason, definitions, culprit, evidence, who set slow steps, cause by block,
     # model, framework, what is compared, since when, who ended, and those of advice, worth and
     # history with its course
-    assert len(found) == 38
-    for node in found:
+    assert len(result) == 38
+    for node in result:
         assert node["additionalProperties"] is False
         assert node["required"] == list(node["properties"])
 

@@ -21,7 +21,7 @@ SCHEMA = json.loads(
 )
 
 
-def said(report: Report) -> dict:  # type: ignore[type-arg]
+def render_document(report: Report) -> dict:  # type: ignore[type-arg]
     document = json.loads(Json().render(report))
     assert list(errors(document, SCHEMA)) == []
     return document
@@ -29,17 +29,17 @@ def said(report: Report) -> dict:  # type: ignore[type-arg]
 
 def test_sums_over_the_stretches_are_the_ledger_to_the_nanosecond() -> None:
     report = with_history(cluster(4, 8))
-    found = said(report)["history"]
-    assert sum(found["in_step_ns"]) == report.in_step_ns
-    assert sum(ns for row in found["lost"] for ns in row["ns"]) == report.lost_ns
-    totals = [sum(row["ns"]) for row in found["lost"]]
-    assert totals == sorted(totals, reverse=True) and len(found["in_step_ns"]) == 60
+    result = render_document(report)["history"]
+    assert sum(result["in_step_ns"]) == report.in_step_ns
+    assert sum(ns for row in result["lost"] for ns in row["ns"]) == report.lost_ns
+    totals = [sum(row["ns"]) for row in result["lost"]]
+    assert totals == sorted(totals, reverse=True) and len(result["in_step_ns"]) == 60
     # the longest of 45 waits, and ranks by name: what a program finds among `ranks`
-    lengths = sorted((one.duration_ns for one in report.history.waits), reverse=True)[:20]  # type: ignore[union-attr]
-    assert sorted((one["duration_ns"] for one in found["waits"]), reverse=True) == lengths
+    lengths = sorted((wait.duration_ns for wait in report.history.waits), reverse=True)[:20]  # type: ignore[union-attr]
+    assert sorted((wait["duration_ns"] for wait in result["waits"]), reverse=True) == lengths
     names = {(rank.node, rank.rank, rank.pid) for rank in report.ranks}
-    assert {tuple(one["victim"].values()) for one in found["waits"]} <= names
-    assert [one["number"] for one in found["slow_steps"]] == [400, 391, 382, 373, 364, 355]
+    assert {tuple(wait["victim"].values()) for wait in result["waits"]} <= names
+    assert [step["number"] for step in result["slow_steps"]] == [400, 391, 382, 373, 364, 355]
 
 
 def test_a_small_one_by_hand() -> None:
@@ -51,7 +51,7 @@ def test_a_small_one_by_hand() -> None:
     made = History(
         None, 50, 2, (rank, other), (wait,), (slow,), 1, "a part is missing", -5, ((0, 30),)
     )
-    assert said(replace(base, history=made))["history"] == {
+    assert render_document(replace(base, history=made))["history"] == {
         "started_at_ns": None,
         "begin_ns": -5,
         "ended": [{"rank": {"node": "node-a", "rank": None, "pid": 812}, "run_ns": 30}],
@@ -80,7 +80,7 @@ def test_a_small_one_by_hand() -> None:
         "course": None,
         "why_missing": "a part is missing",
     }
-    assert said(base)["history"] is None
+    assert render_document(base)["history"] is None
 
 
 def test_its_size_does_not_grow_with_the_job() -> None:
@@ -88,9 +88,9 @@ def test_its_size_does_not_grow_with_the_job() -> None:
     sizes = []
     for ranks in (1, 1000):
         rows = tuple(RankHistory(at, (1000,), many, ()) for at in range(ranks))
-        found = said(replace(clean(), history=History(0, 1, 1, rows)))["history"]
-        assert len(found["lost"]) == 16 and found["lost"][0]["cause"] == "cause-39"
+        result = render_document(replace(clean(), history=History(0, 1, 1, rows)))["history"]
+        assert len(result["lost"]) == 16 and result["lost"][0]["cause"] == "cause-39"
         # 0 + 1 + … + 24: what the 15 largest leave
-        assert found["lost"][-1] == {"cause": "others", "ns": [300 * ranks]}
-        sizes.append(len(json.dumps(found)))
+        assert result["lost"][-1] == {"cause": "others", "ns": [300 * ranks]}
+        sizes.append(len(json.dumps(result)))
     assert sizes[1] < 1.2 * sizes[0]

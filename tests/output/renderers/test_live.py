@@ -26,12 +26,12 @@ def live_of(name: str, **changes: object) -> LiveView:
     """The report as a window, every recorder well, every device busy for four fifths of it."""
     report = cluster(16, 8) if name == "cluster" else ALL[name]()
     nodes = tuple(
-        NodeStatus(one.name, one.key, "recording", 400 * MS, "", 0) for one in report.nodes
+        NodeStatus(node.name, node.key, "recording", 400 * MS, "", 0) for node in report.nodes
     )
-    keys = {one.name: one.key for one in report.nodes}
+    keys = {node.name: node.key for node in report.nodes}
     ranks = {
-        (one.node, one.pid): RankStatus(keys[one.node], 0.8, 0.41, 740 * MS, 300 * MS)
-        for one in report.ranks
+        (rank.node, rank.pid): RankStatus(keys[rank.node], 0.8, 0.41, 740 * MS, 300 * MS)
+        for rank in report.ranks
     }
     live = LiveView(report.title, 60 * S, 400 * MS, nodes, report, ranks)
     return replace(live, **changes)  # type: ignore[arg-type]
@@ -39,11 +39,11 @@ def live_of(name: str, **changes: object) -> LiveView:
 
 def sick(live: LiveView, *states: tuple[str, int, str]) -> LiveView:
     """The same with the first recorders in these states."""
-    told = [
-        replace(one, state=state, age_ns=age * S, why=why)  # type: ignore[arg-type]
-        for one, (state, age, why) in zip(live.nodes, states)
+    values = [
+        replace(node, state=state, age_ns=age * S, why=why)  # type: ignore[arg-type]
+        for node, (state, age, why) in zip(live.nodes, states)
     ]
-    return replace(live, nodes=(*told, *live.nodes[len(told) :]))
+    return replace(live, nodes=(*values, *live.nodes[len(values) :]))
 
 
 def test_the_whole_screen() -> None:
@@ -100,14 +100,14 @@ def test_no_line_is_wider_and_no_screen_taller(name: str, width: int) -> None:
         assert len(lines) <= 24
 
 
-def test_recorders_that_are_not_well_are_said_to_be_so() -> None:
+def test_recorders_that_are_not_well_are_reported() -> None:
     live = sick(live_of("cluster"), ("silent", 12, ""), ("ended", 200, "told to"), ("gone", 0, "x"))
     assert " ! Recorders: gpu-a01 silent for 12 s, gpu-a02 ended (told to), gpu-a03 gone (x)" in (
         draw_screen(live, View(100, 30), False)
     )
-    every = [("silent", 3 * 86400, "")] * 16
+    whole = [("silent", 3 * 86400, "")] * 16
     assert " ! All recorders are silent; the newest: silent for 3 days" in (
-        draw_screen(sick(live_of("cluster"), *every), View(100, 30), False)
+        draw_screen(sick(live_of("cluster"), *whole), View(100, 30), False)
     )
     ended = sick(live_of("two-nodes", age_ns=130 * S), *[("ended", 130, "no process is left")] * 2)
     assert (
@@ -124,20 +124,20 @@ def test_what_is_unknown_is_no_number() -> None:
     assert draw_screen(live, View(80, 24), False)[-1].split()[:4] == ["-", "node-a", "-", "-"]
     stuck = live_of("clean")
     report = stuck.report
-    ranks = tuple(replace(one, in_step_ns=0, lost_ns=0, buckets=()) for one in report.ranks)
+    ranks = tuple(replace(rank, in_step_ns=0, lost_ns=0, buckets=()) for rank in report.ranks)
     stuck = replace(
         stuck,
         report=replace(report, ranks=ranks, in_step_ns=0, lost_ns=0),
         ranks={
-            who: RankStatus(one.node_key, 1.0, None, None, 26 * S)
-            for who, one in stuck.ranks.items()
+            who: RankStatus(rank.node_key, 1.0, None, None, 26 * S)
+            for who, rank in stuck.ranks.items()
         },
     )
     assert build_rows(stuck, False, "lost")[0].lost_to == "no step for 26 s"
     assert describe_live_verdict(stuck) == "No step ended in this time."
 
 
-def test_emulated_devices_are_said_to_be_so() -> None:
+def test_emulated_devices_are_reported() -> None:
     for text in (
         "\n".join(draw_screen(live_of("damaged-emulated"), View(), False)),
         describe_screen(live_of("damaged-emulated")),
@@ -154,7 +154,7 @@ def test_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (0, "0.0 s"),
         (0.84, "0.8 s"),
@@ -166,5 +166,5 @@ def test_sentences() -> None:
         (28_000_000, "324 days"),
     ],
 )
-def test_times_as_people_say_them(seconds: float, told: str) -> None:
-    assert format_duration(round(seconds * 1e9)) == told
+def test_times_as_people_say_them(seconds: float, text: str) -> None:
+    assert format_duration(round(seconds * 1e9)) == text

@@ -174,7 +174,7 @@ def test_every_report_keeps_the_grammar(name: str, prometheus: bool) -> None:
 
 
 def rest_of(types: dict[str, str]) -> str:
-    """The type of the family that was told last."""
+    """The type of the family that was declared last."""
     return list(types.values())[-1]
 
 

@@ -15,7 +15,7 @@ from tests.support.reports import ALL
 
 DASHBOARD = Path(__file__).parents[3] / "docs/grafana/clusterprof.json"
 EXPORTED = {described.sample for described in openmetrics.ALL_FAMILIES}
-ADDED = {"job", "instance"}  # by whoever scrapes
+ADDED = {"job", "instance"}  # by the scraper
 
 
 def dashboard() -> dict[str, Any]:
@@ -28,15 +28,15 @@ def expressions() -> list[str]:
 
 
 def test_every_query_names_metrics_that_are_exported() -> None:
-    found = [name for text in expressions() for name in re.findall(r"\bclusterprof_\w+", text)]
-    assert len(found) > 15
-    assert set(found) - EXPORTED == set()
+    names = [name for text in expressions() for name in re.findall(r"\bclusterprof_\w+", text)]
+    assert len(names) > 15
+    assert set(names) - EXPORTED == set()
 
 
 def test_every_label_in_a_query_is_one_of_its_metric() -> None:
     labels: dict[str, set[str]] = {}
-    every = (*openmetrics.FAMILY_BY_METRIC, "step.p50_ns")
-    known = replace(ALL["clean"](), metrics=tuple(Metric(name, 0.5, "ratio") for name in every))
+    whole = (*openmetrics.FAMILY_BY_METRIC, "step.p50_ns")
+    known = replace(ALL["clean"](), metrics=tuple(Metric(name, 0.5, "ratio") for name in whole))
     for report in (known, *(make() for make in ALL.values())):
         for family in build_families(report):
             names = labels.setdefault(family.description.sample, set())

@@ -68,10 +68,10 @@ def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
     report = ALL[name]()
     screen = Terminal(80, False, 2.5).render(report).splitlines()[:24]  # and one for the prompt
     text = " ".join(" ".join(screen).split())
-    for label, told in build_summary(report, 2.5, "USD") or [
+    for label, stated in build_summary(report, 2.5, "USD") or [
         ("", wording.describe_verdict(report))
     ]:
-        assert f"{label} {' '.join(told.split())}".strip() in text or label == "SEEN"
+        assert f"{label} {' '.join(stated.split())}".strip() in text or label == "SEEN"
     assert "Not seen:" in text
     for warning in wording.list_warnings(report):
         assert warning in text.replace("! ", "")
@@ -155,7 +155,7 @@ def test_money_needs_a_price_and_real_gpus() -> None:
 
 
 @pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
-def test_a_ledger_that_does_not_balance_is_said_loudly(renderer: Renderer) -> None:
+def test_a_ledger_that_does_not_balance_is_reported_prominently(renderer: Renderer) -> None:
     report = dataclasses.replace(storage_verdict(), lost_ns=226 * S + 6)
     text = " ".join(renderer.render(report).split())
     assert "LEDGER DOES NOT BALANCE" in text

@@ -45,18 +45,18 @@ def with_history() -> Report:
 
 
 def test_parts_of_the_run_add_up_over_ranks() -> None:
-    some = split_run(with_history(), 4)
-    assert [(one.start_ns // S, one.end_ns // S) for one in some] == [
+    run = split_run(with_history(), 4)
+    assert [(span.start_ns // S, span.end_ns // S) for span in run] == [
         (0, 100),
         (100, 200),
         (200, 300),
         (300, 400),
     ]
-    assert [one.in_step_ns // S for one in some] == [0, 180, 200, 200]
-    assert some[2].causes == (("storage-local", 50 * S), (WAITING_FOR_RANKS, 30 * S))
-    assert [one.lost_ratio for one in some] == [None, 0.05, 0.4, 0.05]
+    assert [item.in_step_ns // S for item in run] == [0, 180, 200, 200]
+    assert run[2].causes == (("storage-local", 50 * S), (WAITING_FOR_RANKS, 30 * S))
+    assert [item.lost_ratio for item in run] == [None, 0.05, 0.4, 0.05]
     two = split_run(with_history(), 3)  # two stretches each, so that all parts are alike
-    assert [(one.in_step_ns // S, one.lost_ns // S) for one in two] == [(180, 9), (400, 90)]
+    assert [(item.in_step_ns // S, item.lost_ns // S) for item in two] == [(180, 9), (400, 90)]
 
 
 def test_bars_say_how_much_of_each_part_was_busy_and_lost() -> None:
@@ -65,12 +65,12 @@ def test_bars_say_how_much_of_each_part_was_busy_and_lost() -> None:
 
 
 def test_the_worst_part_is_named_where_it_stands_out() -> None:
-    some = split_run(with_history(), 4)  # 5, 40 and 5 % lost of 180, 200 and 200 s: 17 % of all
-    found = find_worst_bin(some)
-    assert found is not None and found.start_ns == 200 * S
-    assert find_worst_bin(some[2:3]) is None  # 40 % of all: 40 % is no more
-    short = dataclasses.replace(some[2], in_step_ns=99 * S)  # of the fullest less than half
-    assert find_worst_bin([some[1], short, some[3]]) is None
+    run = split_run(with_history(), 4)  # 5, 40 and 5 % lost of 180, 200 and 200 s: 17 % of all
+    worst_bin = find_worst_bin(run)
+    assert worst_bin is not None and worst_bin.start_ns == 200 * S
+    assert find_worst_bin(run[2:3]) is None  # 40 % of all: 40 % is no more
+    short = dataclasses.replace(run[2], in_step_ns=99 * S)  # of the fullest less than half
+    assert find_worst_bin([run[1], short, run[3]]) is None
 
 
 def test_the_same_in_words() -> None:
@@ -124,8 +124,8 @@ def test_plain_has_no_bar_and_says_what_is_next_before_all_causes() -> None:
 
 def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
     report = storage_verdict()
-    told = Advice("Set prefetch to 4.", "3 of 4 waits", "prefetch_factor=4", "10 %", "again", "")
-    first = dataclasses.replace(report.findings[0], advice=(told,))
+    advice = Advice("Set prefetch to 4.", "3 of 4 waits", "prefetch_factor=4", "10 %", "again", "")
+    first = dataclasses.replace(report.findings[0], advice=(advice,))
     worth = Impact(
         36.0, "EUR", 2.26, 300 * S, (CauseImpact(first.cause.id, 2.0, 30 * S, 20 * S, 40 * S),)
     )
@@ -159,8 +159,8 @@ def test_tables_by_hand() -> None:
 
 
 def test_a_table_cut_short_says_so_and_one_without_rows_says_why() -> None:
-    (one,) = build_tables(storage_verdict(), ("rank",), 1)
-    assert one.rest.startswith("and 1 ranks that ") and "--top 2 shows all" in one.rest
+    (tables,) = build_tables(storage_verdict(), ("rank",), 1)
+    assert tables.rest.startswith("and 1 ranks that ") and "--top 2 shows all" in tables.rest
     (none,) = build_tables(storage_verdict(), ("time",))
     assert (none.rows, none.rest) == ((), "the history of lost time was not computed")
 

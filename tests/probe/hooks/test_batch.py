@@ -109,7 +109,7 @@ def test_steps_know_their_batches_and_saves_are_counted_once(tmp_path: Path) -> 
     (ring,) = watcher.rings()
     assert ring.switched_off == 0
     # (samples, tokens): 10 rows of 7 tokens in batches of 4; -1 is not known, 0 is none.
-    assert [(one.c, one.d) for one in ring.of(STEP)] == [
+    assert [(span.c, span.d) for span in ring.of(STEP)] == [
         (-1, -1),
         (4, 28),
         (4, 28),
@@ -143,5 +143,5 @@ def test_steps_know_their_batches_and_saves_are_counted_once(tmp_path: Path) -> 
     # that failed, nor what other threads write beside the training.
     size, parts = map(int, files.split())
     # A checkpoint that is a save of the model and one more has the bytes of both.
-    assert [one.a for one in ring.of(CHECKPOINT)] == [size, -1, -1, int(whole)]
+    assert [span.a for span in ring.of(CHECKPOINT)] == [size, -1, -1, int(whole)]
     assert parts == 2  # .metadata and one file

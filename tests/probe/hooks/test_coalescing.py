@@ -57,9 +57,9 @@ def test_a_batch_is_one_operation(tmp_path: Path) -> None:
     assert without.returncodes == [0, 0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
     for rank, ring in enumerate(with_probe.rings):
-        found = [(o.group, o.what, o.number, o.form, o.bytes) for o in operations(ring)]
+        rows = [(o.group, o.what, o.number, o.form, o.bytes) for o in operations(ring)]
         both, own = group_of("0,1"), group_of(str(rank))
-        assert found == [
+        assert rows == [
             (both, ALL_REDUCE, 0, BLOCKING, 60),
             (own, ALL_REDUCE, 0, BLOCKING, 12),
             (both, ALL_REDUCE, 1, ISSUE, 40),
@@ -89,8 +89,8 @@ def test_the_one_work_of_a_batch_is_the_wait_of_each_message(tmp_path: Path) -> 
     assert job.returncodes == [0, 0], job.stderr
     assert job.stdout[0] == b"%s\n" % str(10 * [2.0]).encode()
     for ring in job.rings:
-        found = [(o.what, o.number, o.form, o.bytes) for o in operations(ring)]
-        assert found == [
+        rows = [(o.what, o.number, o.form, o.bytes) for o in operations(ring)]
+        assert rows == [
             (SEND, 0, ISSUE, 40),
             (RECV, 0, ISSUE, 0),
             (RECV, 0, WAIT, 0),

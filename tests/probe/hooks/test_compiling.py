@@ -35,6 +35,6 @@ def test_each_compilation_says_how_often_the_code_was_compiled_before(tmp_path: 
     (ring,) = recorded(CODE, install(tmp_path / "run"))
     assert ring.switched_off == 0
     compilations = ring.of(COMPILE)
-    assert [one.a for one in compilations] == [0, 1, 0]
-    assert all(one.end_ns > one.start_ns for one in compilations)
+    assert [compilation.a for compilation in compilations] == [0, 1, 0]
+    assert all(compilation.end_ns > compilation.start_ns for compilation in compilations)
     assert all(b.start_ns >= a.end_ns for a, b in pairwise(compilations))

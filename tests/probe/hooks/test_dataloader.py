@@ -195,11 +195,11 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     with Watcher(run_dir) as watcher:
         with_probe = run("-c", COMPILED + WAIT, run_dir=run_dir)
     without = run("-c", COMPILED + WAIT, run_dir=None)
-    said = [with_probe.stdout, without.stdout]
+    values = [with_probe.stdout, without.stdout]
     if job_python.IS_ANOTHER:  # 2.6 and 2.15 count one break less with any hook of PyTorch's own
-        said = [re.sub(rb"(?<=['\"]): \d+", b"", each) for each in said]
+        values = [re.sub(rb"(?<=['\"]): \d+", b"", each) for each in values]
     # stderr holds a warning of torch with the time of day.
-    assert (with_probe.returncode, said[0]) == (0, said[1]), with_probe.stderr
+    assert (with_probe.returncode, values[0]) == (0, values[1]), with_probe.stderr
     (ring,) = watcher.rings()
     # The step in the open; what is compiled is not seen, but that 2.15 leaves the hooks uncompiled.
     assert len(ring.of(OPTIMIZER)) in ((1, 2) if job_python.IS_ANOTHER else (1,))

@@ -61,14 +61,14 @@ assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.p
 """
     job = launch(MODEL + code, tmp_path, install(tmp_path / "run"))
     assert job.returncodes == [0, 0], job.stderr  # DDP warns when it finds no unused parameters
-    zero, one = (gradients(ring) for ring in job.rings)
-    for found in (zero, one):
-        assert [(o.group, o.number, o.bytes, o.form) for o in found] == [
+    zero, rank_one = (gradients(ring) for ring in job.rings)
+    for result in (zero, rank_one):
+        assert [(o.group, o.number, o.bytes, o.form) for o in result] == [
             (group_of("0,1"), number, BYTES, BLOCKING) for number in range(4)
         ]
     # Rank 0 was late in step 2, rank 1 in step 3.
-    assert one[2].seconds > LATE_S / 2 > zero[2].seconds
-    assert zero[3].seconds > LATE_S / 2 > one[3].seconds
+    assert rank_one[2].seconds > LATE_S / 2 > zero[2].seconds
+    assert zero[3].seconds > LATE_S / 2 > rank_one[3].seconds
 
 
 @pytest.mark.long
@@ -114,8 +114,8 @@ out.sum().backward()                               # 3
 dist.all_reduce(torch.ones(1))                     # 5
 """
     for ring in recorded(MODEL + code, tmp_path, install(tmp_path / "run")):
-        found = [(o.what, o.number) for o in operations(ring)]
-        assert found == [
+        rows = [(o.what, o.number) for o in operations(ring)]
+        assert rows == [
             (GRADIENTS, 0),
             (GRADIENTS, 1),
             (ALL_REDUCE, 2),
@@ -153,9 +153,9 @@ ddp.register_comm_hook(None, hook)
 for _ in range(2): ddp(batch()).sum().backward()
 """
     for ring in recorded(MODEL + code, tmp_path, install(tmp_path / "run")):
-        found = [(o.what, o.form, o.number) for o in operations(ring)]
+        rows = [(o.what, o.form, o.number) for o in operations(ring)]
         # One bucket: its reduction is issued while the pass computes, then the pass waits.
-        assert found == [
+        assert rows == [
             (ALL_REDUCE, ISSUE, 0),
             (GRADIENTS, BLOCKING, 1),
             (ALL_REDUCE, ISSUE, 2),
@@ -260,6 +260,6 @@ def test_sharded_training_is_the_same_with_us_and_its_collectives_are_seen(tmp_p
     # A shard is 4 rows of 8 floats and 4 of bias: 144 bytes. Its gradients go out as two of them.
     once = [(ALL_GATHER, 144), (REDUCE_SCATTER, 288)]
     for ring in with_probe.rings:
-        found = operations(ring)
-        assert [(o.what, o.bytes) for o in found] == 2 * once
-        assert [o.number for o in found] == [0, 1, 2, 3]
+        matched = operations(ring)
+        assert [(o.what, o.bytes) for o in matched] == 2 * once
+        assert [o.number for o in matched] == [0, 1, 2, 3]

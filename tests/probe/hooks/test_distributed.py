@@ -71,10 +71,10 @@ def test_each_operation_has_its_number_group_bytes_and_name(
 ) -> None:
     rings, _ = everything
     for rank, ring in enumerate(rings):
-        found = operations(ring)
-        assert {(o.group, o.form, o.peer) for o in found} == {(group_of("0,1"), BLOCKING, None)}
-        assert [o.number for o in found] == list(range(14))
-        assert [(o.what, o.bytes) for o in found[:13]] == [
+        matched = operations(ring)
+        assert {(o.group, o.form, o.peer) for o in matched} == {(group_of("0,1"), BLOCKING, None)}
+        assert [o.number for o in matched] == list(range(14))
+        assert [(o.what, o.bytes) for o in matched[:13]] == [
             (ALL_REDUCE, 40),
             (ALL_REDUCE, 40),
             (ALL_GATHER, 40),
@@ -89,15 +89,15 @@ def test_each_operation_has_its_number_group_bytes_and_name(
             (BARRIER, 0),
             (ALL_GATHER, 8),
         ]
-        assert found[13].what == ALL_GATHER
-        assert all(o.start_ns < o.end_ns for o in found)
+        assert matched[13].what == ALL_GATHER
+        assert all(o.start_ns < o.end_ns for o in matched)
 
 
 def test_each_rank_announces_its_group_once(everything: tuple[list[Ring], Path]) -> None:
     rings, run_dir = everything
     group = group_of("0,1")
-    found = {path.name: json.loads(path.read_text()) for path in (run_dir / "groups").iterdir()}
-    assert found == {
+    by_key = {path.name: json.loads(path.read_text()) for path in (run_dir / "groups").iterdir()}
+    assert by_key == {
         f"{ring.pid}.{group}.json": {"pid": ring.pid, "group": group, "ranks": [0, 1]}
         for ring in rings
     }
@@ -113,10 +113,10 @@ if rank == 0: time.sleep({LATE_S})
 dist.barrier()
 """
     rings = recorded(code, tmp_path, install(tmp_path / "run"))
-    zero, one = (operations(ring) for ring in rings)
+    zero, rank_one = (operations(ring) for ring in rings)
     # Rank 1 came late to operation 1, rank 0 to operation 2.
-    assert zero[1].seconds > LATE_S / 2 > one[1].seconds
-    assert one[2].seconds > LATE_S / 2 > zero[2].seconds
+    assert zero[1].seconds > LATE_S / 2 > rank_one[1].seconds
+    assert rank_one[2].seconds > LATE_S / 2 > zero[2].seconds
 
 
 def test_an_asynchronous_operation_is_issued_and_waited_for(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ assert t.tolist() == 10 * [4.0]
 """
     rings = recorded(code, tmp_path, install(tmp_path / "run"))
     for rank, ring in enumerate(rings):
-        found = operations(ring)
+        matched = operations(ring)
         sent = 20 if rank == 0 else 0
-        assert [(o.what, o.number, o.form, o.bytes) for o in found] == [
+        assert [(o.what, o.number, o.form, o.bytes) for o in matched] == [
             (ALL_REDUCE, 0, ISSUE, 40),
             (BROADCAST, 1, ISSUE, sent),
             (ALL_REDUCE, 0, WAIT, 40),
@@ -175,8 +175,8 @@ else: dist.recv(t); dist.recv(t)
     everybody, half, own = group_of("0,1,2"), group_of("0,2"), group_of("2")
 
     def messages(ring: Ring) -> list[tuple[int, int, int, int, int | None, int]]:
-        found = [o for o in operations(ring) if o.what in (SEND, RECV)]
-        return [(o.group, o.what, o.number, o.form, o.peer, o.bytes) for o in found]
+        result = [o for o in operations(ring) if o.what in (SEND, RECV)]
+        return [(o.group, o.what, o.number, o.form, o.peer, o.bytes) for o in result]
 
     assert messages(rings[0])[:5] == [
         (everybody, SEND, 0, BLOCKING, 1, 40),
@@ -201,7 +201,7 @@ else: dist.recv(t); dist.recv(t)
         (everybody, SEND, 0, WAIT, 0, 40),
         (everybody, RECV, 0, WAIT, 1, 0),
     ]
-    # From whoever comes: the sender is not known beforehand, so neither is its number.
+    # From any rank: the sender is not known beforehand, so neither is its number.
     assert messages(rings[2])[6:] == 2 * [(everybody, RECV, -1, BLOCKING, None, 0)]
     # Messages are no steps of the whole group: the barrier is its first operation everywhere.
     for ring in rings:
@@ -217,13 +217,13 @@ t = torch.ones(1)
 again, first = dist.new_group([0, 1]), dist.new_group([0])
 dist.all_reduce(t)
 dist.all_reduce(t, group=again)
-dist.all_reduce(t, group=first)  # rank 1 is told off and does nothing
+dist.all_reduce(t, group=first)  # rank 1 is refused and does nothing
 dist.destroy_process_group(again)
 dist.barrier()
 """
     job = launch(code, tmp_path, install(tmp_path / "run"))
     assert job.returncodes == [0, 0]
-    zero, one = (operations(ring) for ring in job.rings)
+    zero, rank_one = (operations(ring) for ring in job.rings)
     both = [(group_of("0,1"), n) for n in range(3)]
-    assert [(o.group, o.number) for o in one] == both
+    assert [(o.group, o.number) for o in rank_one] == both
     assert [(o.group, o.number) for o in zero] == [*both[:2], (group_of("0"), 0), both[2]]

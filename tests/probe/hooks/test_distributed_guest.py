@@ -49,8 +49,8 @@ dist.all_reduce(torch.ones(1))
     assert without.stdout[0].count(b"Traceback") == len(wrong)
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
     # The calls that failed have taken a number and left no span; the next ones are recorded.
-    found = [(one.what, one.form) for one in operations(with_probe.rings[0])]
-    assert found == [(ALL_REDUCE, BLOCKING)] * len(wrong)
+    rows = [(operation.what, operation.form) for operation in operations(with_probe.rings[0])]
+    assert rows == [(ALL_REDUCE, BLOCKING)] * len(wrong)
 
 
 BROKEN = """
@@ -126,8 +126,8 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
     # What is not compiled into a graph runs as it is written, and is seen; so is a graph that is
     # run operator by operator, as this back end does.
-    found = [(o.what, o.form) for o in operations(with_probe.rings[0])]
-    assert found[:6] == [
+    rows = [(o.what, o.form) for o in operations(with_probe.rings[0])]
+    assert rows[:6] == [
         (ALL_REDUCE, ISSUE),
         (ALL_REDUCE, WAIT),
         (ALL_GATHER, ISSUE),

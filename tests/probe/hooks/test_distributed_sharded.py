@@ -33,9 +33,9 @@ def both_ways(code: str, tmp_path: Path) -> Job:
     return with_probe
 
 
-def begun(found: list[Operation]) -> list[tuple[int, int]]:
+def begun(rows: list[Operation]) -> list[tuple[int, int]]:
     """What was begun, in order: the number of each operation and what it is."""
-    return [(o.number, o.what) for o in found if o.form != WAIT]
+    return [(o.number, o.what) for o in rows if o.form != WAIT]
 
 
 FSDP1 = """
@@ -55,8 +55,8 @@ for _ in range(2):
 def test_fsdp1_gathers_and_scatters(tmp_path: Path) -> None:
     job = both_ways(FSDP1, tmp_path)
     for ring in job.rings:
-        found = [o for o in operations(ring) if o.what in (ALL_GATHER, REDUCE_SCATTER)]
-        assert [(o.what, o.bytes) for o in found][-4:] == 2 * [
+        result = [o for o in operations(ring) if o.what in (ALL_GATHER, REDUCE_SCATTER)]
+        assert [(o.what, o.bytes) for o in result][-4:] == 2 * [
             (ALL_GATHER, 128),
             (REDUCE_SCATTER, 256),
         ]
@@ -83,11 +83,11 @@ for _ in range(2):
 def test_a_sharded_optimizer_broadcasts_what_it_owns(tmp_path: Path) -> None:
     job = both_ways(ZERO, tmp_path)
     for ring in job.rings:
-        found = begun(operations(ring))
-        numbers = [number for number, _ in found]
+        result = begun(operations(ring))
+        numbers = [number for number, _ in result]
         assert numbers == list(range(len(numbers)))
-        assert [what for _, what in found].count(GRADIENTS) == 2
-        assert BROADCAST in [what for _, what in found]
+        assert [what for _, what in result].count(GRADIENTS) == 2
+        assert BROADCAST in [what for _, what in result]
     assert begun(operations(job.rings[0])) == begun(operations(job.rings[1]))
 
 
@@ -106,7 +106,7 @@ dist.barrier()
 @pytest.mark.long
 def test_ranks_with_less_to_do_count_on(tmp_path: Path) -> None:
     job = both_ways(JOIN, tmp_path)
-    zero, one = (begun(operations(ring)) for ring in job.rings)
+    zero, rank_one = (begun(operations(ring)) for ring in job.rings)
     # Four reductions of gradients: rank 0 has two of its own and reduces zeros in the other two.
-    assert [what for _, what in one].count(GRADIENTS) == 4
-    assert zero == one
+    assert [what for _, what in rank_one].count(GRADIENTS) == 4
+    assert zero == rank_one

@@ -60,8 +60,8 @@ dist.barrier()                                                         # 8
 def test_each_operation_is_issued_and_waited_for(tmp_path: Path) -> None:
     rings = recorded(BEGIN + EVERYTHING, tmp_path, install(tmp_path / "run"))
     for rank, ring in enumerate(rings):
-        found = operations(ring)
-        assert {(o.group, o.peer) for o in found} == {(group_of("0,1"), None)}
+        matched = operations(ring)
+        assert {(o.group, o.peer) for o in matched} == {(group_of("0,1"), None)}
         both = [
             (ALL_REDUCE, 0, 40),
             (ALL_GATHER, 1, 40),
@@ -72,13 +72,13 @@ def test_each_operation_is_issued_and_waited_for(tmp_path: Path) -> None:
             (ALL_REDUCE, 6, 40),
             (ALL_REDUCE, 7, 40),
         ]
-        wanted = [(*one, form) for one in both for form in (ISSUE, WAIT)]
-        assert [(o.what, o.number, o.bytes, o.form) for o in found] == [
+        wanted = [(*value, form) for value in both for form in (ISSUE, WAIT)]
+        assert [(o.what, o.number, o.bytes, o.form) for o in matched] == [
             *wanted,
             (BARRIER, 8, 0, BLOCKING),
         ]
-        assert all(o.start_ns <= o.end_ns for o in found)
-        assert all(one.end_ns <= two.start_ns for one, two in pairwise(found))
+        assert all(o.start_ns <= o.end_ns for o in matched)
+        assert all(first.end_ns <= two.start_ns for first, two in pairwise(matched))
 
 
 @pytest.mark.long
@@ -93,7 +93,7 @@ out.tolist()
 """
     rings = recorded(BEGIN + code, tmp_path, install(tmp_path / "run"))
     waits = [operations(ring)[4] for ring in rings]
-    assert [one.form for one in waits] == [WAIT, WAIT]
+    assert [wait.form for wait in waits] == [WAIT, WAIT]
     assert waits[0].seconds > LATE_S / 2 > waits[1].seconds
 
 
@@ -142,11 +142,11 @@ def test_all_is_as_it_is_without_us(tmp_path: Path) -> None:
     assert with_probe.stdout == without.stdout
     assert with_probe.stderr == without.stderr
     for ring in with_probe.rings:
-        found = operations(ring)
+        matched = operations(ring)
         # Numbers agree between ranks and none is left out; autograd and DTensor are seen too.
-        issued = [o.number for o in found if o.form != WAIT]
+        issued = [o.number for o in matched if o.form != WAIT]
         assert issued == list(range(len(issued)))
-        assert [o.what for o in found if o.form == ISSUE][:5] == [
+        assert [o.what for o in matched if o.form == ISSUE][:5] == [
             ALL_REDUCE,
             ALL_GATHER,
             REDUCE_SCATTER,  # of the backward pass

@@ -29,15 +29,17 @@ def test_compilations(tmp_path: Path) -> None:
     (ring,) = both_ways(CODE, tmp_path)
     assert "jax._src.monitoring" in hooked(ring)
     kinds = {name: kind for kind, name in ring.names.items()}
-    found = {}
+    collected = {}
     for name in ("new", "same", "shape"):
         (span,) = ring.of(kinds[name])
-        compiled = [one for one in ring.of(COMPILE) if span.start_ns <= one.end_ns <= span.end_ns]
-        assert all(one.a == -1 and one.start_ns < one.end_ns for one in compiled)
-        found[name] = len(compiled)
+        compiled = [
+            item for item in ring.of(COMPILE) if span.start_ns <= item.end_ns <= span.end_ns
+        ]
+        assert all(span.a == -1 and span.start_ns < span.end_ns for span in compiled)
+        collected[name] = len(compiled)
         if compiled:  # most of the first call is the compiler's
-            spent = sum(one.end_ns - one.start_ns for one in compiled)
+            spent = sum(span.end_ns - span.start_ns for span in compiled)
             assert spent * 2 > span.end_ns - span.start_ns
     # Traced, lowered and compiled for each shape; the second call has it all.
-    assert found["same"] == 0
-    assert found["new"] >= 3 and found["shape"] >= 3
+    assert collected["same"] == 0
+    assert collected["new"] >= 3 and collected["shape"] >= 3

@@ -30,7 +30,7 @@ def ran(tmp_path: Path, code: str) -> Ring:
 
 
 def waited(ring: Ring) -> list[tuple[int, int, int, int]]:
-    return [(one.start_ns, one.end_ns, one.a, one.b) for one in ring.of(SYNC)]
+    return [(span.start_ns, span.end_ns, span.a, span.b) for span in ring.of(SYNC)]
 
 
 def test_waits_close_together_are_one_record_in_their_step(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ clock[0] = 40_000_000
 there.to("cpu")
 probe.step()
 """
-    starts = [one[0] for one in waited(ran(tmp_path, code))]
+    starts = [row[0] for row in waited(ran(tmp_path, code))]
     assert starts == [10_000, 40_000_000]
 
 
@@ -92,22 +92,23 @@ probe.step()
 
 def test_the_allocator_is_read_once_a_second_and_its_rises_recorded(tmp_path: Path) -> None:
     code = """
-told = {"num_alloc_retries": 2, "num_device_alloc": 70, "num_ooms": 0}
-cuda.memory_stats_as_nested_dict = lambda: told
+counts = {"num_alloc_retries": 2, "num_device_alloc": 70, "num_ooms": 0}
+cuda.memory_stats_as_nested_dict = lambda: counts
 clock[0] = 5_000_000_000
 events.collect_finished_waits()  # the first reading: nothing to compare it with
 clock[0] = 5_900_000_000
-told["num_alloc_retries"] = 3
+counts["num_alloc_retries"] = 3
 events.collect_finished_waits()  # too early
 clock[0] = 6_000_000_000
-told["num_device_alloc"] = 75
+counts["num_device_alloc"] = 75
 events.collect_finished_waits()
 """
     records = ran(tmp_path, code).of(19)
     # how often memory was given back is not known to this version
-    assert [(one.start_ns, one.end_ns, one.a, one.b, one.c, one.d) for one in records] == [
-        (5_000_000_000, 6_000_000_000, 1, 5, -1, 0)
-    ]
+    assert [
+        (record.start_ns, record.end_ns, record.a, record.b, record.c, record.d)
+        for record in records
+    ] == [(5_000_000_000, 6_000_000_000, 1, 5, -1, 0)]
 
 
 def test_an_allocator_that_counts_nothing_costs_no_more_than_its_own_records(

@@ -147,8 +147,8 @@ def _rubbish(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def _numbers(data: bytes, _: Sequence[bytes], rng: random.Random) -> bytes:
-    found = list(_NUMBER.finditer(data, *_around(data, rng)))
-    for match in sorted(rng.sample(found, min(len(found), rng.choice((1, 1, 5)))), key=_back):
+    listed = list(_NUMBER.finditer(data, *_around(data, rng)))
+    for match in sorted(rng.sample(listed, min(len(listed), rng.choice((1, 1, 5)))), key=_back):
         data = data[: match.start()] + rng.choice(NUMBERS) + data[match.end() :]
     return data
 

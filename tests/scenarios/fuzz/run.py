@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--state", type=Path, default=Path(".fuzz"))
     asked = parser.parse_args()
-    names = [asked.format] if asked.format else [one.name for one in IMPORTERS]
+    names = [asked.format] if asked.format else [importer.name for importer in IMPORTERS]
     bad = 0
     for name in names:
         cases = cases_in(SEEDS / name)
@@ -114,18 +114,18 @@ class Campaign:
             self.done = min(self.done + rounds * BATCH, self.inputs)
             self._save()
             rate = (self.done - at) / max(time.monotonic() - begun, 1e-9)
-            print(f"\r{self.said()} {rate:,.0f}/s ", end="", flush=True)
-        print(f"\r{self.said()}          ")
+            print(f"\r{self.summarize()} {rate:,.0f}/s ", end="", flush=True)
+        print(f"\r{self.summarize()}          ")
         for what, count in self.findings.most_common():
             print(f"  {count:,} x {what}")
         return int(bool(self.findings))
 
-    def said(self) -> str:
+    def summarize(self) -> str:
         """Return the counts in a line."""
         outcomes = ", ".join(f"{count:,} {what}" for what, count in sorted(self.outcomes.items()))
         return f"{self.name}: {self.done:,} inputs: {outcomes}; {len(self.findings)} findings"
 
-    def found(self, number: int, what: str, trace: str) -> None:
+    def keep_finding(self, number: int, what: str, trace: str) -> None:
         """Keep a finding: the input that showed it first."""
         self.findings[what] += 1
         if self.findings[what] > 1:
@@ -186,7 +186,7 @@ class Worker:
         deaf = _cpu_s(self.pid) - used_s > DEAF_SECONDS_AT_MOST
         if deaf or time.monotonic() - since > WALL_SECONDS_AT_MOST:
             os.kill(self.pid, signal.SIGKILL)
-            self.campaign.found(number, "hangs, and hears no alarm", "")
+            self.campaign.keep_finding(number, "hangs, and hears no alarm", "")
         return True
 
     def _ended(self) -> None:
@@ -195,17 +195,17 @@ class Worker:
         self.pid = 0
         *lines, _ = self.answer.split(b"\n")
         for line in lines:
-            one = json.loads(line)
-            if "outcomes" in one:
-                self.campaign.outcomes.update(one["outcomes"])
+            document = json.loads(line)
+            if "outcomes" in document:
+                self.campaign.outcomes.update(document["outcomes"])
             else:
-                self.campaign.found(one["number"], one["what"], one["trace"])
+                self.campaign.keep_finding(document["number"], document["what"], document["trace"])
         if status == 0:
             return
         (number,) = struct.unpack("<q", self.shared[:8])
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         if not killed:
-            self.campaign.found(number, f"the process ended with status {status}", "")
+            self.campaign.keep_finding(number, f"the process ended with status {status}", "")
         self.campaign.outcomes["died"] += 1
         self.low = number + 1
         if self.low < self.high:
@@ -238,8 +238,8 @@ class Worker:
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
                     outcomes["found"] += 1
-                    said = {"number": number, "what": signature(error), "trace": _trace(error)}
-                    os.write(pipe, json.dumps(said).encode() + b"\n")
+                    reported = {"number": number, "what": signature(error), "trace": _trace(error)}
+                    os.write(pipe, json.dumps(reported).encode() + b"\n")
                     _limit()
             signal.setitimer(signal.ITIMER_PROF, 0)
         finally:

@@ -22,11 +22,11 @@ from tests.scenarios.fuzz.trial import (
 )
 
 FEW = 25
-FORMATS = [one.name for one in IMPORTERS if cases_in(SEEDS / one.name)]
+FORMATS = [importer.name for importer in IMPORTERS if cases_in(SEEDS / importer.name)]
 FOUND = [
-    pytest.param(one.name, case, id=f"{one.name}-{case.name}")
-    for one in IMPORTERS
-    for case in cases_in(REGRESSIONS / one.name)
+    pytest.param(importer.name, case, id=f"{importer.name}-{case.name}")
+    for importer in IMPORTERS
+    for case in cases_in(REGRESSIONS / importer.name)
 ]
 
 

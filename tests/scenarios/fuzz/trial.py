@@ -31,16 +31,16 @@ class Case:
 
 def importer_named(name: str) -> Importer:
     """Return the importer of a format."""
-    return next(one for one in IMPORTERS if one.name == name)
+    return next(importer for importer in IMPORTERS if importer.name == name)
 
 
 def cases_in(folder: Path) -> list[Case]:
     """Return what lies in a folder: each file is a case, each folder too."""
-    found = []
+    collected = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        found.append(Case(path.name, tuple((file.name, file.read_bytes()) for file in files)))
-    return found
+        collected.append(Case(path.name, tuple((file.name, file.read_bytes()) for file in files)))
+    return collected
 
 
 class Inputs:
@@ -48,7 +48,7 @@ class Inputs:
 
     def __init__(self, cases: Sequence[Case], name: str) -> None:
         self._cases = cases
-        self._others = [data for one in cases for _, data in one.files]
+        self._others = [data for case in cases for _, data in case.files]
         self._first = zlib.crc32(name.encode()) << 64
         self._rng = random.Random()
 
@@ -107,16 +107,16 @@ def _tried(importer: Importer, files: Iterable[tuple[Path, bytes | None]]) -> st
         ]
         if not sources:
             return UNKNOWN
-        for some in [sources] if importer.combines_files else [[source] for source in sources]:
-            _read(importer, some)
+        for batch in [sources] if importer.combines_files else [[source] for source in sources]:
+            _read(importer, batch)
     except ClusterprofError:
         return REFUSED
     return READ
 
 
-def _read(importer: Importer, some: Sequence[FileSource]) -> None:
-    accounts = [Account(source.path, importer.title) for source in some]
-    for node in importer.nodes(some, accounts):
+def _read(importer: Importer, rows: Sequence[FileSource]) -> None:
+    accounts = [Account(source.path, importer.title) for source in rows]
+    for node in importer.nodes(rows, accounts):
         node.header()
         for _ in node.records():
             pass
@@ -127,6 +127,6 @@ def _read(importer: Importer, some: Sequence[FileSource]) -> None:
 def signature(error: BaseException) -> str:
     """Return what tells one defect from another: the kind of error, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [one for one in frames if "clusterprof" in one.filename] or frames
+    ours = [frame for frame in frames if "clusterprof" in frame.filename] or frames
     where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
     return f"{type(error).__name__} at {where}"

@@ -22,12 +22,12 @@ _OUR_MARKER = "<!-- clusterprof:gate -->"  # by which a bot finds its comment ag
 def nothing_that_controls(text: str, own_commands: int = 0) -> None:
     """No byte that moves, hides or reorders, and no line that a CI runner obeys."""
     bare = _OWN_SGR.sub("", text)
-    found = {
+    result = {
         ascii(letter)
         for letter in set(bare) - {"\n"}
         if unicodedata.category(letter) in _UNSAFE or letter in "\u2028\u2029\u034f\u115f\u3164"
     }
-    assert not found, f"{found}"
+    assert not result, f"{result}"
     commands = [line for line in bare.split("\n") if line.lstrip().startswith("::")]
     own = [line for line in commands if _OWN_COMMAND.match(line)]
     assert (commands, len(own)) == (own, own_commands)
@@ -83,8 +83,8 @@ def xml(text: str) -> None:
     """Well-formed, without a document type."""
     assert "<!DOCTYPE" not in text and "<!ENTITY" not in text
     root = ElementTree.fromstring(text)
-    for one in root.iter():
-        for value in (one.text or "", one.tail or "", *one.attrib.values()):
+    for part in root.iter():
+        for value in (part.text or "", part.tail or "", *part.attrib.values()):
             nothing_that_controls(value.replace("\t", " "))
 
 
@@ -128,16 +128,16 @@ def html(text: str, like: str) -> None:
     clean.feed(like)
     clean.close()
     assert [a for a, _ in page.scripts] == [a for a, _ in clean.scripts]
-    for (attributes, found), (_, ours) in zip(page.scripts, clean.scripts):
+    for (attributes, result), (_, ours) in zip(page.scripts, clean.scripts):
         if attributes.get("type", "").endswith("json"):
-            json_(found)
-            assert "</" not in found and "<!--" not in found
+            json_(result)
+            assert "</" not in result and "<!--" not in result
         else:
-            assert found == ours, "a script that is not ours"
+            assert result == ours, "a script that is not ours"
     assert page.tags <= clean.tags | {"br", "wbr"}, page.tags - clean.tags
     assert page.attributes <= clean.attributes, page.attributes - clean.attributes
     assert page.comments == clean.comments
-    assert not [one for one in page.links if not one.startswith("#") and one not in clean.links]
+    assert not [link for link in page.links if not link.startswith("#") and link not in clean.links]
 
 
 _SAMPLE = re.compile(

@@ -1,7 +1,7 @@
 """What a hostile or broken machine could use as the name of anything: more than 300 strings.
 
 By what they attack: a terminal, a reader's eyes, a page, a table, a spreadsheet, a CI runner, a
-parser, or whoever believes that names are short.
+parser, or code that expects short names.
 """
 
 from __future__ import annotations
@@ -130,4 +130,6 @@ GROUPS: dict[str, list[str]] = {
     "parsers": PARSERS,
     "sizes": SIZES,
 }
-HOSTILE: tuple[str, ...] = tuple(dict.fromkeys(one for some in GROUPS.values() for one in some))
+HOSTILE: tuple[str, ...] = tuple(
+    dict.fromkeys(value for group in GROUPS.values() for value in group)
+)

@@ -1,4 +1,4 @@
-"""Hostile strings for whoever parses: pages, tables, spreadsheets, CI runners, JSON, XML, YAML."""
+"""Hostile strings for parsers: pages, tables, spreadsheets, CI runners, JSON, XML, YAML."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def hostile() -> list[Report]:
 
 def test_the_corpus_is_large_and_reaches_every_role() -> None:
     assert len(HOSTILE) >= 300
-    assert {one for some in batches() for one in some} == set(HOSTILE)
+    assert {value for batch in batches() for value in batch} == set(HOSTILE)
     report = wide(batches()[0])
     first = batches()[0][7]
     assert report.nodes[7].name == report.ranks[7].device == report.metrics[7].name == first
@@ -60,10 +60,10 @@ def test_every_renderer(kind: type, hostile: list[Report]) -> None:
 
 def verdicts() -> Iterator[tuple[Verdict, Report]]:
     """A gate whose rules are on metrics that are missing for hostile reasons."""
-    for some in batches():
-        report = wide(some)
+    for batch in batches():
+        report = wide(batch)
         names = [f"metric{at}_ratio" for at in range(AT_ONCE)]
-        metrics = tuple(Metric(n, None, "ratio", why) for n, why in zip(names, some))
+        metrics = tuple(Metric(n, None, "ratio", why) for n, why in zip(names, batch))
         report = Report(
             **{field: getattr(report, field) for field in report.__dataclass_fields__}
             | {"metrics": metrics}
@@ -102,19 +102,19 @@ def test_every_form_of_a_verdict() -> None:
 
 
 def test_doctor() -> None:
-    for some in batches():
+    for batch in batches():
         looks = [
             SourceCheck(
                 f"collector{at}",
                 ("available", "denied", "failed")[at % 3],
-                one,
-                one,
-                one,
+                value,
+                value,
+                value,
                 "you",
-                (one,),
-                (CoverageGap((one, one), (one,), "denied", one, one, "you"),),
+                (value,),
+                (CoverageGap((value, value), (value,), "denied", value, value, "you"),),
             )
-            for at, one in enumerate(some)
+            for at, value in enumerate(batch)
         ]
         text = format_source_checks(looks, 80)
         checks.nothing_that_controls(text)
@@ -124,16 +124,17 @@ def test_doctor() -> None:
 
 
 def lives() -> Iterator[LiveView]:
-    for at, some in enumerate(batches()):
+    for at, batch in enumerate(batches()):
         states = ("recording", "silent", "ended", "gone")
         nodes = tuple(
-            NodeStatus(one, f"{one}{n}", states[(n + at) % 4], n * S, one, n)  # type: ignore[arg-type]
-            for n, one in enumerate(some)
+            NodeStatus(value, f"{value}{n}", states[(n + at) % 4], n * S, value, n)  # type: ignore[arg-type]
+            for n, value in enumerate(batch)
         )
         ranks = {
-            (one, 100 + n): RankStatus(f"{one}{n}", 0.5, None, S, S) for n, one in enumerate(some)
+            (value, 100 + n): RankStatus(f"{value}{n}", 0.5, None, S, S)
+            for n, value in enumerate(batch)
         }
-        yield LiveView(some[at % AT_ONCE], 60 * S, S, nodes, wide(some), ranks, some[-1])
+        yield LiveView(batch[at % AT_ONCE], 60 * S, S, nodes, wide(batch), ranks, batch[-1])
 
 
 def test_top() -> None:
@@ -146,17 +147,17 @@ def test_top() -> None:
 
 
 def test_error_messages() -> None:
-    for one in HOSTILE:
+    for item in HOSTILE:
         with contextlib.redirect_stderr(io.StringIO()) as errors:
-            common.print_error(one, one)
+            common.print_error(item, item)
         checks.nothing_that_controls(errors.getvalue())
-        assert errors.getvalue().count("\n") == 1 + bool(one)
+        assert errors.getvalue().count("\n") == 1 + bool(item)
 
 
 def test_every_string_by_itself_is_harmless_at_every_length() -> None:
-    for one in HOSTILE:
+    for item in HOSTILE:
         for limit in (1, 2, 20, 200, 4096):
-            text = escape_text(one, limit)
+            text = escape_text(item, limit)
             assert len(text) <= limit
             checks.nothing_that_controls(text)
             assert escape_text(text, limit) == text, "what is safe stays as it is"

@@ -44,7 +44,7 @@ def poisoned(value: Any, strings: Iterator[str]) -> Any:
 
 
 def hostile_header(header: Header, strings: Iterator[str]) -> Header:
-    said = next(strings)
+    entry = next(strings)
     host = {
         **header.host,
         "mounts": [{"point": next(strings), "source": next(strings), "type": next(strings)}],
@@ -53,10 +53,10 @@ def hostile_header(header: Header, strings: Iterator[str]) -> Header:
         "cpus": {"model": next(strings), "count": 4},
     }
     devices = [{"id": next(strings), "name": next(strings), "vendor": next(strings)}]
-    launcher = {"job": next(strings), "variables": {"MASTER_ADDR": next(strings), "JOB": said}}
+    launcher = {"job": next(strings), "variables": {"MASTER_ADDR": next(strings), "JOB": entry}}
     return replace(
         header,
-        node={**header.node, "hostname": said, "display": said},
+        node={**header.node, "hostname": entry, "display": entry},
         host=host,
         devices=devices,
         launcher=launcher,
@@ -71,19 +71,21 @@ def write(target: Path, strings: Iterator[str]) -> Path:
         for segment in sorted(node.glob("*.cpf")):
             decoder, encoder, out = Decoder(), Encoder(), []
             with segment.open("rb") as file:
-                for found in Scanner(file, DamageCounter()).frames():
-                    if found.kind == frame.KIND_HEADER:
-                        (header,) = decoder.records(found)
+                for result in Scanner(file, DamageCounter()).frames():
+                    if result.kind == frame.KIND_HEADER:
+                        (header,) = decoder.records(result)
                         assert isinstance(header, Header)
                         out += encoder.frames([hostile_header(header, strings)])
-                    elif found.kind == frame.KIND_EVENT:
-                        (event,) = decoder.records(found)
+                    elif result.kind == frame.KIND_EVENT:
+                        (event,) = decoder.records(result)
                         assert isinstance(event, Event)
                         attributes = poisoned(event.attributes, strings)
                         out += encoder.frames([replace(event, attributes=attributes)])
                     else:
                         out.append(
-                            frame.pack_frame(found.kind, found.header, (found.body,), found.codec)
+                            frame.pack_frame(
+                                result.kind, result.header, (result.body,), result.codec
+                            )
                         )
             (target / node.name / segment.name).write_bytes(b"".join(out))
     return target
@@ -142,9 +144,9 @@ def test_paths_and_words_of_hostile_names(tmp_path: Path, capsys: pytest.Capture
         ["top", "--sort", word, "x"],
     ):
         assert main(arguments) in (2, 5), arguments
-        said = capsys.readouterr()
-        checks.nothing_that_controls(said.err)
-        checks.nothing_that_controls(said.out)
-        assert "Traceback" not in said.err
-        if said.out:
-            checks.json_(said.out)
+        printed = capsys.readouterr()
+        checks.nothing_that_controls(printed.err)
+        checks.nothing_that_controls(printed.out)
+        assert "Traceback" not in printed.err
+        if printed.out:
+            checks.json_(printed.out)

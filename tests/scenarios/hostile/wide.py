@@ -36,10 +36,10 @@ def wide(strings: Sequence[str]) -> Report:
     """Every string as host, device, process, mount, file, metric, variable and cause at once."""
     ranks = tuple(
         RankLedger(
-            one,
+            text,
             at,
             100 + at,
-            one,
+            text,
             "device-samples",
             101 * S,
             0,
@@ -47,18 +47,18 @@ def wide(strings: Sequence[str]) -> Report:
             100 * S,
             90 * S,
             10 * S,
-            ((one, 8 * S), ("unattributed", 2 * S)),
-            ((one, S),),
+            ((text, 8 * S), ("unattributed", 2 * S)),
+            ((text, S),),
             40,
             1.0,
-            ((one, 8 * S), ("unattributed", 2 * S)),
+            ((text, 8 * S), ("unattributed", 2 * S)),
         )
-        for at, one in enumerate(strings)
+        for at, text in enumerate(strings)
     )
     n = len(strings)
     findings = tuple(
         Finding(
-            Cause(one, one, one, one),
+            Cause(text, text, text, text),
             8 * S,
             0.08 / n,
             4 * S,
@@ -69,7 +69,7 @@ def wide(strings: Sequence[str]) -> Report:
             tuple(Culprit(who, at, who, who, S, S, 3, S) for who in strings[at : at + 4]),
             tuple(Evidence(name, 0.5, "ratio", name) for name in strings[at : at + 4]),
         )
-        for at, one in enumerate(strings)
+        for at, text in enumerate(strings)
         if at % 4 == 0
     )
     return dataclasses.replace(
@@ -77,7 +77,7 @@ def wide(strings: Sequence[str]) -> Report:
         title=strings[0],
         ranks=ranks,
         findings=findings,
-        nodes=tuple(dataclasses.replace(node(one), key=one) for one in strings),
+        nodes=tuple(dataclasses.replace(node(text), key=text) for text in strings),
         window_ns=101 * S * n,
         outside_ns=S * n,
         in_step_ns=100 * S * n,
@@ -85,14 +85,14 @@ def wide(strings: Sequence[str]) -> Report:
         productive_ns=90 * S * n,
         lost_ns=10 * S * n,
         unattributed_ns=2 * S * n,
-        unattributed_reasons=tuple((one, 2 * S) for one in strings),
-        outside_buckets=tuple((one, S) for one in strings),
+        unattributed_reasons=tuple((text, 2 * S) for text in strings),
+        outside_buckets=tuple((text, S) for text in strings),
         metrics=tuple(
-            Metric(one, 0.5 if at % 2 else None, "ratio", "" if at % 2 else one)
-            for at, one in enumerate(strings)
+            Metric(text, 0.5 if at % 2 else None, "ratio", "" if at % 2 else text)
+            for at, text in enumerate(strings)
         ),
-        blinds=tuple(CoverageGap(one, "denied", f"{one}: {one}", one) for one in strings),
-        notes=tuple(f"LAUNCHER={one}" for one in strings) + tuple(strings),
+        blinds=tuple(CoverageGap(text, "denied", f"{text}: {text}", text) for text in strings),
+        notes=tuple(f"LAUNCHER={text}" for text in strings) + tuple(strings),
     )
 
 
@@ -127,7 +127,7 @@ def poisoned(value: Any, strings: Iterator[str], ours: bool = False) -> Any:
 
 def _literal(hint: Any) -> bool:
     """True for a type of which only our own words are values."""
-    return get_origin(hint) is Literal or any(get_origin(one) is Literal for one in get_args(hint))
+    return get_origin(hint) is Literal or any(get_origin(arg) is Literal for arg in get_args(hint))
 
 
 def clean_like(report: Report) -> Report:

@@ -131,12 +131,12 @@ def span_ends(records: list[Record]) -> list[int]:
     """Return the ends of all spans, which must follow each other without a hole."""
     ends: list[int] = []
     expected = 1
-    for one in records:
-        if isinstance(one, Spans):
-            assert (one.first_sequence, one.dropped) == (expected, 0)
-            expected += len(one.columns["end_ns"])
-            ends += list(one.columns["end_ns"])
-            assert set(one.columns["kind"]) <= {layout.FIRST_USER_KIND, layout.GC, layout.STEP}
+    for record in records:
+        if isinstance(record, Spans):
+            assert (record.first_sequence, record.dropped) == (expected, 0)
+            expected += len(record.columns["end_ns"])
+            ends += list(record.columns["end_ns"])
+            assert set(record.columns["kind"]) <= {layout.FIRST_USER_KIND, layout.GC, layout.STEP}
     return ends
 
 
@@ -144,11 +144,13 @@ def lost_ns(records: list[Record], killed_ns: int) -> int:
     """Return how much of the time before the kill is missing, of samples or spans."""
     samples = [
         int(t)
-        for one in records
-        if isinstance(one, Columns) and one.collector == "cpu"
-        for t in one.t_ns
+        for record in records
+        if isinstance(record, Columns) and record.collector == "cpu"
+        for t in record.t_ns
     ]
-    began_ns = next(one for one in records if isinstance(one, Header)).started["monotonic_ns"]
+    began_ns = next(record for record in records if isinstance(record, Header)).started[
+        "monotonic_ns"
+    ]
     ends = span_ends(records)
     return killed_ns - min(max(samples, default=began_ns), max(ends, default=killed_ns))
 
@@ -156,9 +158,9 @@ def lost_ns(records: list[Record], killed_ns: int) -> int:
 def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
     """Record a job, kill its recorder at a random moment, end the job; return what was lost."""
     folder.mkdir()
-    out, stop, said = folder / "out", folder / "stop", folder / "said"
+    out, stop, printed = folder / "out", folder / "stop", folder / "said"
     job = own_job(f"kill{number}")
-    nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(said))
+    nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(printed))
     agent = recorder_pid(job)
     wait_until(lambda: list(run_dir_of(job).glob("rings/*.json")))  # it trains
     before_ns = delay_ns(agent)
@@ -168,7 +170,7 @@ def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
     time.sleep(AFTER_KILL_S)
     stop.touch()
     assert os.waitstatus_to_exitcode(nursery.status(job)) == 7
-    assert said.read_text().endswith(" steps")
+    assert printed.read_text().endswith(" steps")
     reader = NodeReader(list_node_folders(out)[0])
     records = list(reader)  # opens, every time
     assert reader.damage.damaged_places == 0
@@ -211,15 +213,20 @@ def test_a_killed_job_keeps_its_last_spans(nursery: Nursery, tmp_path: Path) -> 
     nursery.start(out, job, PYTHON, str(script))
     assert nursery.status(job) == signal.SIGKILL
     wait_for_end(out)
-    spans = [one for one in records_of(out) if isinstance(one, Spans)]
-    kinds = [kind for one in spans for kind in one.columns["kind"]]
+    spans = [record for record in records_of(out) if isinstance(record, Spans)]
+    kinds = [kind for span in spans for kind in span.columns["kind"]]
     assert kinds.count(layout.FIRST_USER_KIND + 1) == 5
     assert spans[-1].names[layout.FIRST_USER_KIND + 1] == "last"
 
 
 def test_a_stopped_recorder_does_not_stop_the_job(nursery: Nursery, tmp_path: Path) -> None:
-    out, stop, said, job = tmp_path / "out", tmp_path / "stop", tmp_path / "said", own_job("stop")
-    nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(said))
+    out, stop, printed, job = (
+        tmp_path / "out",
+        tmp_path / "stop",
+        tmp_path / "said",
+        own_job("stop"),
+    )
+    nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(printed))
     agent = recorder_pid(job)
     wait_until(lambda: list(run_dir_of(job).glob("rings/*.json")))  # it trains
     time.sleep(0.3)
@@ -229,7 +236,7 @@ def test_a_stopped_recorder_does_not_stop_the_job(nursery: Nursery, tmp_path: Pa
     assert os.waitstatus_to_exitcode(nursery.status(job)) == 7
     os.kill(agent, signal.SIGCONT)
     wait_for_end(out)
-    steps = int(said.read_text().split()[0])
+    steps = int(printed.read_text().split()[0])
     assert len(span_ends(records_of(out))) >= steps  # 250 in half a second: the ring held them
 
 
@@ -248,9 +255,9 @@ def test_a_job_whose_recorder_died_is_recorded_anew(tmp_path: Path) -> None:
     folders = list_node_folders(out)
     assert len(folders) == 2  # one for each recorder
     exits = [
-        one.attributes
-        for one in NodeReader(folders[1])
-        if getattr(one, "kind", "") == "process-exited"
+        record.attributes
+        for record in NodeReader(folders[1])
+        if getattr(record, "kind", "") == "process-exited"
     ]
-    assert {one["pid"] for one in exits} >= {first.pid}
+    assert {entry["pid"] for entry in exits} >= {first.pid}
     assert agent

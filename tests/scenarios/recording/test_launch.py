@@ -38,7 +38,7 @@ def job() -> Iterator[str]:
 
 
 def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
-    said = run_launcher(
+    printed = run_launcher(
         tmp_path / "out",
         job,
         """
@@ -46,14 +46,14 @@ def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
         print(statuses)
         """,
     )
-    assert said.strip() == str([code << 8 for code in range(256)])
+    assert printed.strip() == str([code << 8 for code in range(256)])
 
 
 def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
     harmless = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
     stopping = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     fatal = sorted(set(range(1, 32)) - {int(n) for n in harmless | stopping})
-    said = run_launcher(
+    printed = run_launcher(
         tmp_path / "out",
         job,
         f"""
@@ -62,7 +62,7 @@ def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
         print([status_of("/bin/sh", "-c", f"kill -{{n}} $$; sleep 9") & 0x7F for n in {fatal}])
         """,
     )
-    assert said.strip() == str(fatal)
+    assert printed.strip() == str(fatal)
 
 
 def test_exit_codes_of_the_whole_command(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_output_is_the_commands_own_and_one_line_is_ours(tmp_path: Path) -> None
     assert theirs == "err"
 
 
-def test_the_pid_stays_and_the_recorder_is_nobodys_child(tmp_path: Path, job: str) -> None:
+def test_the_pid_stays_and_the_recorder_has_no_parent_in_the_job(tmp_path: Path, job: str) -> None:
     out = tmp_path / "out"
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(30)"
     process = subprocess.Popen(
@@ -178,26 +178,26 @@ def test_a_recording_has_header_clock_samples_and_an_end(tmp_path: Path) -> None
     records = records_of(out)
     assert isinstance(records[0], Header)
     assert isinstance(records[1], Clock)
-    names = {one.collector for one in records if isinstance(one, Columns)}
+    names = {item.collector for item in records if isinstance(item, Columns)}
     assert {"cpu", "memory", "disk", "self"} <= names
     cpu = [
         t
-        for one in records
-        if isinstance(one, Columns) and one.collector == "cpu"
-        for t in one.t_ns
+        for item in records
+        if isinstance(item, Columns) and item.collector == "cpu"
+        for t in item.t_ns
     ]
     missed = [
         values[-1]
-        for one in records
-        if isinstance(one, Columns)
-        for signal, values in zip(one.signals, one.values)
+        for item in records
+        if isinstance(item, Columns)
+        for signal, values in zip(item.signals, item.values)
         if signal == "self.ticks_missed_total"
     ]
     # 1.2 s at 10 Hz, with the launch before and the end after; a busy machine's misses are counted.
     assert len(cpu) + max(missed) >= 10
-    threads = [one for one in records if isinstance(one, Rows) and one.table == "threads"]
+    threads = [item for item in records if isinstance(item, Rows) and item.table == "threads"]
     command = events_of(out, "process-registered")[0].attributes["pid"]
-    assert any(command in one.columns[one.names.index("tid")] for one in threads)
+    assert any(command in thread.columns[thread.names.index("tid")] for thread in threads)
     (stopped,) = events_of(out, "recorder-stopped")
     assert stopped.attributes["reason"] == "no process is left"
 
@@ -217,7 +217,7 @@ def test_the_first_frame_is_there_before_the_command_starts(tmp_path: Path) -> N
         (["/etc"], 126, "/etc: is a directory"),
     ],
 )
-def test_what_cannot_be_executed_is_told_as_a_shell_would(
+def test_what_cannot_be_executed_is_reported_as_a_shell_would(
     tmp_path: Path, command: list[str], code: int, words: str
 ) -> None:
     done = subprocess.run(

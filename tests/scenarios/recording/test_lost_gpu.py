@@ -35,25 +35,29 @@ TROUBLES = {
 
 def times_of(records: list[Record], collector: str) -> set[int]:
     """Return when a collector's rows were taken."""
-    found: set[int] = set()
-    for one in records:
-        if isinstance(one, Columns) and one.collector == collector:
-            found |= {int(t) for t in one.t_ns}
-        elif isinstance(one, Rows) and one.table == collector:
-            found |= {int(t) for t in one.columns[0]}
-    return found
+    collected: set[int] = set()
+    for record in records:
+        if isinstance(record, Columns) and record.collector == collector:
+            collected |= {int(t) for t in record.t_ns}
+        elif isinstance(record, Rows) and record.table == collector:
+            collected |= {int(t) for t in record.columns[0]}
+    return collected
 
 
 def times_of_device(records: list[Record], device: str) -> set[int]:
     """Return when every value of a device was there."""
-    found: set[int] = set()
-    for one in records:
-        if isinstance(one, Columns) and one.collector == "gpu_nvidia" and device in one.devices:
-            masks = [mask for name, mask in zip(one.devices, one.masks) if name == device]
-            for row, t in enumerate(one.t_ns):
+    collected: set[int] = set()
+    for record in records:
+        if (
+            isinstance(record, Columns)
+            and record.collector == "gpu_nvidia"
+            and device in record.devices
+        ):
+            masks = [mask for name, mask in zip(record.devices, record.masks) if name == device]
+            for row, t in enumerate(record.t_ns):
                 if not any(mask is not None and mask[row] for mask in masks):
-                    found.add(int(t))
-    return found
+                    collected.add(int(t))
+    return collected
 
 
 def enough(times: set[int], began_ns: int, ended_ns: int) -> bool:

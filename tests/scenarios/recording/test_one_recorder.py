@@ -53,7 +53,7 @@ def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
     assert output.splitlines() == ["line", str([0] * 16)]  # one line, from the one that started it
     wait_for_end(out)
     assert len(list(out.iterdir())) == 1
-    ranks = [one.attributes["rank"] for one in events_of(out, "process-registered")]
+    ranks = [event.attributes["rank"] for event in events_of(out, "process-registered")]
     assert sorted(ranks) == list(range(16))
     assert len(events_of(out, "process-exited")) == 16
 

@@ -64,9 +64,9 @@ def fill(path: Path) -> None:
 def times_of(out: Path, collector: str) -> list[int]:
     return [
         int(t)
-        for one in records_of(out)
-        if isinstance(one, Columns) and one.collector == collector
-        for t in one.t_ns
+        for record in records_of(out)
+        if isinstance(record, Columns) and record.collector == collector
+        for t in record.t_ns
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path) -> N
     assert process.communicate()[0] == "trained\n"
     assert process.returncode == 5
     wait_for_end(out)
-    kinds = [one.kind for one in records_of(out) if isinstance(one, Event)]
+    kinds = [record.kind for record in records_of(out) if isinstance(record, Event)]
     assert kinds.index("disk-full") < kinds.index("disk-resumed")
     times = times_of(out, "cpu")
     # What was sampled meanwhile waited in memory; a busy machine may have cost some ticks.
@@ -203,27 +203,33 @@ def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(agent))  # the helper still waits: nobody has let it go
     scenario.write()
     records = records_of(out)
-    (hung,) = [one for one in records if isinstance(one, Event) and one.kind == "collector-hung"]
+    (hung,) = [
+        record
+        for record in records
+        if isinstance(record, Event) and record.kind == "collector-hung"
+    ]
     times = times_of(out, "cpu")
     # 10 Hz from the first sample to the last, less what a busy machine lost. A loop that waits for
     # the driver takes one in a second at most.
     assert len(times) >= (times[-1] - times[0]) / TICK_NS / 3
     after = [
-        one
-        for one in records
-        if isinstance(one, Columns) and one.collector == "gpu_nvidia" and one.t_ns[-1] > hung.t_ns
+        record
+        for record in records
+        if isinstance(record, Columns)
+        and record.collector == "gpu_nvidia"
+        and record.t_ns[-1] > hung.t_ns
     ]
     device = hung.attributes["device"]
-    for one in after:
-        for column, mask in zip(one.devices, one.masks):
-            assert (mask is None) == (column != device) or one is after[0]
+    for item in after:
+        for column, mask in zip(item.devices, item.masks):
+            assert (mask is None) == (column != device) or item is after[0]
     assert {
         gap.device for gap in records if isinstance(gap, Gap) and gap.collector == "gpu_nvidia"
     } == {device}
 
 
-def test_the_recorder_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
-    job, out = own_job("told"), tmp_path / "out"
+def test_the_recorder_ends_at_once_when_it_is_asked_to(tmp_path: Path) -> None:
+    job, out = own_job("signaled"), tmp_path / "out"
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=environment(job)
     )

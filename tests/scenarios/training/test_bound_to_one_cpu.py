@@ -51,21 +51,21 @@ def test_affinity_is_blamed_and_not_the_disk(tmp_path: Path) -> None:
         timeout=300,
         check=True,
     )
-    said = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     # The truth: reads took long, and for most of it their reader was ready to run.
-    assert said["read_delay_ns"] > 0.5 * said["read_ns"]
-    assert said["delay_ns"] > 0.5 * said["work_ns"]
+    assert document["read_delay_ns"] > 0.5 * document["read_ns"]
+    assert document["delay_ns"] > 0.5 * document["work_ns"]
 
     report = analyze(run)
     (ledger,) = report.ranks
     assert sum(ns for _, ns in ledger.buckets) == ledger.lost_ns > 0.5 * ledger.in_step_ns
-    inside = [one for one in report.findings if not one.outside_steps]
+    inside = [finding for finding in report.findings if not finding.outside_steps]
     assert inside[0].cause.id == "cpu-contention"
-    storage = [one for one in inside if one.cause.family == "storage"]
-    assert sum(one.share_ratio for one in storage) < 0.03  # no false cause, as the corpus has it
+    storage = [finding for finding in inside if finding.cause.family == "storage"]
+    assert sum(item.share_ratio for item in storage) < 0.03  # no false cause, as the corpus has it
     assert inside[0].culprits[0].resource == f"affinity: 8 workers on 1 of {len(online)} CPUs"
-    evidence = {one.name: one.value for one in inside[0].evidence}
+    evidence = {evidence_row.name: evidence_row.value for evidence_row in inside[0].evidence}
     assert evidence["job.cpus_allowed_count"] == 1
     assert evidence["job.cpus_needed_count"] > 2  # eight and the main process, less their sleep
-    (note,) = [one for one in report.notes if "dataloader workers" in one]
+    (note,) = [note for note in report.notes if "dataloader workers" in note]
     assert f"may run on 1 of {len(online)} CPUs only (CPU {cpu})" in note

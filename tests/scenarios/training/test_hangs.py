@@ -55,9 +55,9 @@ def stopped_job(tmp_path: Path) -> Report:
         assert ranks[1].stdout.readline() == b"here\n"
         time.sleep(HANG_NS / 1e9 + 2)
     finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+        for item in ranks:
+            item.kill()
+            item.wait()
     wait_until(out.exists)
     wait_for_end(out)
     return analyze(out)
@@ -65,14 +65,14 @@ def stopped_job(tmp_path: Path) -> Report:
 
 def test_the_rank_that_stopped_is_named(tmp_path: Path) -> None:
     report = stopped_job(tmp_path)
-    [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
     assert [culprit.rank for culprit in hang.culprits] == [1]
     # both stood still, from the 20th step on
-    standing = [dict(one.outside_buckets)["fail-hang"] for one in report.ranks]
+    standing = [dict(rank.outside_buckets)["fail-hang"] for rank in report.ranks]
     assert all(HANG_NS < ns < 3 * HANG_NS for ns in standing)
     assert hang.lost_ns == sum(standing)
-    assert [one.steps for one in report.ranks] == [20, 20]
-    [note] = [one for one in report.notes if one.startswith("progress stopped")]
+    assert [rank.steps for rank in report.ranks] == [20, 20]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note.startswith("progress stopped: rank 0 waited for 1")
     assert " s in all_reduce 20 for rank 1 on " in note
     assert note.endswith(": stopped by a signal")

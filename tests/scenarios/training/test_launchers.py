@@ -40,7 +40,7 @@ print("done", flush=True)
 """
 
 
-def found(name: str) -> list[str]:
+def launcher_command(name: str) -> list[str]:
     """Return the launcher's command with its options, or skip."""
     commands, says, options, package = LAUNCHERS[name]
     for command in commands:
@@ -57,17 +57,17 @@ def places(records: list[Record]) -> list[tuple]:
     """Return rank, world, local rank and node of each Python process that registered."""
     names = ("rank", "world_size", "node_local_rank", "node_number")
     return sorted(
-        tuple(one.attributes[name] for name in names)
-        for one in records
-        if isinstance(one, Event)
-        and one.kind == "process-registered"
-        and one.attributes["role"] == "python"
+        tuple(record.attributes[name] for name in names)
+        for record in records
+        if isinstance(record, Event)
+        and record.kind == "process-registered"
+        and record.attributes["role"] == "python"
     )
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
-    launcher = found(name)
+    launcher = launcher_command(name)
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
     root = str(Path(__file__).parents[3])  # the script finds the package as an installed one
@@ -82,7 +82,7 @@ def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
     wait_for_end(out)
     records = records_of(out)  # of the one folder there is
     assert places(records) == [(0, 2, 0, None), (1, 2, 1, None)]
-    header = next(one for one in records if isinstance(one, Header))
+    header = next(record for record in records if isinstance(record, Header))
     if name == "Open MPI":  # the same on all nodes
         assert header.launcher["job"] == header.launcher["variables"]["PMIX_NAMESPACE"]
 
@@ -131,11 +131,14 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks:
         assert done.communicate(timeout=60)[0].count("done") == 4  # lines may mix
         for node in (first, second):
             wait_for_recorder(node)
-    found = {}
+    collected = {}
     for folder in list_node_folders(out):
         records = list(NodeReader(folder))
-        header = next(one for one in records if isinstance(one, Header))
+        header = next(record for record in records if isinstance(record, Header))
         assert header.launcher["job"] == "1.0"
         assert header.launcher["variables"]["SLURM_CLUSTER_NAME"] == "lab"
-        found[header.node["display"]] = places(records)
-    assert found == {"gpu-1": [(0, 4, 0, 0), (1, 4, 1, 0)], "gpu-2": [(2, 4, 0, 1), (3, 4, 1, 1)]}
+        collected[header.node["display"]] = places(records)
+    assert collected == {
+        "gpu-1": [(0, 4, 0, 0), (1, 4, 1, 0)],
+        "gpu-2": [(2, 4, 0, 1), (3, 4, 1, 1)],
+    }

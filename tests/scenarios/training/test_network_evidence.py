@@ -31,7 +31,7 @@ while True:
     threading.Thread(target=drain, args=(server.accept()[0],), daemon=True).start()
 """
 # Sends as much as asked for over some connections, waits until all of it is acknowledged, and says
-# what the kernel told it of them: retransmissions at byte 100, the smoothed round trip at 68.
+# what the kernel reported of them: retransmissions at byte 100, the smoothed round trip at 68.
 SOURCE = """
 import fcntl, json, os, socket, struct, sys, termios, time
 address, count, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -44,10 +44,10 @@ for line in sys.stdin:
         end.sendall(bytes(size))
     while any(struct.unpack("i", fcntl.ioctl(end, termios.TIOCOUTQ, bytes(4)))[0] for end in ends):
         time.sleep(0.001)
-    told = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) for end in ends]
+    infos = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) for end in ends]
     print(json.dumps({
-        "again": sum(struct.unpack_from("=I", info, 100)[0] for info in told),
-        "rtt_us": sorted(struct.unpack_from("=I", info, 68)[0] for info in told),
+        "again": sum(struct.unpack_from("=I", info, 100)[0] for info in infos),
+        "rtt_us": sorted(struct.unpack_from("=I", info, 68)[0] for info in infos),
     }), flush=True)
 """
 # The collector, as the recorder has it, on one process; a sample for every line it is given.

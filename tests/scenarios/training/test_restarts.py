@@ -1,4 +1,4 @@
-"""torchrun starts failed workers anew: one recording, in which the tries are told apart."""
+"""torchrun starts failed workers anew: one recording that separates the incarnations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] 
 """
 
 
-def test_the_tries_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
+def test_the_tries_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -38,13 +38,13 @@ def test_the_tries_of_a_restarted_rank_are_told_apart(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     tries = {
-        one.attributes["pid"]: (one.attributes["rank"], one.attributes["restart"])
-        for one in events_of(tmp_path / "run", "process-registered")
-        if one.attributes["rank"] is not None
+        event.attributes["pid"]: (event.attributes["rank"], event.attributes["restart"])
+        for event in events_of(tmp_path / "run", "process-registered")
+        if event.attributes["rank"] is not None
     }
     assert sorted(tries.values()) == [(0, 0), (0, 1)]
     report = analyze(tmp_path / "run")
-    assert [one.rank for one in report.ranks] == [0, 0]  # each life has a line of its own
+    assert [rank.rank for rank in report.ranks] == [0, 0]  # each life has a line of its own
     [note] = [note for note in report.notes if "restarted" in note]
     assert note.startswith("the ranks of job ")
     assert note.endswith(" were restarted once; each incarnation has lines of its own")

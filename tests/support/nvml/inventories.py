@@ -3,7 +3,7 @@
 `profile(text)` takes a profile of NVIDIA's mock NVML (k8s-test-infra), `printed.smi(text)` what
 `nvidia-smi -q -x` printed. Both give every value in NVML's own unit to the library, and say in ours
 what the file states; a value that the file does not state, or as N/A, is not supported. All of the
-profiles are of Ampere or newer: their retired pages, which such GPUs have not, are not told.
+profiles are of Ampere or newer: retired pages, which such GPUs have not, are not in the scenario.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ class Gpu:
     def without_links(self) -> None:
         """It has no NVLink, and so no signals of any."""
         self.entry["nvlink_count"] = 0
-        self.values = {key: one for key, one in self.values.items() if "nvlink" not in key}
+        self.values = {key: value for key, value in self.values.items() if "nvlink" not in key}
 
 
 def profile(text: str) -> Told:
     """Return what a profile of the mock NVML states."""
     import yaml
 
-    said = yaml.safe_load(text)
-    system = said["system"]
+    document = yaml.safe_load(text)
+    system = document["system"]
     numa = {
         address: complex_["numa_node"]
-        for complex_ in said.get("pcie_topology", {}).get("root_complexes", ())
+        for complex_ in document.get("pcie_topology", {}).get("root_complexes", ())
         for address in complex_["devices"]
     }
-    nvlink = said.get("nvlink", {})
+    nvlink = document.get("nvlink", {})
     major, minor = system["cuda_version_major"], system["cuda_version_minor"]
     lines = [
         f"* DriverVersion = {system['driver_version']}",
         f"* NVMLVersion = {system['nvml_version']}",
         f"* CudaVersion = {1000 * major + 10 * minor}",
-        f"* GetCount = {len(said['devices'])}",
+        f"* GetCount = {len(document['devices'])}",
     ]
     gpus = []
-    for index, own in enumerate(said["devices"]):
-        merged = {**said["device_defaults"], **own}
+    for index, own in enumerate(document["devices"]):
+        merged = {**document["device_defaults"], **own}
         entry = {
             "id": own["uuid"],
             "vendor": "nvidia",
@@ -101,13 +101,13 @@ def profile(text: str) -> Told:
 
 
 def _identity(
-    gpu: Gpu, said: dict[str, Any], address: str, node: int | None, nvlink: dict[str, Any]
+    gpu: Gpu, values: dict[str, Any], address: str, node: int | None, nvlink: dict[str, Any]
 ) -> None:
     """What does not change."""
-    power, pcie, mig = said["power"], said["pcie"], said["mig"]
-    capability, links = said["compute_capability"], nvlink.get("links_per_gpu", 0)
+    power, pcie, mig = values["power"], values["pcie"], values["mig"]
+    capability, links = values["compute_capability"], nvlink.get("links_per_gpu", 0)
     speed = nvlink.get("bandwidth_per_link_mbps")
-    gpu.tell("GetName", said["name"], name=said["name"])
+    gpu.tell("GetName", values["name"], name=values["name"])
     gpu.tell("GetPciInfo", address, pci_bus_id=address)
     gpu.tell(
         "GetCudaComputeCapability",
@@ -128,9 +128,9 @@ def _identity(
         f"{power['min_limit_mw']} {power['max_limit_mw']}",
         power_limit_max_watts=power["max_limit_mw"] / 1000,
     )
-    persistent = said["persistence_mode"] == "enabled"
+    persistent = values["persistence_mode"] == "enabled"
     gpu.tell("GetPersistenceMode", int(persistent), persistence=persistent)
-    ecc = said["ecc"]["mode_current"] == "enabled"
+    ecc = values["ecc"]["mode_current"] == "enabled"
     gpu.tell("GetEccMode", f"{int(ecc)} {int(ecc)}", ecc=ecc)
     if mig["max_gpu_instances"]:
         gpu.tell("GetMigMode", "0 0", mig=False)
@@ -143,12 +143,12 @@ def _identity(
         gpu.tell("FieldValue:90", speed, nvlink_bytes_per_second=(speed or 0) * links * 1_000_000)
 
 
-def _state(gpu: Gpu, said: dict[str, Any]) -> None:
+def _state(gpu: Gpu, values: dict[str, Any]) -> None:
     """What does."""
-    power, pcie, clocks = said["power"], said["pcie"], said["clocks"]
-    memory, errors = said["memory"], said["ecc"]["errors"]["volatile"]
-    rows, busy = said["remapped_rows"], said["utilization"]
-    bits = sum(bit for name, bit in REASONS.items() if said["clocks_throttle_reasons"].get(name))
+    power, pcie, clocks = values["power"], values["pcie"], values["clocks"]
+    memory, errors = values["memory"], values["ecc"]["errors"]["volatile"]
+    rows, busy = values["remapped_rows"], values["utilization"]
+    bits = sum(bit for name, bit in REASONS.items() if values["clocks_throttle_reasons"].get(name))
     energy = power.get("total_energy_consumption_mj")
     gpu.tell(
         "GetMemoryInfo",
@@ -171,7 +171,7 @@ def _state(gpu: Gpu, said: dict[str, Any]) -> None:
         power_limit_watts=power["enforced_limit_mw"] / 1000,
     )
     gpu.tell("GetTotalEnergyConsumption", energy, energy_joules_total=(energy or 0) / 1000)
-    degrees = said["thermal"]["temperature_gpu_c"]
+    degrees = values["thermal"]["temperature_gpu_c"]
     gpu.tell("GetTemperature", degrees, temperature_celsius=degrees)
     for call, key, signal in (
         ("GetClockInfo:SM", "sm_current", "sm_clock_hertz"),
@@ -208,7 +208,9 @@ def _state(gpu: Gpu, said: dict[str, Any]) -> None:
         remap_pending_count=numbers[2],
         remap_failed_count=numbers[3],
     )
-    processes = [(one["pid"], one.get("used_memory_bytes", 0)) for one in said["processes"]]
+    processes = [
+        (process["pid"], process.get("used_memory_bytes", 0)) for process in values["processes"]
+    ]
     listed = " ".join(f"{pid}:{size}" for pid, size in processes)
     gpu.tell("GetComputeRunningProcesses", listed, processes_count=len(processes))
 

@@ -32,29 +32,29 @@ def smi(text: str) -> Told:
         major, minor = cuda.split(".")
         lines.append(f"* CudaVersion = {1000 * int(major) + 10 * int(minor)}")
     gpus, slices = [], []
-    for index, said in enumerate(root.findall("gpu")):
-        uuid = _word(said, "uuid")
+    for index, printed in enumerate(root.findall("gpu")):
+        uuid = _word(printed, "uuid")
         entry = {"id": uuid, "vendor": "nvidia", "index": index, "emulated": False, **versions}
         gpu = Gpu(str(index), entry)
         gpu.tell("GetUUID", uuid)
-        _printed(gpu, said)
+        _printed(gpu, printed)
         gpu.values |= dict.fromkeys(
             ("gpu.retired_pages_count", "gpu.retirement_pending_count"), NOT_SUPPORTED
         )
         gpu.without_links()
         gpus.append(gpu)
-        if _word(said, "mig_mode/current_mig") == "Enabled":
+        if _word(printed, "mig_mode/current_mig") == "Enabled":
             _split(gpu)
-            devices = said.findall("mig_devices/mig_device")
+            devices = printed.findall("mig_devices/mig_device")
             gpu.tell("GetMaxMigDeviceCount", 7)
-            slices += [_slice(gpu, one, versions) for one in devices]
-    for at, one in enumerate(slices, len(gpus)):
-        one.entry["index"] = at
+            slices += [_slice(gpu, device, versions) for device in devices]
+    for at, slice_ in enumerate(slices, len(gpus)):
+        slice_.entry["index"] = at
     return together(lines, [*gpus, *slices])
 
 
-def _printed(gpu: Gpu, said: Any) -> None:
-    name, address = _word(said, "product_name"), said.get("id")
+def _printed(gpu: Gpu, document: Any) -> None:
+    name, address = _word(document, "product_name"), document.get("id")
     gpu.tell("GetName", name, name=name)
     gpu.tell("GetPciInfo", address, pci_bus_id=address)
     for call, tag, keys in (
@@ -65,7 +65,7 @@ def _printed(gpu: Gpu, said: Any) -> None:
         ("GetPcieReplayCounter", "replay_counter", ["pcie_replays_total"]),
         ("GetTemperature", "gpu_temp", ["temperature_celsius"]),
     ):
-        number = _number(said, f".//{tag}", "x", " C")
+        number = _number(document, f".//{tag}", "x", " C")
         gpu.tell(call, number, **dict.fromkeys(keys, number))
     for call, path, scale, key in (
         ("GetClockInfo:SM", "clocks/sm_clock", 1_000_000, "sm_clock_hertz"),
@@ -74,11 +74,11 @@ def _printed(gpu: Gpu, said: Any) -> None:
         ("GetPcieThroughput:RX", "pci/rx_util", 1000, "pcie_receive_bytes_per_second"),
         ("GetPcieThroughput:TX", "pci/tx_util", 1000, "pcie_transmit_bytes_per_second"),
     ):
-        number = _number(said, path, " MHz", " KB/s")
+        number = _number(document, path, " MHz", " KB/s")
         gpu.tell(call, number, **{key: (number or 0) * scale})
-    _watts(gpu, said)
-    used = _number(said, "fb_memory_usage/used", " MiB")
-    total = _number(said, "fb_memory_usage/total", " MiB")
+    _watts(gpu, document)
+    used = _number(document, "fb_memory_usage/used", " MiB")
+    total = _number(document, "fb_memory_usage/total", " MiB")
     if used is not None and total is not None:
         gpu.tell(
             "GetMemoryInfo",
@@ -87,8 +87,8 @@ def _printed(gpu: Gpu, said: Any) -> None:
             memory_used_bytes=used * MIB,
             memory_total_bytes=total * MIB,
         )
-    busy = _number(said, "utilization/gpu_util", " %")
-    memory = _number(said, "utilization/memory_util", " %")
+    busy = _number(document, "utilization/gpu_util", " %")
+    memory = _number(document, "utilization/memory_util", " %")
     if busy is not None and memory is not None:
         gpu.tell(
             "GetUtilizationRates",
@@ -98,7 +98,7 @@ def _printed(gpu: Gpu, said: Any) -> None:
             busy_ns_total=0,
         )
     rows = [
-        _word(said, f"remapped_rows/remapped_row_{name}")
+        _word(document, f"remapped_rows/remapped_row_{name}")
         for name in ("corr", "unc", "pending", "failure")
     ]
     if None not in rows:
@@ -120,13 +120,13 @@ def _printed(gpu: Gpu, said: Any) -> None:
         ("GetEccMode", "ecc_mode/current_ecc", "ecc"),
         ("GetMigMode", "mig_mode/current_mig", "mig"),
     ):
-        word = _word(said, tag)
+        word = _word(document, tag)
         if word is not None:
             on = word == "Enabled"
             gpu.tell(call, f"{int(on)} {int(on)}", **{key: on})
 
 
-def _watts(gpu: Gpu, said: Any) -> None:
+def _watts(gpu: Gpu, document: Any) -> None:
     """Both names that versions of the format have for them."""
     for call, tags, key in (
         ("GetPowerUsage", ["power_draw"], "power_watts"),
@@ -141,7 +141,7 @@ def _watts(gpu: Gpu, said: Any) -> None:
         paths = [
             f"{group}/{tag}" for group in ("gpu_power_readings", "power_readings") for tag in tags
         ]
-        word = next((word for path in paths if (word := _word(said, path))), None)
+        word = next((word for path in paths if (word := _word(document, path))), None)
         if word is not None:
             watts = float(word.removesuffix(" W"))
             both = "0 " if call.endswith("Constraints") else ""
@@ -149,15 +149,15 @@ def _watts(gpu: Gpu, said: Any) -> None:
 
 
 def _split(gpu: Gpu) -> None:
-    """What is not told of a GPU in MIG mode."""
+    """What is unknown of a GPU in MIG mode."""
     gpu.entry["tells_busy"] = False
     for signal in ("busy_ratio", "memory_busy_ratio", "busy_ns_total", "sm_active_ratio"):
         del gpu.values[f"gpu.{signal}"]
 
 
-def _slice(gpu: Gpu, said: Any, versions: dict[str, str]) -> Gpu:
+def _slice(gpu: Gpu, document: Any, versions: dict[str, str]) -> Gpu:
     """One instance; nvidia-smi does not print its UUID here, which is made up."""
-    position = _number(said, "index")
+    position = _number(document, "index")
     uuid = f"MIG-{position}"
     entry = {
         "id": uuid,
@@ -169,32 +169,35 @@ def _slice(gpu: Gpu, said: Any, versions: dict[str, str]) -> Gpu:
         "tells_busy": False,
         **versions,
     }
-    one = Gpu(f"{gpu.name}/{position}", entry)
-    one.values = {"gpu.processes_count": NOT_SUPPORTED, **dict.fromkeys(BY_GPM, GPM_DRIVER_TOO_OLD)}
-    one.tell("GetUUID", uuid)
+    item = Gpu(f"{gpu.name}/{position}", entry)
+    item.values = {
+        "gpu.processes_count": NOT_SUPPORTED,
+        **dict.fromkeys(BY_GPM, GPM_DRIVER_TOO_OLD),
+    }
+    item.tell("GetUUID", uuid)
     for call, tag, key in (
         ("GetGpuInstanceId", "gpu_instance_id", "gpu_instance"),
         ("GetComputeInstanceId", "compute_instance_id", "compute_instance"),
         ("GetAttributes", ".//multiprocessor_count", "sm_count"),
     ):
-        number = _number(said, tag)
-        one.tell(call, number, **{key: number})
-    used = _number(said, "fb_memory_usage/used", " MiB")
-    total = _number(said, "fb_memory_usage/total", " MiB")
+        number = _number(document, tag)
+        item.tell(call, number, **{key: number})
+    used = _number(document, "fb_memory_usage/used", " MiB")
+    total = _number(document, "fb_memory_usage/total", " MiB")
     assert used is not None and total is not None
-    one.tell("GetMemoryInfo", f"{used * MIB} {total * MIB}", memory_bytes=total * MIB)
-    one.values |= {"gpu.memory_used_bytes": used * MIB, "gpu.memory_total_bytes": total * MIB}
-    return one
+    item.tell("GetMemoryInfo", f"{used * MIB} {total * MIB}", memory_bytes=total * MIB)
+    item.values |= {"gpu.memory_used_bytes": used * MIB, "gpu.memory_total_bytes": total * MIB}
+    return item
 
 
-def _word(said: Any, path: str) -> str | None:
-    found = said.findtext(path)
-    word = None if found is None else found.strip()
+def _word(document: Any, path: str) -> str | None:
+    text = document.findtext(path)
+    word = None if text is None else text.strip()
     return None if word in (None, "", "N/A") else word
 
 
-def _number(said: Any, path: str, *units: str) -> int | None:
-    word = _word(said, path)
+def _number(document: Any, path: str, *units: str) -> int | None:
+    word = _word(document, path)
     for unit in units:
         word = None if word is None else word.removesuffix(unit)
     return None if word is None else int(word)

@@ -1,4 +1,4 @@
-"""The simulated NVML library: built by the test session, told what to do by a text file.
+"""The simulated NVML library: built by the test session, controlled by a text file.
 
     library = build(folder)                      # folder/libnvidia-ml.so.1; fails without gcc
     scenario = Scenario(folder / "scenario", devices=2)

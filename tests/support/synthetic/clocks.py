@@ -49,15 +49,15 @@ def trial(seed: int) -> tuple[float, float]:
     hit = random.random(late.size) < 0.02
     late[hit] += random.integers(10_000_000, 100_000_000, int(hit.sum()))
     leave = clocks.shown(node, true_ns[operation] + late)
-    found = align_clocks(operation, node, leave, nodes)
+    alignment = align_clocks(operation, node, leave, nodes)
     at = np.linspace(0, length_ns, 13).astype(np.int64)
     common, bound = [], []
-    for one in range(nodes):
-        mine = clocks.shown(np.full(at.size, one), at)
-        common.append(found.to_common_ns(one, mine))
-        bound.append(found.bound(one, mine))
+    for number in range(nodes):
+        mine = clocks.shown(np.full(at.size, number), at)
+        common.append(alignment.to_common_ns(number, mine))
+        bound.append(alignment.bound(number, mine))
     worst = 0.0
-    for one in range(1, nodes):
-        error = np.abs(common[one] - common[one - 1])
-        worst = max(worst, float((error / (bound[one] + bound[one - 1])).max()))
+    for number in range(1, nodes):
+        error = np.abs(common[number] - common[number - 1])
+        worst = max(worst, float((error / (bound[number] + bound[number - 1])).max()))
     return worst, float(np.median(np.concatenate(bound)))

@@ -1,7 +1,7 @@
 """Synchronous jobs whose truth is known to the nanosecond, because they are built from it.
 
 A `World` moves ranks through true time: they spend time on something, and they meet. Every
-nanosecond of a fault is remembered as a delay of that fault, and whoever waits takes over the
+nanosecond of a fault is remembered as a delay of that fault, and a rank that waits takes over the
 delays of those it waited for. The truth of a wait is then the difference between the delays of the
 last to arrive and those of the one who waited: no comparison of durations, no looking back.
 
@@ -94,10 +94,10 @@ class World:
 
     def strike(self, fault: int, ns: int) -> None:
         """Let a fault cost its rank some time."""
-        one = self.faults[fault]
-        self.t[one.rank] += ns
-        self.delay[one.rank, fault] += ns
-        self.spent[one.rank, one.category] += ns
+        item = self.faults[fault]
+        self.t[item.rank] += ns
+        self.delay[item.rank, fault] += ns
+        self.spent[item.rank, item.category] += ns
 
     def meet(
         self, groups: np.ndarray, teams: np.ndarray, transfer_ns: int, kind: int = ALL_REDUCE

@@ -45,11 +45,11 @@ def judged(layout: str, ranks: int, seed: int, steps: int = 20) -> Verdict:
         int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(job.ops.blocked_ns.sum())
     )
     fault = job.faults[0]
-    found = books.culprits(find_peer_groups(job.ops, job.ranks))
+    result = books.culprits(find_peer_groups(job.ops, job.ranks))
     causes = books.culprit_ns[fault.rank]
     name = books.causes[int(np.argmax(causes))]
     wanted = CATEGORIES[fault.category]
     leaf = name == wanted or (wanted == "work" and name.startswith("sync-"))
     truth = job.culprits()[fault.rank]
     error = abs(int(causes.sum()) - truth) / max(job.truth.waited_ns, 1)
-    return Verdict(bool(found) and found[0][0] == fault.rank, leaf, error)
+    return Verdict(bool(result) and result[0][0] == fault.rank, leaf, error)

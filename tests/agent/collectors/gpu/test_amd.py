@@ -75,8 +75,8 @@ def no_thread_is_left() -> Iterator[None]:
         _rigs.pop().collector.close()
 
 
-def of(found: dict[tuple[str, str], Value], device: str) -> list[Value]:
-    return [found[signal.name.removeprefix("gpu."), device] for signal in SIGNALS]
+def of(values: dict[tuple[str, str], Value], device: str) -> list[Value]:
+    return [values[signal.name.removeprefix("gpu."), device] for signal in SIGNALS]
 
 
 def absent(message: str) -> Unavailable:
@@ -121,14 +121,14 @@ def test_a_whole_device(host: Any) -> None:
 def test_a_link_below_its_best_is_seen_beside_it(host: Any) -> None:
     rig = Rig(host("mi300x-node"))
     assert rig.sample()["pcie_generation_count", TWO] == 4
-    entry = next(one for one in rig.collector.inventory() if one["id"] == TWO)
+    entry = next(device for device in rig.collector.inventory() if device["id"] == TWO)
     assert (entry["pcie_generation_max"], entry["pcie_width_max"]) == (5, 16)
 
 
 def test_partitions_have_their_own_busy_time_and_the_cards_clock(host: Any) -> None:
-    found = Rig(host("mi300x-node")).sample()
+    sample = Rig(host("mi300x-node")).sample()
     whole = absent("counted for all partitions together, see the first")
-    assert of(found, THREE[1]) == [
+    assert of(sample, THREE[1]) == [
         0.1,
         whole,
         BEGIN,
@@ -149,7 +149,7 @@ def test_partitions_have_their_own_busy_time_and_the_cards_clock(host: Any) -> N
         16,
         *[whole] * 6,
     ]
-    assert [found[name, THREE[0]] for name in ("busy_ratio", "power_watts")] == [0.9, 612.0]
+    assert [sample[name, THREE[0]] for name in ("busy_ratio", "power_watts")] == [0.9, 612.0]
 
 
 def test_an_older_table_tells_the_reasons_of_the_instant(host: Any) -> None:
@@ -283,11 +283,11 @@ def test_limiters_that_held_are_reasons_and_times(host_copy: Any) -> None:
     names = ("throttle_bits", "thermal_violation_ns_total", "power_violation_ns_total")
     rig.sample()
     rig.tell(1, o40=1_001_000, o48=200 + 250)
-    found = rig.at(1)
-    assert [found[name, ONE] for name in names] == [0x4, BEGIN, BEGIN + S // 4]
+    sample = rig.at(1)
+    assert [sample[name, ONE] for name in names] == [0x4, BEGIN, BEGIN + S // 4]
     rig.tell(1, o40=1_002_000, o52=50 + 100, o44=20)
-    found = rig.at(2)
-    assert [found[name, ONE] for name in names] == [0x20 | 0x8, BEGIN + S // 10, BEGIN + S // 4]
+    sample = rig.at(2)
+    assert [sample[name, ONE] for name in names] == [0x20 | 0x8, BEGIN + S // 10, BEGIN + S // 4]
     rig.tell(1, o40=1_003_000)
     assert rig.at(3)["throttle_bits", ONE] == 0
 
@@ -301,27 +301,27 @@ def test_impossible_values_and_text_are_reasons(host_copy: Any) -> None:
     (device / "ras/umc_err_count").write_text("ue: many\nce: 4\n")
     (device / "pp_dpm_sclk").write_text("\n")
     shutil.rmtree(device / "hwmon")
-    found = Rig(roots).sample()
-    assert found["busy_ratio", NEWER] == Unavailable(
+    sample = Rig(roots).sample()
+    assert sample["busy_ratio", NEWER] == Unavailable(
         "failed", f"{device}/gpu_busy_percent: impossible value 101"
     )
-    assert found["busy_ns_total", NEWER] == found["busy_ratio", NEWER]
-    assert found["memory_busy_ratio", NEWER] == Unavailable(
+    assert sample["busy_ns_total", NEWER] == sample["busy_ratio", NEWER]
+    assert sample["memory_busy_ratio", NEWER] == Unavailable(
         "failed", f"{device}/mem_busy_percent: 'N/A' is not a number"
     )
-    assert found["memory_used_bytes", NEWER].message.endswith("impossible value -5")  # type: ignore[union-attr]
-    assert found["ecc_uncorrected_total", NEWER] == Unavailable(
+    assert sample["memory_used_bytes", NEWER].message.endswith("impossible value -5")  # type: ignore[union-attr]
+    assert sample["ecc_uncorrected_total", NEWER] == Unavailable(
         "failed", "umc_err_count contains no count"
     )
-    assert found["ecc_corrected_total", NEWER] == 4
-    assert found["sm_clock_max_hertz", NEWER] == Unavailable(
+    assert sample["ecc_corrected_total", NEWER] == 4
+    assert sample["sm_clock_max_hertz", NEWER] == Unavailable(
         "failed", "pp_dpm_sclk contains no clock"
     )
-    assert found["temperature_celsius", NEWER] == absent("the driver does not report temp2_input")
-    assert found["power_limit_watts", NEWER] == absent("the driver does not report power1_cap")
+    assert sample["temperature_celsius", NEWER] == absent("the driver does not report temp2_input")
+    assert sample["power_limit_watts", NEWER] == absent("the driver does not report power1_cap")
 
 
-def test_who_works_on_which_device_is_told_once(host_copy: Any) -> None:
+def test_who_works_on_which_device_is_reported_once(host_copy: Any) -> None:
     rig = Rig(host_copy("mi300x-node"))
     rig.sample()
     assert rig.collector.events() == [

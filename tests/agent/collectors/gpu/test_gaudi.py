@@ -65,11 +65,11 @@ def collected() -> dict[str, dict[str, Any]]:
     """One sample of the real collector: device -> signal -> value."""
     collector = GpuGaudiCollector(Context(Roots(), None, lambda: []))
     columns = collector.open()
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for (signal, device), value in zip(columns, collector.sample()):
-        found.setdefault(device, {})[signal.name] = value
+        result.setdefault(device, {})[signal.name] = value
     collector.close()
-    return found
+    return result
 
 
 def test_every_value_in_base_units_and_no_share_of_time(gaudis: Gaudis) -> None:

@@ -73,8 +73,8 @@ def no_thread_is_left() -> Iterator[None]:
         _rigs.pop().collector.close()
 
 
-def of(found: dict[tuple[str, str], Value], device: str) -> list[Value]:
-    return [found[signal.name.removeprefix("gpu."), device] for signal in SIGNALS]
+def of(values: dict[tuple[str, str], Value], device: str) -> list[Value]:
+    return [values[signal.name.removeprefix("gpu."), device] for signal in SIGNALS]
 
 
 def test_the_processors_own_graphics_are_left_out(host: Any) -> None:
@@ -146,13 +146,13 @@ def test_busy_time_is_the_jobs_and_power_is_the_rise_of_energy(host_copy: Any) -
     path = rig.roots.proc / "4712/fdinfo/8"
     path.write_text(path.read_text().replace("compute:\t2000000000", "compute:\t2600000000"))
     rig.file(1, "device/hwmon/hwmon2/energy1_input").write_text("5900000000\n")
-    found = rig.at(2)
-    assert (found["busy_ns_total", I915], found["busy_ns_total", XE]) == (
+    sample = rig.at(2)
+    assert (sample["busy_ns_total", I915], sample["busy_ns_total", XE]) == (
         BEGIN + 6 * S // 10,
         BEGIN,
     )
-    assert found["power_watts", XE] == 450.0  # 900 J in 2 s
-    assert found["power_watts", I915] == 0.0
+    assert sample["power_watts", XE] == 450.0  # 900 J in 2 s
+    assert sample["power_watts", I915] == 0.0
     rig.file(1, "device/hwmon/hwmon2/energy1_input").write_text("4\n")  # it began anew
     assert rig.at(3)["power_watts", XE] == SECOND
     rig.file(1, "device/hwmon/hwmon2/energy1_input").write_text("off\n")
@@ -165,10 +165,10 @@ def test_what_could_not_be_seen_of_the_job_is_not_measured(host_copy: Any, as_no
     fdinfo = rig.roots.proc / "4712/fdinfo/8"
     os.chmod(fdinfo, 0)
     with as_nobody():
-        found = rig.at(1)
-    denied = found["busy_ns_total", I915]
+        sample = rig.at(1)
+    denied = sample["busy_ns_total", I915]
     assert isinstance(denied, Unavailable) and denied.kind == "denied"
-    assert found["job_memory_bytes", XE] == denied
+    assert sample["job_memory_bytes", XE] == denied
     os.chmod(fdinfo, 0o644)
     after = rig.at(2)["busy_ns_total", I915]
     assert isinstance(after, int) and isinstance(before, int) and after < before
@@ -192,7 +192,7 @@ def test_a_reason_that_is_not_read_leaves_the_mask_unknown(host_copy: Any) -> No
     )
 
 
-def test_who_works_on_which_device_is_told(host: Any) -> None:
+def test_who_works_on_which_device_is_reported(host: Any) -> None:
     rig = Rig(host("intel-max-node"))
     rig.sample()
     assert rig.collector.events() == [

@@ -22,15 +22,15 @@ NODE = neuron.NeuronHardware("trainium1", 2, 2, 32 << 30)
 
 def changed(*steps: Any, number: int = 0) -> dict[str, Any]:
     """A report of the node with one thing changed: keys that lead there, and what it becomes."""
-    found = copy.deepcopy(REPORTS[number])
-    at: Any = found
+    changed_copy = copy.deepcopy(REPORTS[number])
+    at: Any = changed_copy
     for step in steps[:-2]:
         at = at[step]
     if steps[-1] is None:
         del at[steps[-2]]
     else:
         at[steps[-2]] = steps[-1]
-    return found
+    return changed_copy
 
 
 def test_what_a_report_says_of_each_core() -> None:
@@ -100,12 +100,12 @@ PERCENT = "busy_ratio"
 def test_what_cannot_be_read_is_a_reason_and_takes_nothing_with_it(
     steps: tuple[Any, ...], fields: list[str], message: str
 ) -> None:
-    found, before = (neuron.parse_cores(one, NODE) for one in (changed(*steps), REPORTS[0]))
-    assert getattr(found[0], fields[0]) == Unavailable("failed", message)
-    assert all(isinstance(getattr(found[0], field), Unavailable) for field in fields)
+    result, before = (neuron.parse_cores(value, NODE) for value in (changed(*steps), REPORTS[0]))
+    assert getattr(result[0], fields[0]) == Unavailable("failed", message)
+    assert all(isinstance(getattr(result[0], field), Unavailable) for field in fields)
     others = {field: getattr(before[0], field) for field in fields}
-    assert found[0]._replace(**others) == before[0]
-    assert found[2] == before[2]
+    assert result[0]._replace(**others) == before[0]
+    assert result[2] == before[2]
 
 
 def test_a_process_that_could_not_be_asked_may_use_any_other_core() -> None:
@@ -120,10 +120,10 @@ def test_a_process_that_could_not_be_asked_may_use_any_other_core() -> None:
 
 
 def test_cores_of_several_processes() -> None:
-    found = changed(*CORE[:-1], {"neuroncore_utilization": 30.0})
-    second = copy.deepcopy(found["neuron_runtime_data"][0]) | {"pid": 4713}
-    found["neuron_runtime_data"].append(second)
-    core = neuron.parse_cores(found, NODE)[0]
+    result = changed(*CORE[:-1], {"neuroncore_utilization": 30.0})
+    second = copy.deepcopy(result["neuron_runtime_data"][0]) | {"pid": 4713}
+    result["neuron_runtime_data"].append(second)
+    core = neuron.parse_cores(result, NODE)[0]
     assert (core.busy_ratio, core.executions, core.processes) == (0.6, 200, 2)
     assert core.p50_ns == Unavailable("absent", "several processes use this core")
     assert core.pids == (4711, 4713)
@@ -182,24 +182,29 @@ def sampled(made: neuron.NeuronLibrary, clock: Clock, *events: Any) -> list[dict
 
 
 def busy_ns(samples: list[dict[str, Any] | None]) -> list[Any]:
-    return [None if one is None else one["gpu.busy_ns_total"] for one in samples]
+    return [None if sample is None else sample["gpu.busy_ns_total"] for sample in samples]
 
 
 def test_shares_of_periods_are_summed_to_busy_time() -> None:
     clock = Clock()
-    found = sampled(library(clock), clock, 90.0, 42.0, 100.0, 0.0)
+    samples = sampled(library(clock), clock, 90.0, 42.0, 100.0, 0.0)
     # what was before the first report is not ours: it only says where counting begins
-    start = found[0]["gpu.busy_ns_total"]  # type: ignore[index]
-    assert [one - start for one in busy_ns(found)] == [0, 420_000_000, 1_420_000_000, 1_420_000_000]
-    executions = [one["gpu.executions_total"] for one in found if one]
-    assert [one - executions[0] for one in executions] == [0, 100, 200, 300]
+    start = samples[0]["gpu.busy_ns_total"]  # type: ignore[index]
+    assert [value - start for value in busy_ns(samples)] == [
+        0,
+        420_000_000,
+        1_420_000_000,
+        1_420_000_000,
+    ]
+    executions = [sample["gpu.executions_total"] for sample in samples if sample]
+    assert [execution - executions[0] for execution in executions] == [0, 100, 200, 300]
 
 
 def test_a_period_nobody_saw_is_not_an_idle_one() -> None:
     clock = Clock()
     made = library(clock)
-    found = busy_ns(sampled(made, clock, 0.0, 0.0, None, None, 0.0, 50.0, "garbage", 0.0, 0.0))
-    begun, steady, quiet, _, after, half, garbage, again, last = found
+    result = busy_ns(sampled(made, clock, 0.0, 0.0, None, None, 0.0, 50.0, "garbage", 0.0, 0.0))
+    begun, steady, quiet, _, after, half, garbage, again, last = result
     assert (begun, quiet) == (steady, None)
     assert after == begun - 1  # goes back: the two seconds are not known, idle or not
     assert half == after + 500_000_000
@@ -209,9 +214,9 @@ def test_a_period_nobody_saw_is_not_an_idle_one() -> None:
 
 def test_a_tool_that_falls_silent_is_a_reason_after_five_seconds() -> None:
     clock = Clock()
-    found = sampled(library(clock), clock, 10.0, *[None] * 7)
+    samples = sampled(library(clock), clock, 10.0, *[None] * 7)
     silent = Unavailable("failed", "silent")
-    assert [one and one["gpu.core_busy_ratio"] for one in found] == [
+    assert [sample and sample["gpu.core_busy_ratio"] for sample in samples] == [
         0.1,
         None,
         None,
@@ -223,7 +228,7 @@ def test_a_tool_that_falls_silent_is_a_reason_after_five_seconds() -> None:
     ]
 
 
-def test_who_has_a_core_is_told_once_and_names_are_left_out() -> None:
+def test_who_has_a_core_is_reported_once_and_names_are_left_out() -> None:
     clock = Clock()
     made = library(clock)
     sampled(made, clock, 10.0, 20.0)
@@ -233,6 +238,6 @@ def test_who_has_a_core_is_told_once_and_names_are_left_out() -> None:
         [("device-owner", {"pid": 4712})],
         [],
     ]
-    said = json.dumps(neuron._build_inventory(NODE)) + repr(made._latest.newest)
+    printed = json.dumps(neuron._build_inventory(NODE)) + repr(made._latest.newest)
     for secret in ("ada", "i-0123", "subnet", "ami-", "neff"):
-        assert secret not in said
+        assert secret not in printed

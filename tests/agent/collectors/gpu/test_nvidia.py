@@ -51,10 +51,10 @@ def collected() -> dict[str, dict[str, Any]]:
     columns = collector.open()
     values = collector.sample()
     collector.close()
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for (signal, device), value in zip(columns, values, strict=True):
-        found.setdefault(device, {})[signal.name] = value
-    return found
+        result.setdefault(device, {})[signal.name] = value
+    return result
 
 
 def named(values: list[Any]) -> dict[str, Any]:
@@ -93,9 +93,9 @@ def test_what_a_kind_of_gpu_cannot_have_is_no_column(scenario: Scenario) -> None
 
 def test_an_unsupported_value_takes_nothing_else_with_it(scenario: Scenario) -> None:
     scenario.write("1 GetPowerUsage error 3")
-    found = collected()
-    assert found[uuid(0)] == HEALTHY
-    assert found[uuid(1)] == {**HEALTHY, "gpu.power_watts": NOT_SUPPORTED}
+    samples = collected()
+    assert samples[uuid(0)] == HEALTHY
+    assert samples[uuid(1)] == {**HEALTHY, "gpu.power_watts": NOT_SUPPORTED}
 
 
 def test_counters_for_administrators_only_are_denied_with_a_remedy(scenario: Scenario) -> None:
@@ -115,11 +115,11 @@ def test_counters_for_administrators_only_are_denied_with_a_remedy(scenario: Sce
 
 def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
     scenario.write("0 GetUtilizationRates = 137 40", "0 GetSamples error 6")
-    found = collected()[uuid(0)]
+    result = collected()[uuid(0)]
     impossible = Unavailable("failed", "NVML: impossible value 137 %")
-    assert found["gpu.busy_ratio"] == found["gpu.memory_busy_ratio"] == impossible
+    assert result["gpu.busy_ratio"] == result["gpu.memory_busy_ratio"] == impossible
     # Neither samples nor a utilisation: not a busy time that stands still.
-    assert found["gpu.busy_ns_total"] == Unavailable("absent", "NVML: not found")
+    assert result["gpu.busy_ns_total"] == Unavailable("absent", "NVML: not found")
 
 
 def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) -> None:
@@ -147,10 +147,10 @@ def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) ->
 
 def test_a_gpu_that_cannot_be_opened_is_listed_with_its_reason(scenario: Scenario) -> None:
     scenario.write("0 GetHandleByIndex error 15")
-    found = collected()
-    assert list(found) == ["nvidia-0", uuid(1)]
-    assert set(found["nvidia-0"].values()) == {LOST}
-    assert found[uuid(1)] == HEALTHY
+    samples = collected()
+    assert list(samples) == ["nvidia-0", uuid(1)]
+    assert set(samples["nvidia-0"].values()) == {LOST}
+    assert samples[uuid(1)] == HEALTHY
 
 
 def test_the_driver_not_loaded_is_absent(scenario: Scenario) -> None:

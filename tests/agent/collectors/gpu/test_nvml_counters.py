@@ -61,8 +61,8 @@ def sample(at: float, sm: float) -> str:
 def test_means_in_base_units_stand_in_for_the_look_at_pcie(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines())
     world = World()
-    found = sampled(world.open())
-    assert found == {**HEALTHY, **MEANS}
+    samples = sampled(world.open())
+    assert samples == {**HEALTHY, **MEANS}
     assert "GetPcieThroughput:RX" not in world.calls
     assert world.waits == [0.1]  # the first two samples lie 100 ms apart
 
@@ -72,21 +72,21 @@ def test_a_mean_begins_where_the_one_before_it_ended(scenario: Scenario) -> None
     world = World()
     library = world.open()
     scenario.write("* GpmQueryDeviceSupport = 1", sample(10.1, 508))
-    found = [sampled(library)["gpu.sm_active_ratio"]]
+    collected = [sampled(library)["gpu.sm_active_ratio"]]
     for at, sm in ((10.2, 510), (10.3, 518), (10.4, 526)):
         world.now_ns += 100 * MS
         scenario.write("* GpmQueryDeviceSupport = 1", sample(at, sm))
-        found.append(sampled(library)["gpu.sm_active_ratio"])
+        collected.append(sampled(library)["gpu.sm_active_ratio"])
     # 8 %·s in 0.1 s; 2 in the next 0.1 s; 100 ms later it is not read again; then 16 in 0.2 s.
-    assert found == pytest.approx([0.8, 0.2, 0.2, 0.8])
+    assert collected == pytest.approx([0.8, 0.2, 0.2, 0.8])
     assert world.calls.count("GpmMetricsGet") == 3 and world.waits == [0.1]
 
 
-def test_a_metric_that_is_not_told_takes_no_other_with_it(scenario: Scenario) -> None:
-    told = [line for line in GPM.splitlines() if ":3 " not in line]
-    scenario.write(*told, "* GpmMetric:10 = nan", "* GpmMetric:5 = 250", "* GpmMetric:2 = 100.4")
-    found = sampled(World().open())
-    assert found == {
+def test_a_metric_that_is_not_reported_takes_no_other_with_it(scenario: Scenario) -> None:
+    lines = [line for line in GPM.splitlines() if ":3 " not in line]
+    scenario.write(*lines, "* GpmMetric:10 = nan", "* GpmMetric:5 = 250", "* GpmMetric:2 = 100.4")
+    samples = sampled(World().open())
+    assert samples == {
         **HEALTHY,
         **MEANS,
         "gpu.sm_active_ratio": 1.0,  # rounding
@@ -106,10 +106,10 @@ def test_more_than_a_link_can_carry_is_no_value(scenario: Scenario) -> None:
         "* GpmMetric:61 = 76000",
     ]
     scenario.write(*lines)
-    found = sampled(World().open())
+    samples = sampled(World().open())
     names = ("pcie_transmit", "pcie_receive", "nvlink_receive", "nvlink_transmit")
     words = "NVML: impossible value {} bytes/s for its link"
-    assert [found[f"gpu.{name}_bytes_per_second"] for name in names] == [
+    assert [samples[f"gpu.{name}_bytes_per_second"] for name in names] == [
         63000 << 20,
         Unavailable("failed", words.format("6.71089e+10")),
         75000 << 20,
@@ -152,7 +152,7 @@ def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Sc
     scenario.write("* GpmQueryDeviceSupport = 1", sample(10.0, 500))
     world = World()
     library = world.open()
-    found = []
+    collected = []
     for at, sm, trouble in (
         (10.2, 510.0, ""),
         (10.4, 530.0, "0 GpmSampleGet error 10"),
@@ -161,11 +161,11 @@ def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Sc
     ):
         world.now_ns += 200 * MS if at < 30 else 20_000 * MS
         scenario.write("* GpmQueryDeviceSupport = 1", sample(at, sm), trouble)
-        found.append(sampled(library)["gpu.sm_active_ratio"])
+        collected.append(sampled(library)["gpu.sm_active_ratio"])
     timed_out = Unavailable("failed", "NVML: timed out")
     # 10 in 0.2 s; 26 in 0.4 s; what is older than 10 s begins nothing: two samples at one time.
-    assert found[:3] == [pytest.approx(0.5), timed_out, pytest.approx(0.65)]
-    assert found[3] == Unavailable("failed", "NVML (2)") and world.waits == [0.1]
+    assert collected[:3] == [pytest.approx(0.5), timed_out, pytest.approx(0.65)]
+    assert collected[3] == Unavailable("failed", "NVML (2)") and world.waits == [0.1]
 
 
 def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scenario) -> None:
@@ -173,20 +173,20 @@ def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scen
     world = World()
     scenario.write(*dead)
     library = world.open()
-    found = []
+    collected = []
     for reading in range(12):
         if reading == 6:
             scenario.write(*dead, "* GetUtilizationRates = 5 0")  # it has nothing to do
         if reading == 7:
             scenario.write(*dead)
-        found.append(sampled(library)["gpu.sm_active_ratio"])
+        collected.append(sampled(library)["gpu.sm_active_ratio"])
         world.now_ns += 200 * MS
     why = Unavailable(
         "failed",
         "GPM counts nothing while the GPU is busy",
         "check for Xid lines in the kernel log",
     )
-    assert found == [0, 0, 0, 0, why, why, 0, 0, 0, 0, 0, why]
+    assert collected == [0, 0, 0, 0, why, why, 0, 0, 0, 0, 0, why]
 
 
 def test_a_gpu_that_is_lost_while_gpm_is_tried_is_left_alone(scenario: Scenario) -> None:

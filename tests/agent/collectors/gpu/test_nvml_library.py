@@ -21,47 +21,47 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def read(told: Told, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+def read(stated: Told, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     """Feed an inventory to the library and read it back through pynvml."""
     load()
     scenario = Scenario(folder / "scenario")
-    scenario.replace("\n".join(told.lines) + "\n")
+    scenario.replace("\n".join(stated.lines) + "\n")
     monkeypatch.setenv("FAKENVML_CTL", str(scenario.path))
     library = NvmlLibrary(lambda index, call: None)
-    values = [dict(zip(one.signals, one.sample(), strict=True)) for one in library.devices]
+    values = [dict(zip(device.signals, device.sample(), strict=True)) for device in library.devices]
     library.close()
-    return Told(told.lines, library.inventory, values)
+    return Told(stated.lines, library.inventory, values)
 
 
 @pytest.mark.parametrize("kind", ["a100", "gb200", "h100", "l40s"])
 def test_a_profile_comes_out_as_it_says(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = profile((PROFILES / f"mock-nvml-config-{kind}.yaml").read_text())
-    found = read(told, tmp_path, monkeypatch)
-    assert found.inventory == told.inventory
-    assert found.values == told.values
-    assert [one["index"] for one in found.inventory] == list(range(8))
+    stated = profile((PROFILES / f"mock-nvml-config-{kind}.yaml").read_text())
+    readings = read(stated, tmp_path, monkeypatch)
+    assert readings.inventory == stated.inventory
+    assert readings.values == stated.values
+    assert [device["index"] for device in readings.inventory] == list(range(8))
 
 
 @pytest.mark.parametrize("name", ["a100-sxm4-v12", "a10g", "gtx-1070-ti", "rtx-3080-v12"])
 def test_what_nvidia_smi_printed_comes_out(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = smi((PRINTED / f"{name}.xml").read_text())
-    found = read(told, tmp_path, monkeypatch)
-    assert found.inventory == told.inventory
-    assert found.values == told.values
+    stated = smi((PRINTED / f"{name}.xml").read_text())
+    readings = read(stated, tmp_path, monkeypatch)
+    assert readings.inventory == stated.inventory
+    assert readings.values == stated.values
     known = json.loads((PRINTED / "known.json").read_text())["files"][f"{name}.xml"]
-    gpus = [at for at, one in enumerate(found.inventory) if "parent" not in one]
-    assert found.inventory[0].get("driver") == known["driver"]
-    assert [as_printed(found.inventory[at], found.values[at], known["gpus"][0]) for at in gpus] == [
-        {key: value for key, value in known["gpus"][0].items() if key != "pstate"}
-    ]
+    gpus = [at for at, device in enumerate(readings.inventory) if "parent" not in device]
+    assert readings.inventory[0].get("driver") == known["driver"]
+    assert [
+        as_printed(readings.inventory[at], readings.values[at], known["gpus"][0]) for at in gpus
+    ] == [{key: value for key, value in known["gpus"][0].items() if key != "pstate"}]
 
 
 def as_printed(entry: dict[str, Any], values: dict[str, Any], known: Any) -> dict[str, Any]:
-    """Our values as nvidia-smi writes them; what is not told is N/A, or not printed."""
+    """Our values as nvidia-smi writes them; what is unknown is N/A, or not printed."""
 
     def word(signal: str, unit: str, scale: float, missing: Any, digits: int = 0) -> Any:
         value = values.get(f"gpu.{signal}")
@@ -85,11 +85,11 @@ def as_printed(entry: dict[str, Any], values: dict[str, Any], known: Any) -> dic
 def test_the_instances_of_a_split_gpu_are_devices_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = smi((PRINTED / "a100-sxm4-v12.xml").read_text())
-    found = read(told, tmp_path, monkeypatch)
+    stated = smi((PRINTED / "a100-sxm4-v12.xml").read_text())
+    readings = read(stated, tmp_path, monkeypatch)
     keys = ("parent", "gpu_instance", "compute_instance", "memory_bytes", "sm_count")
     gpu = "GPU-513536b6-7d19-9063-b049-1e69664bb298"
-    assert [tuple(one.get(key) for key in keys) for one in found.inventory] == [
+    assert [tuple(device.get(key) for key in keys) for device in readings.inventory] == [
         (None, None, None, 81920 << 20, None),
         *((gpu, instance, 0, 19968 << 20, 14) for instance in (3, 4, 5, 6)),
     ]

@@ -80,8 +80,8 @@ class World:
 
 def sampled(library: NvmlLibrary) -> dict[str, dict[str, Any]]:
     return {
-        one["id"]: dict(zip(device.signals, device.sample(), strict=True))
-        for one, device in zip(library.inventory, library.devices, strict=True)
+        item["id"]: dict(zip(device.signals, device.sample(), strict=True))
+        for item, device in zip(library.inventory, library.devices, strict=True)
     }
 
 
@@ -126,11 +126,11 @@ def test_without_gpm_an_instance_tells_memory_and_processes_and_why_no_more(
     scenario: Scenario,
 ) -> None:
     scenario.write(*SPLIT_UP)
-    found = sampled(World().open())
+    samples = sampled(World().open())
     gap = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
     silent = {**dict.fromkeys(BUSY, NO_UTILIZATION), **dict.fromkeys(GPM_SIGNALS, gap)}
     unsaid = (*BUSY, "gpu.memory_busy_ratio", "gpu.sm_active_ratio")
-    assert found == {
+    assert samples == {
         uuid(0): {name: value for name, value in HEALTHY.items() if name not in unsaid},
         uuid(1): HEALTHY,
         FIRST: {**silent, **OWN},
@@ -143,8 +143,8 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
     scenario.write(*SPLIT_UP, *GPM, first.format(10.0, 0), second.format(10.0))
     world = World()
     library = world.open()
-    assert ["tells_busy" in one for one in library.inventory] == [True, False, False, False]
-    found = []
+    assert ["tells_busy" in device for device in library.inventory] == [True, False, False, False]
+    collected = []
     # 100 % for 0.1 s; 25 % for 0.2 s; a hole; 35 % for the 0.4 s since; a hole of 20 s; 100 % since
     for step_ms, at, active, trouble in (
         (100, 10.1, 10, ""),
@@ -158,9 +158,9 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
         world.now_ns += step_ms * MS
         lines = (first.format(at, active), second.format(at), trouble)
         scenario.write(*SPLIT_UP, *GPM, *lines)
-        found.append(sampled(library)[FIRST])
+        collected.append(sampled(library)[FIRST])
     timed_out = Unavailable("failed", "NVML: timed out")
-    assert [one["gpu.busy_ratio"] for one in found] == [
+    assert [item["gpu.busy_ratio"] for item in collected] == [
         1.0,
         pytest.approx(0.25),
         timed_out,
@@ -169,12 +169,12 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
         timed_out,
         _two_at_once(),
     ]
-    totals = [one["gpu.busy_ns_total"] for one in found[:4]]
+    totals = [item["gpu.busy_ns_total"] for item in collected[:4]]
     assert totals == [100 * MS, 150 * MS, timed_out, pytest.approx(290 * MS, abs=1)]
     means = dict(zip(GPM_SIGNALS, (0.625, 0.125, 0.25, 0.5), strict=True))
     busy = {"gpu.busy_ratio": 1.0, "gpu.busy_ns_total": 100 * MS}
-    assert found[0] == {**OWN, **busy, **means}
-    assert found[2]["gpu.sm_active_ratio"] == Unavailable("failed", "GPM was not read")
+    assert collected[0] == {**OWN, **busy, **means}
+    assert collected[2]["gpu.sm_active_ratio"] == Unavailable("failed", "GPM was not read")
 
 
 def _two_at_once() -> Unavailable:
@@ -188,11 +188,11 @@ def test_where_two_share_a_gpu_instance_or_the_driver_is_old_gpm_is_not_used(
     scenario.write(*SPLIT_UP, *GPM, "0/4 GetGpuInstanceId = 9")
     library = World().open()
     for device in (FIRST, SECOND):
-        found = sampled(library)[device]
-        assert {found[name] for name in (*BUSY, *GPM_SIGNALS)} == {INSTANCE_SHARED}
+        result = sampled(library)[device]
+        assert {result[name] for name in (*BUSY, *GPM_SIGNALS)} == {INSTANCE_SHARED}
     scenario.write(*SPLIT_UP, *GPM, "* DriverVersion = 535.54.03")
-    found = sampled(World().open())[FIRST]
-    assert {found[name] for name in (*BUSY, *GPM_SIGNALS)} == {GPM_DRIVER_TOO_OLD}
+    result = sampled(World().open())[FIRST]
+    assert {result[name] for name in (*BUSY, *GPM_SIGNALS)} == {GPM_DRIVER_TOO_OLD}
 
 
 def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
@@ -200,7 +200,12 @@ def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
 ) -> None:
     scenario.write(*SPLIT_UP, "0/1 * segv")  # any call on that instance would end this test run
     library = World().open(skip={2})
-    assert [one["id"] for one in library.inventory] == [uuid(0), uuid(1), f"{uuid(0)}/1", SECOND]
+    assert [device["id"] for device in library.inventory] == [
+        uuid(0),
+        uuid(1),
+        f"{uuid(0)}/1",
+        SECOND,
+    ]
     values = set(sampled(library)[f"{uuid(0)}/1"].values())
     assert values == {Unavailable("failed", "not read: it crashed the driver's library")}
     scenario.write(*SPLIT_UP)
@@ -210,4 +215,4 @@ def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
 
 def test_instances_of_a_gpu_that_is_skipped_are_not_there(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP, "0 * segv")
-    assert [one["id"] for one in World().open(skip={0}).inventory] == ["nvidia-0", uuid(1)]
+    assert [device["id"] for device in World().open(skip={0}).inventory] == ["nvidia-0", uuid(1)]

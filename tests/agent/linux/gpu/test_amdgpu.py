@@ -16,11 +16,11 @@ HEADER = [("structure_size", U16), ("format_revision", ctypes.c_uint8), ("conten
 
 def words(kind: Any, names: str) -> list[tuple[str, Any]]:
     """Fields of one type; "name*8" is an array."""
-    found = []
+    collected = []
     for word in names.split():
         name, _, count = word.partition("*")
-        found.append((name, kind * int(count) if count else kind))
-    return found
+        collected.append((name, kind * int(count) if count else kind))
+    return collected
 
 
 V1_1 = [
@@ -143,7 +143,7 @@ VERSIONS = {
 
 
 def table(form: int, content: int, size: int, **values: Any) -> Any:
-    """A table of which nothing is told but `values`."""
+    """A table in which only `values` are known."""
     kind = type(
         "Table", (ctypes.Structure,), {"_fields_": [*HEADER, *VERSIONS[form, content, size]]}
     )
@@ -153,8 +153,8 @@ def table(form: int, content: int, size: int, **values: Any) -> Any:
     for name, value in values.items():
         field = getattr(made, name)
         if isinstance(value, tuple):
-            for index, one in enumerate(value):
-                field[index] = one
+            for index, item in enumerate(value):
+                field[index] = item
         else:
             setattr(made, name, value)
     return made
@@ -163,7 +163,7 @@ def table(form: int, content: int, size: int, **values: Any) -> Any:
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_every_version_is_read_where_its_fields_are(version: tuple[int, int, int]) -> None:
     names = {name for name, _ in VERSIONS[version]}
-    told = {
+    by_key = {
         "hotspot": 61,
         "watts": 612,
         "gfx": 87,
@@ -180,11 +180,11 @@ def test_every_version_is_read_where_its_fields_are(version: tuple[int, int, int
         "uclk": 1300,
         "indep": 1 << 32,
     }
-    told = {name: value for name, value in told.items() if name in names}
+    by_key = {name: value for name, value in by_key.items() if name in names}
     several = version[1] >= 4
     lists = {"read": (1, 2, 3), "write": (10, 20), "gfxclk": (2100, 1900)} if several else {}
-    made = table(*version, **told, **(lists or {"gfxclk": 1410}))
-    found = parse_metrics(bytes(made))
+    made = table(*version, **by_key, **(lists or {"gfxclk": 1410}))
+    metrics = parse_metrics(bytes(made))
     expected = {
         "temperature": 61,
         "gfx_percent": 87,
@@ -205,10 +205,10 @@ def test_every_version_is_read_where_its_fields_are(version: tuple[int, int, int
             "vr_thermal": 4,
             "memory_thermal": 6,
         }
-    assert (found.version, found.values) == (f"1.{version[1]}", expected)
-    assert found.clocks_mhz == ((2100, 1900) if several else (1410,))
-    assert (found.xgmi_read, found.xgmi_write) == ((6, 30) if several else (None, None))
-    assert found.partition_busy == ()
+    assert (metrics.version, metrics.values) == (f"1.{version[1]}", expected)
+    assert metrics.clocks_mhz == ((2100, 1900) if several else (1410,))
+    assert (metrics.xgmi_read, metrics.xgmi_write) == ((6, 30) if several else (None, None))
+    assert metrics.partition_busy == ()
 
 
 @pytest.mark.parametrize("version", [v for v in VERSIONS if v[2] > 1000], ids=str)
@@ -222,10 +222,10 @@ def test_partitions_are_the_mean_of_their_compute_dies(version: tuple[int, int, 
     assert parse_metrics(bytes(made)).partition_busy == ((85, 2000), (None, 7))
 
 
-def test_what_is_not_told_is_no_number() -> None:
-    found = parse_metrics(bytes(table(1, 7, 2208)))
-    assert (found.values, found.clocks_mhz) == ({}, ())
-    assert (found.xgmi_read, found.xgmi_write) == (None, None)
+def test_what_is_not_reported_is_no_number() -> None:
+    metrics = parse_metrics(bytes(table(1, 7, 2208)))
+    assert (metrics.values, metrics.clocks_mhz) == ({}, ())
+    assert (metrics.xgmi_read, metrics.xgmi_write) == (None, None)
 
 
 @pytest.mark.parametrize(

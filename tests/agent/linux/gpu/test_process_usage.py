@@ -62,13 +62,13 @@ def test_text_where_a_number_should_be_is_left_out() -> None:
 
 
 def test_a_descriptor_that_was_duplicated_is_one_client(host: Any) -> None:
-    found = DrmDescriptors(host("intel-max-node"), ("xe", "i915"))
-    found.search([4711, 4712, 4799])
-    assert [(one.pid, one.pci, one.client_id) for one in found.clients()] == [
+    drm_descriptors = DrmDescriptors(host("intel-max-node"), ("xe", "i915"))
+    drm_descriptors.search([4711, 4712, 4799])
+    assert [(client.pid, client.pci, client.client_id) for client in drm_descriptors.clients()] == [
         (4711, XE, 17),
         (4712, I915, 3),
     ]
-    assert found.denied is None
+    assert drm_descriptors.denied is None
 
 
 def test_shares_of_cycles_and_of_nanoseconds(host_copy: Any) -> None:
@@ -107,13 +107,13 @@ def test_a_driver_that_tells_no_times_is_not_idle(host_copy: Any) -> None:
     assert isinstance(share, Unavailable) and share.kind == "absent"
 
 
-def test_a_process_that_may_not_be_seen_is_said(host_copy: Any, as_nobody: Any) -> None:
+def test_a_process_that_may_not_be_seen_is_reported(host_copy: Any, as_nobody: Any) -> None:
     roots = host_copy("intel-max-node")
     os.chmod(roots.proc / "4712/fd", 0)
     with as_nobody():
-        found = usage(roots, [4711, 4712], [1]).read()
-    assert found.denied is not None and found.denied.kind == "denied"
-    assert found.works_on == {4711: XE}
+        readings = usage(roots, [4711, 4712], [1]).read()
+    assert readings.denied is not None and readings.denied.kind == "denied"
+    assert readings.works_on == {4711: XE}
 
 
 def test_the_device_a_process_works_on_holds_twice_as_much_as_any_other() -> None:

@@ -55,12 +55,12 @@ def kernel() -> Iterator[Connections]:
 
 def listed(kernel: Connections) -> dict[int, ListedConnection]:
     kernel.start()
-    found: dict[int, ListedConnection] = {}
+    collected: dict[int, ListedConnection] = {}
     last = False
     while not last:
         piece, last = kernel.receive_listed(frozenset(), set())
-        found.update({entry.inode: entry for entry in piece})
-    return found
+        collected.update({entry.inode: entry for entry in piece})
+    return collected
 
 
 def inode(endpoint: socket.socket) -> int:
@@ -90,13 +90,13 @@ def test_connections_of_both_families_are_listed_and_loopback_is_not(kernel: Con
         inside += pair("::1", socket.AF_INET6)
     except OSError:
         pass  # a machine without IPv6 loopback
-    found = listed(kernel)
+    result = listed(kernel)
     for endpoint in (*out4, *out6):
-        entry = found[inode(endpoint)]
+        entry = result[inode(endpoint)]
         assert socket.inet_ntoa(normalize_address(entry.local)) == address
         assert socket.inet_ntoa(normalize_address(entry.remote)) == address
         assert entry.family == endpoint.family
-    assert not {inode(endpoint) for endpoint in inside} & set(found)
+    assert not {inode(endpoint) for endpoint in inside} & set(result)
     for endpoint in (*out4, *out6, *inside):
         endpoint.close()
 
@@ -122,7 +122,7 @@ def test_one_connection_says_what_its_own_socket_says(kernel: Connections) -> No
     accepted.close()
 
 
-def test_a_closed_connection_is_told_apart_from_one_that_lives(kernel: Connections) -> None:
+def test_a_closed_connection_is_distinguished_from_one_that_lives(kernel: Connections) -> None:
     pairs = [pair(own_address()) for _ in range(40)]  # more than are asked in one call
     entries = listed(kernel)
     known = [entries[inode(client)] for client, _ in pairs]
@@ -131,8 +131,8 @@ def test_a_closed_connection_is_told_apart_from_one_that_lives(kernel: Connectio
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         accepted.close()
-    told = list(kernel.query(known))
-    assert [answer is None for answer in told] == [True, False] * 20
+    stated = list(kernel.query(known))
+    assert [answer is None for answer in stated] == [True, False] * 20
     for client, accepted in pairs[1::2]:
         client.close()
         accepted.close()
@@ -201,11 +201,11 @@ def answer(*attributes: bytes, state: int = 1) -> bytes:
 def test_an_answer_by_hand() -> None:
     info = bytearray(104)
     struct.pack_into("=I", info, 100, 12)
-    told = parse_connection(
+    connection = parse_connection(
         answer(pack_attribute(8, b"\1"), pack_attribute(2, bytes(info)), pack_attribute(99, b"?"))
     )
-    assert (told.state, told.unread_bytes, told.unsent_bytes) == (1, 600, 700)
-    assert (told.info.retransmits, told.info.acked_bytes) == (12, None)
+    assert (connection.state, connection.unread_bytes, connection.unsent_bytes) == (1, 600, 700)
+    assert (connection.info.retransmits, connection.info.acked_bytes) == (12, None)
     without = parse_connection(answer(state=6))
     assert (without.state, without.info) == (6, UNKNOWN)
 

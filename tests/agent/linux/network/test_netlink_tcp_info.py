@@ -1,4 +1,4 @@
-"""struct tcp_info as kernels of different ages write it, laid out by hand, and the kernel's own."""
+"""struct tcp_info as kernels of different ages write it, packed by hand, and the kernel's own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_structure_says_what_it_is_long_enough_to_say(length: int) -> None:
     assert list(parse_tcp_info(structure(length))) == expected
 
 
-def test_it_ends_where_it_is_said_to_end() -> None:
+def test_it_ends_where_it_claims_to_end() -> None:
     data = b"before!!" + structure(248)
     assert parse_tcp_info(data, 8) == WHOLE
     assert parse_tcp_info(data, 8, 8 + 136) == parse_tcp_info(structure(136))

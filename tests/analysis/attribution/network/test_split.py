@@ -21,16 +21,16 @@ QUIET = nic()
 
 
 def test_without_a_sign_all_of_it_stays_and_says_how_much_is_beyond() -> None:
-    given, found = shared(QUIET, QUIET)
+    given, shares = shared(QUIET, QUIET)
     assert given == {}
-    assert (found.expected_ns, found.excess_ns) == (2 * 400 * MS, 2 * 800 * MS)
-    assert found.by_rate
+    assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 2 * 800 * MS)
+    assert shares.by_rate
 
 
 def test_at_the_rate_of_the_links_nothing_is_beyond() -> None:
-    given, found = shared(QUIET, {**QUIET, "network.errors_total eth0": 1e6}, took=[10 * MS] * 40)
+    given, shares = shared(QUIET, {**QUIET, "network.errors_total eth0": 1e6}, took=[10 * MS] * 40)
     assert given == {}
-    assert (found.expected_ns, found.excess_ns) == (2 * 400 * MS, 0)
+    assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 0)
 
 
 FAULTS = {"network.errors_total eth0": 60, "network.carrier_changes_total eth0": 2}
@@ -46,19 +46,19 @@ QUEUES = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_errors_of_a_port_make_what_is_beyond_a_bad_link(name: str) -> None:
-    given, found = shared(QUIET, {**QUIET, name: FAULTS[name]})
+    given, shares = shared(QUIET, {**QUIET, name: FAULTS[name]})
     assert given == {"net-link": 800}
-    assert (found.expected_ns, found.excess_ns) == (2 * 400 * MS, 0)
-    [sign] = found.shares["net-link"].symptoms
+    assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 0)
+    [sign] = shares.shares["net-link"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "eth0", FAULTS[name])
     assert sign.evidence.note.endswith("eth0 of node1")
 
 
 @pytest.mark.parametrize("name", QUEUES)
 def test_marks_pauses_and_drops_make_it_congestion(name: str) -> None:
-    given, found = shared(QUIET, {**QUIET, name: QUEUES[name]})
+    given, shares = shared(QUIET, {**QUIET, name: QUEUES[name]})
     assert given == {"net-congestion": 800}
-    [sign] = found.shares["net-congestion"].symptoms
+    [sign] = shares.shares["net-congestion"].symptoms
     assert (sign.node, sign.device) == (1, "eth0")
 
 
@@ -67,16 +67,16 @@ def test_a_few_events_in_a_minute_prove_nothing(name: str) -> None:
     if name == "network.carrier_changes_total eth0":
         return  # once is enough
     few = {**FAULTS, **QUEUES}[name] * 0.9 if name not in FAULTS else 5
-    given, found = shared(QUIET, {**QUIET, name: few})
-    assert given == {} and found.excess_ns == 2 * 800 * MS
+    given, shares = shared(QUIET, {**QUIET, name: few})
+    assert given == {} and shares.excess_ns == 2 * 800 * MS
 
 
 def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
     # 1,000 of a million segments
     lossy = {**QUIET, "tcp.retransmits_total ": 1000, "tcp.segments_sent_total ": 1e6}
-    given, found = shared(QUIET, lossy)
+    given, shares = shared(QUIET, lossy)
     assert given == {"net-link": 800}
-    [sign] = found.shares["net-link"].symptoms
+    [sign] = shares.shares["net-link"].symptoms
     assert (sign.node, sign.strength, sign.evidence.name) == (1, 0.001, "tcp.retransmit_ratio")
     assert shared(QUIET, {**lossy, "network.pause_frames_total eth0 rx": 6e4})[0] == {
         "net-congestion": 800
@@ -101,9 +101,9 @@ QUEUED = {
 
 
 def test_round_trips_far_above_the_shortest_with_data_waiting_are_congestion() -> None:
-    given, found = shared(QUIET, {**QUIET, **QUEUED})
+    given, shares = shared(QUIET, {**QUIET, **QUEUED})
     assert given == {"net-congestion": 800}
-    [sign] = found.shares["net-congestion"].symptoms
+    [sign] = shares.shares["net-congestion"].symptoms
     assert sign.evidence.note == "round-trip time (minimum 1.0 ms): eth0 of node1"
     # nothing waits to be sent; a long way, but no longer than ever
     for name, value in (("tcp.job_unsent_bytes eth0", 1000), ("tcp.job_min_rtt_ns eth0", 3 * MS)):
@@ -115,9 +115,9 @@ def test_a_queue_of_the_jobs_own_full_link_is_no_congestion() -> None:
     full = {**nic(sent=450 * GB), **QUEUED}
     assert shared(nic(sent=450 * GB), full, job=(450 * GB, 450 * GB))[0] == {}
     # half of it is not the job's
-    given, found = shared(nic(), full, job=(10 * GB, 225 * GB))
+    given, shares = shared(nic(), full, job=(10 * GB, 225 * GB))
     assert given == {"net-congestion": 800}
-    [sign] = found.shares["net-congestion"].symptoms
+    [sign] = shares.shares["net-congestion"].symptoms
     assert (sign.evidence.name, sign.evidence.value) == ("network.others_ratio", 0.5)
 
 
@@ -141,8 +141,8 @@ def test_a_receiver_that_takes_no_more_is_not_the_networks_fault() -> None:
 def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
     # Without a rate the fastest tenth is expected: 30 of 40 took 2^24 ns, ten twice that.
     took = [1 << 24] * 30 + [1 << 25] * 10
-    given, found = shared(QUIET, QUIET, took=took, virtual=["eth0"])
-    assert not found.by_rate and found.excess_ns == 2 * 10 << 24
+    given, shares = shared(QUIET, QUIET, took=took, virtual=["eth0"])
+    assert not shares.by_rate and shares.excess_ns == 2 * 10 << 24
     lossy = {**QUIET, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     trips = {
         "tcp.job_connections_count eth0": 2,
@@ -172,12 +172,12 @@ def test_a_path_that_is_full_all_the_time_is_not_taken_for_a_fault() -> None:
 
 def test_what_varies_by_less_than_a_tenth_is_given_to_nobody() -> None:
     took = [1 << 24] * 38 + [1 << 25] * 2
-    given, found = shared(
+    given, shares = shared(
         QUIET, {**QUIET, **FAULTS}, took=took, virtual=["eth0"]
     )  # 2 of 42 parts are beyond
     assert given == {}
-    assert found.excess_ns == 2 * 2 << 24
-    assert {sign.evidence.name for sign in found.unused_symptoms} == {
+    assert shares.excess_ns == 2 * 2 << 24
+    assert {sign.evidence.name for sign in shares.unused_symptoms} == {
         "network.errors_total",
         "network.carrier_changes_total",
     }
@@ -195,12 +195,12 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
         "tcp.job_retransmits_total eth0": 4000,
         "tcp.segments_sent_total ": 1e6,
     }
-    given, found = shared(lossy, lossy, took=[5000 * MS] * 40)
+    given, shares = shared(lossy, lossy, took=[5000 * MS] * 40)
     assert given == {"net-link": 40 * (5000 - 1.5)}
-    assert (found.expected_ns, found.excess_ns) == (2 * 60 * MS, 0)
-    names = [sign.evidence.name for sign in found.shares["net-link"].symptoms]
+    assert (shares.expected_ns, shares.excess_ns) == (2 * 60 * MS, 0)
+    names = [sign.evidence.name for sign in shares.shares["net-link"].symptoms]
     assert names == ["tcp.retransmit_ratio"] * 2 + ["tcp.loss_limit_bytes_per_second"] * 2
-    permitted = found.shares["net-link"].symptoms[-1].evidence.value
+    permitted = shares.shares["net-link"].symptoms[-1].evidence.value
     assert permitted == pytest.approx(13.966e6, rel=0.001)
     # A hundred times as fast as the loss of each of two connections permits: it is not the limit.
     assert shared(lossy, lossy, took=[50 * MS] * 40)[0] == {}
@@ -225,11 +225,11 @@ def test_small_messages_are_expected_to_take_round_trips() -> None:
 def test_teams_of_some_of_a_nodes_ranks_share_its_links() -> None:
     # Four ranks on each node: a team of one of each has a quarter of the link, 40 ms for 100 MB;
     # all eight together move 175 MB each over the whole of it, 17.5 ms.
-    some = all_reduces([50 * MS] * 40, (0, 1), spare=(0, 0, 0, 1, 1, 1))
+    batch = all_reduces([50 * MS] * 40, (0, 1), spare=(0, 0, 0, 1, 1, 1))
     known = {n: links(n, {**QUIET, **FAULTS}) for n in (0, 1)}
-    assert conserved(some, known)[0] == {"net-link": 40 * 10}
-    every = all_reduces([50 * MS] * 40, (0, 0, 0, 0, 1, 1, 1, 1))
-    assert conserved(every, known)[0] == {"net-link": 40 * 32.5}
+    assert conserved(batch, known)[0] == {"net-link": 40 * 10}
+    whole = all_reduces([50 * MS] * 40, (0, 0, 0, 0, 1, 1, 1, 1))
+    assert conserved(whole, known)[0] == {"net-link": 40 * 32.5}
 
 
 def test_a_node_that_took_no_part_is_not_asked() -> None:
@@ -241,13 +241,13 @@ def test_a_node_that_took_no_part_is_not_asked() -> None:
 
 def test_operations_within_a_node_have_no_link_to_blame() -> None:
     transfers = all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 0))
-    given, found = conserved(transfers, {0: links(0, {**QUIET, **FAULTS})})
-    assert given == {} and found.excess_ns == 2 * 10 << 24
+    given, shares = conserved(transfers, {0: links(0, {**QUIET, **FAULTS})})
+    assert given == {} and shares.excess_ns == 2 * 10 << 24
 
 
 def test_a_node_that_was_not_recorded_leaves_the_rate_unknown() -> None:
-    given, found = conserved(all_reduces(TOOK), {0: links(0, QUIET)})
-    assert given == {} and not found.by_rate
+    given, shares = conserved(all_reduces(TOOK), {0: links(0, QUIET)})
+    assert given == {} and not shares.by_rate
     assert find_symptoms(links(0, QUIET), LIMITS) == ()
 
 

@@ -13,10 +13,10 @@ QUIET = nic()
 def test_a_link_slower_than_those_of_the_peers_is_a_bad_link() -> None:
     # Node 2's link came up at 5 GB/s, the others at 10. Over three nodes 4/3 of 100 MB are moved:
     # 26.67 ms at 5 GB/s, 13.33 at 10. Of 30 ms 13.33 are the link's, 3.33 beyond for no reason.
-    given, found = shared(QUIET, QUIET, nic(speed=5 * GB))
+    given, shares = shared(QUIET, QUIET, nic(speed=5 * GB))
     assert given == {"net-link": pytest.approx(40 * 13.3333, abs=0.01)}
-    assert found.excess_ns == pytest.approx(3 * 40 * 3.3333 * MS, abs=MS)
-    [sign] = found.shares["net-link"].symptoms
+    assert shares.excess_ns == pytest.approx(3 * 40 * 3.3333 * MS, abs=MS)
+    [sign] = shares.shares["net-link"].symptoms
     assert (sign.node, sign.evidence.value) == (2, 5 * GB)
     assert (
         sign.evidence.note
@@ -29,10 +29,10 @@ def test_a_link_slower_than_those_of_the_peers_is_a_bad_link() -> None:
 def test_a_faster_interface_that_stood_idle_on_both_nodes_is_a_wrong_path() -> None:
     # 100 ms at 1 GB/s, 10 ms at 10 GB/s over eth1; it took 120, 20 of them for no reason.
     both = {**nic(speed=1 * GB), **nic("eth1", sent=0.0, speed=10 * GB)}
-    given, found = shared(both, both, took=[120 * MS] * 40)
+    given, shares = shared(both, both, took=[120 * MS] * 40)
     assert given == {"net-path": 40 * 90}
-    assert found.excess_ns == 2 * 40 * 20 * MS
-    sign = found.shares["net-path"].symptoms[0]
+    assert shares.excess_ns == 2 * 40 * 20 * MS
+    sign = shares.shares["net-path"].symptoms[0]
     assert (
         sign.evidence.note == "carried the traffic while eth1 was idle and is faster: eth0 of node0"
     )
@@ -46,9 +46,9 @@ def test_a_faster_interface_that_stood_idle_on_both_nodes_is_a_wrong_path() -> N
 
 def test_one_node_on_the_slow_interface_is_named() -> None:
     wrong = {**nic(speed=1 * GB), **nic("eth1", sent=0.0, speed=10 * GB)}
-    given, found = shared(QUIET, wrong, took=[120 * MS] * 40)
+    given, shares = shared(QUIET, wrong, took=[120 * MS] * 40)
     assert given == {"net-path": 40 * 90}
-    assert [sign.node for sign in found.shares["net-path"].symptoms] == [1]
+    assert [sign.node for sign in shares.shares["net-path"].symptoms] == [1]
 
 
 def test_an_idle_interface_says_nothing_where_the_nic_did_not_carry_the_job() -> None:
@@ -60,9 +60,9 @@ def test_an_idle_interface_says_nothing_where_the_nic_did_not_carry_the_job() ->
 def test_rdma_that_is_there_and_unused_is_a_wrong_path() -> None:
     # As fast as the NIC beside it: no rate to win, but what is beyond is TCP's.
     both = {**QUIET, **hca(sent=0.0, speed=10 * GB)}
-    given, found = shared(both, both)
+    given, shares = shared(both, both)
     assert given == {"net-path": 800}
-    assert found.shares["net-path"].symptoms[0].device == "mlx5_0/1"
+    assert shares.shares["net-path"].symptoms[0].device == "mlx5_0/1"
     down = {**both, "rdma.state_count mlx5_0/1": 1.0}
     assert shared(down, down)[0] == {}
 
@@ -70,8 +70,8 @@ def test_rdma_that_is_there_and_unused_is_a_wrong_path() -> None:
 def test_rdma_in_use_is_what_carried_the_traffic() -> None:
     # 4 ms at 25 GB/s, the idle NIC beside it is no alternative; 26 of 30 ms are beyond.
     both = {**hca(), **nic(sent=0.1 * GB, speed=100 * GB)}
-    given, found = shared(both, both)
-    assert given == {} and found.excess_ns == 2 * 40 * 26 * MS
+    given, shares = shared(both, both)
+    assert given == {} and shares.excess_ns == 2 * 40 * 26 * MS
     for name, cause in (
         ("rdma.symbol_errors_total", "net-link"),
         ("rdma.link_downed_total", "net-link"),
@@ -81,18 +81,18 @@ def test_rdma_in_use_is_what_carried_the_traffic() -> None:
         ("rdma.ecn_marked_total", "net-congestion"),
         ("rdma.discards_total", "net-congestion"),
     ):
-        given, found = shared(both, {**both, f"{name} mlx5_0/1": 600})
+        given, shares = shared(both, {**both, f"{name} mlx5_0/1": 600})
         assert given == {cause: 40 * 26}, name
-        assert found.shares[cause].symptoms[0].device == "mlx5_0/1"
+        assert shares.shares[cause].symptoms[0].device == "mlx5_0/1"
 
 
 def test_a_port_that_could_not_send_a_fifth_of_the_time_is_congestion() -> None:
     # 10 GB are 2.5e9 words; as many ticks in which the port waited are half of the time.
     both = hca()
     waits = {**both, "rdma.transmit_wait_total mlx5_0/1": 2.5e9}
-    given, found = shared(both, waits)
+    given, shares = shared(both, waits)
     assert given == {"net-congestion": 40 * 26}
-    assert found.shares["net-congestion"].symptoms[0].evidence.value == 0.5
+    assert shares.shares["net-congestion"].symptoms[0].evidence.value == 0.5
     assert shared(both, {**both, "rdma.transmit_wait_total mlx5_0/1": 0.6e9})[0] == {}
 
 
@@ -100,9 +100,9 @@ def test_rails_with_unequal_traffic_are_a_wrong_path() -> None:
     # Two rails of 25 GB/s: 2 ms for 100 MB, 28 beyond.
     even = {**hca("a/1"), **hca("b/1")}
     uneven = {**hca("a/1"), **hca("b/1", sent=4 * GB)}
-    given, found = shared(even, uneven)
+    given, shares = shared(even, uneven)
     assert given == {"net-path": 40 * 28}
-    [sign] = found.shares["net-path"].symptoms
+    [sign] = shares.shares["net-path"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "b/1", 0.4)
     assert shared(even, {**hca("a/1"), **hca("b/1", sent=6 * GB)})[0] == {}
 
@@ -124,9 +124,9 @@ FULL = 10 * GB
 def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> None:
     # 100 MB over eight rails of 25 GB/s take 0.5 ms, over seven 0.57; of 30 ms 29.43 are beyond.
     even, one_off = eight(*[FULL] * 8), eight(*[FULL] * 7, 0.0)
-    given, found = shared(even, one_off, rails=RAILS)
+    given, shares = shared(even, one_off, rails=RAILS)
     assert given == {"net-path": pytest.approx(40 * 29.4286, abs=0.01)}
-    [sign] = found.shares["net-path"].symptoms
+    [sign] = shares.shares["net-path"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "r7/1", 0.0)
     assert sign.evidence.note == "of the traffic of r0/1 went over this rail: r7/1 of node1"
     # the header did not say that they belong together
@@ -135,8 +135,8 @@ def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> No
 
 def test_a_rail_whose_link_is_down_is_called_so() -> None:
     even = eight(*[FULL] * 8)
-    _, found = shared(even, eight(*[FULL] * 3, 0.0, *[FULL] * 4, down=3), rails=RAILS)
-    [sign] = found.shares["net-path"].symptoms
+    _, shares = shared(even, eight(*[FULL] * 3, 0.0, *[FULL] * 4, down=3), rails=RAILS)
+    [sign] = shares.shares["net-path"].symptoms
     assert sign.evidence.note == (
         "of the traffic of r0/1 went over this rail, whose link is down: r3/1 of node1"
     )
@@ -171,5 +171,5 @@ def test_members_of_the_bond_in_use_are_no_idle_interfaces_and_count_once() -> N
 def test_a_speed_that_was_exceeded_is_not_the_links() -> None:
     for carried, known in ((1.05, True), (1.06, False)):
         both = hca(sent=60 * carried * GB, speed=1 * GB)
-        _, found = shared(both, both)
-        assert found.by_rate is known
+        _, shares = shared(both, both)
+        assert shares.by_rate is known

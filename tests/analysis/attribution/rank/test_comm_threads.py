@@ -65,7 +65,7 @@ def test_other_threads_say_nothing_and_how_a_run_is_cut_changes_nothing() -> Non
     polls = rates("on_cpu_ns", 1.0, 1.0)
     assert sum_comm_thread_time(moving(polls, "NCCL Progress 1"), WHOLE) == {}
     assert estimate_host_overhead_ns({}, ON_CPU, ns(3)) == 0
-    one = moving(rates("on_cpu_ns", 0.6, 0.1))
+    item = moving(rates("on_cpu_ns", 0.6, 0.1))
     halves = Segment(0, ns(5), False), Segment(ns(5), ns(10), False)
-    parts = [Accumulator(sum_comm_thread_time(one, half)) for half in halves]
-    assert merge_accumulators(*parts).totals == sum_comm_thread_time(one, WHOLE)
+    parts = [Accumulator(sum_comm_thread_time(item, half)) for half in halves]
+    assert merge_accumulators(*parts).totals == sum_comm_thread_time(item, WHOLE)

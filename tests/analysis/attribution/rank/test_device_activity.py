@@ -33,8 +33,8 @@ def test_ranks_that_leave_together_are_synchronous_whatever_their_clocks_show() 
 
 def test_ranks_that_are_only_equally_fast_are_not() -> None:
     draw = np.random.default_rng(2)
-    one, other = (ends(500 + draw.integers(-10, 11, 400)) for _ in range(2))
-    assert not has_common_step_ends([one, other])
+    first, other = (ends(500 + draw.integers(-10, 11, 400)) for _ in range(2))
+    assert not has_common_step_ends([first, other])
 
 
 def test_ranks_of_which_one_is_slower_are_not() -> None:
@@ -43,9 +43,9 @@ def test_ranks_of_which_one_is_slower_are_not() -> None:
 
 def test_few_steps_in_common_tell_nothing() -> None:
     number = np.arange(100)
-    one = ends(np.full(100, 500))
-    assert has_common_step_ends([one, one])
-    assert not has_common_step_ends([one, ends(np.full(100, 500), number + 50)])
+    step_ends = ends(np.full(100, 500))
+    assert has_common_step_ends([step_ends, step_ends])
+    assert not has_common_step_ends([step_ends, ends(np.full(100, 500), number + 50)])
     few = ends(np.full(7, 500))
     assert not has_common_step_ends([few, few])
 
@@ -111,13 +111,13 @@ def test_idle_time_does_not_spin() -> None:
 def test_the_cut_changes_nothing() -> None:
     draw = np.random.default_rng(3)
     values = draw.choice([0.9, 0.85, 0.4, 0.05], 500).tolist()
-    rank, every = rank_with(values), windows(500)
-    whole, _, after = detect_busy_wait(rank, every, NO_ACTIVITY)
+    rank, full_set = rank_with(values), windows(500)
+    whole, _, after = detect_busy_wait(rank, full_set, NO_ACTIVITY)
     known, parts = NO_ACTIVITY, []
     for low, high in ((0, 3), (3, 130), (130, 131), (131, 500)):
         part = DeviceWindows(
             *(
-                getattr(every, name)[low:high]
+                getattr(full_set, name)[low:high]
                 for name in ("start_ns", "end_ns", "idle_ns", "slowed_ns")
             )
         )

@@ -35,13 +35,13 @@ def waiting() -> Rank:
 
 def shares(**of: list[float]) -> dict[str, np.ndarray]:
     return {
-        name.replace("_", "-"): np.array([round(one * SHARE_SCALE) for one in some], np.int64)
-        for name, some in of.items()
+        name.replace("_", "-"): np.array([round(value * SHARE_SCALE) for value in batch], np.int64)
+        for name, batch in of.items()
     }
 
 
 def in_s(amounts: dict[int, np.ndarray], number: int) -> list[float]:
-    return [round(one / 1e9, 3) for one in amounts[number].tolist()]
+    return [round(value / 1e9, 3) for value in amounts[number].tolist()]
 
 
 WAIT = lost((3, 10, 7, PHASE_DATA_WAIT))
@@ -49,9 +49,11 @@ WAIT = lost((3, 10, 7, PHASE_DATA_WAIT))
 
 def test_a_cause_takes_its_part_of_the_whole_production_with_it() -> None:
     # 10 s of production, 7 waited: 60 % of it are 6 s, of which 4.2 are in the wait
-    found = compute_hidden_cost(waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4]))
-    assert in_s(found, STORAGE) == [1.8]
-    assert in_s(found, HIDDEN_COLUMNS.index("cpu-preprocess")) == [
+    hidden_cost = compute_hidden_cost(
+        waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4])
+    )
+    assert in_s(hidden_cost, STORAGE) == [1.8]
+    assert in_s(hidden_cost, HIDDEN_COLUMNS.index("cpu-preprocess")) == [
         1.2
     ]  # 4 of 10 s, 2.8 in the wait
     # never more than the wait: 90 % of the production are 9 s
@@ -61,29 +63,31 @@ def test_a_cause_takes_its_part_of_the_whole_production_with_it() -> None:
 
 def test_a_gap_closes_with_its_chief_cause_and_not_with_a_small_one() -> None:
     pieces = lost((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
-    found = compute_hidden_cost(waiting(), pieces, shares(cpu_gc=[0.8, 0.3]))
-    assert in_s(found, GC) == [0.2, 0.0]
+    hidden_cost = compute_hidden_cost(waiting(), pieces, shares(cpu_gc=[0.8, 0.3]))
+    assert in_s(hidden_cost, GC) == [0.2, 0.0]
 
 
 def test_the_chief_cause_of_a_gap_closes_what_others_claim_of_it() -> None:
     # of 1 s the host launched for 0.7, and waited for a CPU for 0.2: had it nothing to launch, it
     # would wait for none. Of the next neither is the chief: 0.4 of 0.8 each, and half of the rest.
     pieces = lost((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
-    found = compute_hidden_cost(
+    hidden_cost = compute_hidden_cost(
         waiting(), pieces, shares(launch_bound=[0.7, 0.4], h2d_sync=[0.2, 0.4])
     )
-    assert in_s(found, HIDDEN_COLUMNS.index("launch-bound")) == [0.3, 0.1]
-    assert in_s(found, HIDDEN_COLUMNS.index("h2d-sync")) == [0.022, 0.1]  # 0.2 of 0.9
+    assert in_s(hidden_cost, HIDDEN_COLUMNS.index("launch-bound")) == [0.3, 0.1]
+    assert in_s(hidden_cost, HIDDEN_COLUMNS.index("h2d-sync")) == [0.022, 0.1]  # 0.2 of 0.9
 
 
 def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
     # of the wait both are gone: 7 s; each cause alone closes what is said above
-    found = compute_hidden_cost(waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4]))
-    assert HIDDEN_COLUMNS.index(ALL_CAUSES) not in found
+    hidden_cost = compute_hidden_cost(
+        waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4])
+    )
+    assert HIDDEN_COLUMNS.index(ALL_CAUSES) not in hidden_cost
     # of a gap of 1 s 0.9 are claimed: 0.1 more
     gap = lost((10, 11, 1, PHASE_COMPUTE))
-    found = compute_hidden_cost(waiting(), gap, shares(launch_bound=[0.7], h2d_sync=[0.2]))
-    assert in_s(found, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.1]
+    hidden_cost = compute_hidden_cost(waiting(), gap, shares(launch_bound=[0.7], h2d_sync=[0.2]))
+    assert in_s(hidden_cost, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.1]
 
 
 def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
@@ -105,10 +109,10 @@ def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
         layout.SYNC: spans((2, 3, 0, 1), (4, 5, 0, 1), (12, 13, 0, 2), (22, 23, 0, 1)),
     }
     rank_ = rank(40, process(MAIN, spans=marks))
-    found = compute_hidden_cost(
+    hidden_cost = compute_hidden_cost(
         rank_, pieces, shares(checkpoint=[1, 0, 1, 0, 1, 0], h2d_sync=[0, 1, 0, 1, 0, 1])
     )
-    assert in_s(found, HIDDEN_COLUMNS.index("checkpoint")) == [0, 0.5, 0, 0, 0, 0]
+    assert in_s(hidden_cost, HIDDEN_COLUMNS.index("checkpoint")) == [0, 0.5, 0, 0, 0, 0]
 
 
 def test_running_sums_are_asked_inside_a_piece_and_go_on() -> None:

@@ -28,18 +28,18 @@ def seconds_of(report: Report, rank: int) -> dict[str, float]:
 
 def blamed(report: Report, outside: bool = False) -> dict[str, list[int | None]]:
     return {
-        one.cause.id: [culprit.rank for culprit in one.culprits]
-        for one in report.findings
-        if one.outside_steps is outside
+        finding.cause.id: [culprit.rank for culprit in finding.culprits]
+        for finding in report.findings
+        if finding.outside_steps is outside
     }
 
 
-def each(step: Step, every: int) -> list[Step]:
-    return [step if number % every == every - 1 else PLAIN for number in range(N)]
+def each(step: Step, interval: int) -> list[Step]:
+    return [step if number % interval == interval - 1 else PLAIN for number in range(N)]
 
 
 @pytest.mark.parametrize(
-    ("step", "every", "family", "lost_s"),
+    ("step", "interval", "family", "lost_s"),
     [
         (Step(save=0.4), 10, "checkpoint", 1.2),  # 40 MB in each pause
         (Step(save=0.05), 1, "eval", 1.5),  # 5 MB in each step: a log
@@ -47,12 +47,12 @@ def each(step: Step, every: int) -> list[Step]:
         (Step(copy=0.2), 1, "h2d", 6.0),  # 2 GB
     ],
 )
-def test_what_holds_one_rank_up_is_told_and_costs_the_others_as_much(
-    tmp_path: Path, step: Step, every: int, family: str, lost_s: float
+def test_what_holds_one_rank_up_is_reported_and_costs_the_others_as_much(
+    tmp_path: Path, step: Step, interval: int, family: str, lost_s: float
 ) -> None:
-    job = cluster([PLAIN] * N, each(step, every), [PLAIN] * N)
+    job = cluster([PLAIN] * N, each(step, interval), [PLAIN] * N)
     report = recorded(without(job, "spans"), tmp_path)
-    # Samples are a tenth of a second apart, and who waited for whom is told by stretches of 2 s.
+    # Samples are a tenth of a second apart, and who waited for whom is known per 2 s.
     assert seconds_of(report, 1)[family] == pytest.approx(lost_s, rel=0.25)
     assert seconds_of(report, 0)[family] == pytest.approx(lost_s, rel=0.45)
     assert next(iter(blamed(report).items()))[0] == family and blamed(report)[family][0] == 1
@@ -80,7 +80,7 @@ def test_a_job_whose_devices_idle_and_hosts_sleep_to_the_end_hangs(
 ) -> None:
     report = recorded(halted(cluster(*([[PLAIN] * N] * 3)), list(last)), tmp_path)
     assert blamed(report, outside=True)["fail-hang"] == culprits
-    [hang] = [one for one in report.findings if one.cause.id == "fail-hang"]
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
     # From the last work, 0.1 s before the last step ends, 1 s and 15 s.
     assert hang.lost_ns == pytest.approx(3 * 16.1 * SECOND, abs=3 * 0.11 * SECOND)
     assert any("progress stopped: no device of ranks 0-2" in note for note in report.notes)

@@ -54,7 +54,7 @@ def painted_rank(rows: list[Row]) -> Rank:
     by_kind: dict[int, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row[1]):
         by_kind.setdefault(row[0], []).append(row)
-    main = process(100, spans={kind: table(some) for kind, some in by_kind.items()})
+    main = process(100, spans={kind: table(batch) for kind, batch in by_kind.items()})
     return rank(1, main)
 
 
@@ -102,18 +102,18 @@ def step_at(rows: list[Row], t: int) -> int:
     st.lists(st.tuples(st.integers(5, 44), st.integers(1, 9)), max_size=6),
 )
 def test_every_instant_has_its_phase_step_and_window(
-    rows: list[Row], some: list[tuple[int, int]]
+    rows: list[Row], batch: list[tuple[int, int]]
 ) -> None:
     set_ = intervals.merge_intervals(
-        (np.array([s for s, _ in some], np.int64), np.array([s + n for s, n in some], np.int64))
+        (np.array([s for s, _ in batch], np.int64), np.array([s + n for s, n in batch], np.int64))
     )
     windows = intervals.trim_intervals(set_, START, END)
-    one = painted_rank(rows)
-    painted = split_host_phases(one, START, END, windows)
+    timeline = painted_rank(rows)
+    painted = split_host_phases(timeline, START, END, windows)
     assert painted.start_ns[0] == START
     assert painted.end_ns[-1] == END
     assert painted.start_ns[1:].tolist() == painted.end_ns[:-1].tolist()
-    step = find_step_numbers(one, painted.start_ns, painted.steps_begun)
+    step = find_step_numbers(timeline, painted.start_ns, painted.steps_begun)
     window = np.where(painted.measured, painted.window, -1)
     for row, (low, high) in enumerate(zip(painted.start_ns.tolist(), painted.end_ns.tolist())):
         assert low < high
@@ -124,9 +124,11 @@ def test_every_instant_has_its_phase_step_and_window(
 
 
 def test_every_edge_is_a_cut() -> None:
-    one = painted_rank([(layout.STEP, 6, 20, 0), (layout.STEP, 20, 30, 0), (layout.GC, 8, 9, 0)])
+    timeline = painted_rank(
+        [(layout.STEP, 6, 20, 0), (layout.STEP, 20, 30, 0), (layout.GC, 8, 9, 0)]
+    )
     windows = (np.array([5, 15]), np.array([15, 25]))
-    painted = split_host_phases(one, START, END, windows)
+    painted = split_host_phases(timeline, START, END, windows)
     assert painted.start_ns.tolist() == [5, 6, 8, 9, 15, 20, 25, 30]
     assert painted.measured.tolist() == [True] * 6 + [False] * 2
 
@@ -142,6 +144,6 @@ def test_shards_saved_one_after_another_are_one_checkpoint_until_the_step_ends()
     ]
     painted = split_host_phases(painted_rank(rows), 0, 40, intervals.EMPTY)
     saving = painted.phase == PHASE_CHECKPOINT
-    found = list(zip(painted.start_ns[saving].tolist(), painted.end_ns[saving].tolist()))
-    assert found[0][0] == 2 and found[-1] == (30, 33)
-    assert sum(end - start for start, end in found) == 10 + 3
+    listed = list(zip(painted.start_ns[saving].tolist(), painted.end_ns[saving].tolist()))
+    assert listed[0][0] == 2 and listed[-1] == (30, 33)
+    assert sum(end - start for start, end in listed) == 10 + 3

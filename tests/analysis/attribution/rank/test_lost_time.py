@@ -82,10 +82,10 @@ def test_without_a_device_waits_count_in_full_as_an_upper_bound() -> None:
 
 def test_neither_device_nor_spans_is_unmeasured() -> None:
     main = process(100, thread=thread(activity("U4"), 4))
-    found, state = find_lost_intervals(
+    lost_intervals, state = find_lost_intervals(
         rank(4, main, device="", marked=False), RankState(), last=True
     )
-    assert found == ()
+    assert lost_intervals == ()
     assert (state.first_ns, state.last_ns, state.step_begin_ns) == (0, ns(4), None)
 
 
@@ -167,8 +167,8 @@ def test_busy_time_that_arrives_late_belongs_to_the_windows_before() -> None:
 def test_snapshots_stand_in_for_a_missing_integral() -> None:
     table = {layout.STEP: spans((0, 6, 0)), layout.DATA_WAIT: spans((0, 6, 0, WORKER, 2))}
     ratio = gauge([0, 1, 2, 3, 6], [0.5, 1.0, 0.25, np.nan, 1.0])
-    one = marked(6, table, {("gpu.busy_ratio", "emulated-0"): ratio})
-    rows, account, _ = settle_all(one)
+    timeline = marked(6, table, {("gpu.busy_ratio", "emulated-0"): ratio})
+    rows, account, _ = settle_all(timeline)
     # each holds for the time before it: [1, 2) 0.75 idle; not known at 3; 3 s are too long a hold
     assert [(start, end, idle) for start, end, idle, *_ in rows] == [(1.25, 2.0, 0.75)]
     assert (account.measured_ns, account.unmeasured_ns) == (ns(2), ns(4))
@@ -194,8 +194,8 @@ def test_a_slowed_device_loses_the_missing_part_of_its_clock() -> None:
 def test_without_spans_the_device_says_when_the_job_worked() -> None:
     main = process(100, thread=thread(activity("U10"), 10))
     series = {BUSY: busy_counter([(2, 3), (4, 5)], 10, hz=1)}
-    one = rank(10, main, series=series, marked=False)
-    rows, account, state = settle_all(one)
+    timeline = rank(10, main, series=series, marked=False)
+    rows, account, state = settle_all(timeline)
     # work from 2 to 5, idle in [3, 4); before is start-up, after is not in steps
     assert rows == [(3.0, 4.0, 1.0, PHASE_NONE, SOURCE_DEVICE_SAMPLES, -1)]
     assert (state.step_begin_ns, state.step_end_ns) == (ns(2), ns(5))
@@ -205,10 +205,10 @@ def test_without_spans_the_device_says_when_the_job_worked() -> None:
 def test_a_chunk_is_settled_up_to_the_sample_before_its_last_step_end() -> None:
     table = {layout.STEP: spans((1, 2, 0), (2, 6.55, 1))}
     series = {BUSY: busy_counter([(0, 10)], 10)}
-    one = marked(10, table, series)
+    timeline = marked(10, table, series)
     assert not chunk(10).series  # the builder's chunk is the whole recording unless said otherwise
-    found, state = find_lost_intervals(one, RankState())
+    lost_intervals, state = find_lost_intervals(timeline, RankState())
     assert state.settled_ns == ns(6.5)
-    assert [(region.start_ns, region.end_ns, region.provisional) for region, _, _ in found] == [
-        (ns(1), ns(6.5), False)
-    ]
+    assert [
+        (region.start_ns, region.end_ns, region.provisional) for region, _, _ in lost_intervals
+    ] == [(ns(1), ns(6.5), False)]

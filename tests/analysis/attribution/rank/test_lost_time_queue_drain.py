@@ -20,9 +20,9 @@ WORKER = 201
 def pieces_of(table: dict, busy: list[tuple[float, float]], end: float) -> list[tuple]:
     """Pieces as (start, end, phase) in s; all of each is lost. Windows are 0.1 s long."""
     main = process(100, spans=table)
-    one = rank(end, main, series={BUSY: busy_counter(busy, end)}, device="emulated-0")
+    timeline = rank(end, main, series={BUSY: busy_counter(busy, end)}, device="emulated-0")
     rows = []
-    for _, lost, _ in find_lost_intervals(one, RankState(), last=True)[0]:
+    for _, lost, _ in find_lost_intervals(timeline, RankState(), last=True)[0]:
         for s, e, n, phase in zip(lost.start_ns, lost.end_ns, lost.lost_ns, lost.phase):
             assert phase == PHASE_COMPUTE or e - s == n
             rows.append((round(s / 1e9, 6), round(e / 1e9, 6), round(n / 1e9, 6), int(phase)))

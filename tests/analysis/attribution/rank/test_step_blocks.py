@@ -53,7 +53,7 @@ def test_blocks_become_wider_and_keep_their_sums() -> None:
     assert blocks.width == 4
     assert blocks.sums[0].tolist() == [0 + 1, 2 + 3, 4]
     assert blocks.lost["startup"].tolist() == [9, 5, 1]
-    assert [one.tolist() for one in unpack_keys(blocks.keys)] == [[0, 2], [7, 9]]
+    assert [key.tolist() for key in unpack_keys(blocks.keys)] == [[0, 2], [7, 9]]
     assert blocks.keys[1].tolist() == [3, 7]
     assert _build_length_histograms([blocks], 3) == (((7, 3),), (), ((9, 7),))
 
@@ -62,12 +62,12 @@ def test_causes_of_waiting_are_spread_as_the_waiting_was() -> None:
     lost = np.array([10, 20, 30])
     claims = {"storage-local": np.array([10, 0, 0]), "cpu-gc": np.array([0, 0, 10])}
     buckets = {"storage-local": 25, "cpu": 10, "net-transfer": 20, "unattributed": 5}
-    # not claimed: 0, 20, 20; of what storage cost 15 were felt by waiting; gc is told by family
-    found = {cause: ns.tolist() for cause, ns in _allocate_causes(buckets, claims, lost)}
-    assert {cause: sum(ns) for cause, ns in found.items()} == buckets
-    assert found["storage-local"] == [10, 8, 7]
-    assert found["cpu"] == [0, 0, 10]
-    assert found["net-transfer"] == [0, 10, 10]
+    # not claimed: 0, 20, 20; of what storage cost 15 were felt by waiting; gc is reported by family
+    by_key = {cause: ns.tolist() for cause, ns in _allocate_causes(buckets, claims, lost)}
+    assert {cause: sum(ns) for cause, ns in by_key.items()} == buckets
+    assert by_key["storage-local"] == [10, 8, 7]
+    assert by_key["cpu"] == [0, 0, 10]
+    assert by_key["net-transfer"] == [0, 10, 10]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def stored() -> Report:
 
 
 def test_how_it_is_read_changes_no_block() -> None:
-    (folder,) = (one for one in RECORDING.iterdir() if one.is_dir())
+    (folder,) = (path for path in RECORDING.iterdir() if path.is_dir())
     read = [
         analyze_node(folder, build_limits({}), chunk_ns).ranks
         for chunk_ns in (60 * S, 2 * S, S // 2)
@@ -84,7 +84,7 @@ def test_how_it_is_read_changes_no_block() -> None:
     for whole, *parts in zip(*read):
         expected = whole.blocks
         assert expected is not None
-        for blocks in (one.blocks for one in parts):
+        for blocks in (part.blocks for part in parts):
             assert blocks is not None
             assert blocks.width == expected.width
             assert blocks.sums.tolist() == expected.sums.tolist()
@@ -109,12 +109,12 @@ def test_blocks_of_a_recording_add_up_to_its_report(stored: Report) -> None:
         assert sum(n for _, n in block) == count
 
 
-def test_what_a_run_was_is_told_by_its_recording(stored: Report) -> None:
-    told = stored.likeness
-    assert told is not None
-    assert told.recordings == tuple(sorted(node.key for node in stored.nodes))
-    assert told.measured_by == tuple(sorted({rank.source for rank in stored.ranks}))
-    assert told.nodes == 1 and told.started_at_ns is not None
+def test_what_a_run_was_is_recognized_by_its_recording(stored: Report) -> None:
+    stated = stored.likeness
+    assert stated is not None
+    assert stated.recordings == tuple(sorted(node.key for node in stored.nodes))
+    assert stated.measured_by == tuple(sorted({rank.source for rank in stored.ranks}))
+    assert stated.nodes == 1 and stated.started_at_ns is not None
     assert _parse_frameworks("torch 2.13.0, jax 0.10.2") == [
         ("torch", " ", "2.13.0"),
         ("jax", " ", "0.10.2"),

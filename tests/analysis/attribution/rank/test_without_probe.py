@@ -44,7 +44,7 @@ def rank_of(script: Script, folder: Path) -> Rank:
     return rank
 
 
-def said(rank: Rank, idle: list[float]) -> dict[str, float]:
+def share_by_family(rank: Rank, idle: list[float]) -> dict[str, float]:
     """Part of the lost time by family."""
     pieces = lost(idle)
     shares = attribute_to_families(pieces, rank)
@@ -56,9 +56,9 @@ def test_who_has_no_loading_process_loads_with_the_same_thread(tmp_path: Path) -
     alike = [0.05] * WINDOWS
     script = Script(end=8.0, busy=busy(alike), main="U8.0", worker="I8.0")
     rank = rank_of(script, tmp_path / "node")
-    assert [one.pid != rank.pid for one in rank.workers] == [True]
-    assert said(rank, alike) == {"launch": 1.0}
-    assert said(replace(rank, workers=()), alike) == {"cpu": 1.0}
+    assert [worker.pid != rank.pid for worker in rank.workers] == [True]
+    assert share_by_family(rank, alike) == {"launch": 1.0}
+    assert share_by_family(replace(rank, workers=()), alike) == {"cpu": 1.0}
 
 
 @pytest.mark.parametrize(("letter", "family"), [("U", "cpu"), ("K", "launch")])
@@ -69,7 +69,7 @@ def test_a_thread_that_rests_while_the_device_works_was_stopped_or_in_the_driver
     parts = [f"I{0.1 - s:.2f} {letter}{s:.2f}" for s in UNEVEN]
     main = " ".join(["I2.0", *parts, "I2.0"])
     script = Script(end=8.0, busy=busy(UNEVEN), main=main, worker="I8.0")
-    assert said(rank_of(script, tmp_path / "node"), UNEVEN) == {
+    assert share_by_family(rank_of(script, tmp_path / "node"), UNEVEN) == {
         family: pytest.approx(1.0, abs=0.01)
     }
 
@@ -77,4 +77,4 @@ def test_a_thread_that_rests_while_the_device_works_was_stopped_or_in_the_driver
 def test_a_thread_that_sleeps_while_the_device_idles_says_nothing(tmp_path: Path) -> None:
     main = " ".join(["U2.0", *[f"U{0.1 - s:.2f} I{s:.2f}" for s in UNEVEN], "U2.0"])
     script = Script(end=8.0, busy=busy(UNEVEN), main=main, worker="I8.0")
-    assert said(rank_of(script, tmp_path / "node"), UNEVEN) == {}
+    assert share_by_family(rank_of(script, tmp_path / "node"), UNEVEN) == {}

@@ -99,8 +99,8 @@ def test_a_wandering_culprit_is_blamed_step_by_step() -> None:
         world.spend(50 * MS)
         world.strike(step, 40 * MS)
         world.meet(everyone, ALL, 5 * MS)
-    found = in_ms(booked(world.job()))
-    assert found == {
+    milliseconds = in_ms(booked(world.job()))
+    assert milliseconds == {
         **{(rank, "cpu-gc"): 120 for rank in range(4)},
         (NO_CULPRIT, "net-transfer"): 100,
     }
@@ -135,9 +135,9 @@ def test_what_happened_before_a_later_operation_of_another_team_was_paid_there()
     world.meet(everyone, ALL, 5 * MS)
     world.strike(1, 50 * MS)
     world.meet(pairs, np.array([10, 11]), 5 * MS)
-    found = in_ms(booked(world.job()))
-    assert found[(0, "storage-local")] == 300
-    assert found[(1, "cpu-gc")] == 50
+    milliseconds = in_ms(booked(world.job()))
+    assert milliseconds[(0, "storage-local")] == 300
+    assert milliseconds[(1, "cpu-gc")] == 50
 
 
 def test_more_work_from_the_beginning_is_imbalance_and_later_is_slow() -> None:
@@ -152,12 +152,12 @@ def test_more_work_from_the_beginning_is_imbalance_and_later_is_slow() -> None:
         if step == 11:
             world.spend(40 * MS, WORK, np.array([2]))
         world.meet(everyone, ALL, 5 * MS)
-    found = in_ms(booked(world.job()))
+    milliseconds = in_ms(booked(world.job()))
     # Step 0 has nothing before it, step 1 no habit: 30 each; nine steps of 30 are expected.
-    assert found[(1, "unattributed")] == 30
-    assert found[(1, "sync-slow-compute")] == 30
-    assert found[(1, "sync-imbalance")] == 9 * 30
-    assert found[(2, "sync-slow-compute")] == 40 + 30 + 40
+    assert milliseconds[(1, "unattributed")] == 30
+    assert milliseconds[(1, "sync-slow-compute")] == 30
+    assert milliseconds[(1, "sync-imbalance")] == 9 * 30
+    assert milliseconds[(2, "sync-slow-compute")] == 40 + 30 + 40
 
 
 def test_a_rank_that_becomes_slow_while_its_habit_is_learnt_is_slow() -> None:
@@ -186,9 +186,12 @@ def test_who_sends_late_keeps_the_receiver_waiting() -> None:
         pass_on(world, grid, 0, 1, MS)
         pass_on(world, grid, 1, 0, MS)
         world.meet(planes, teams, 5 * MS)
-    found = in_ms(booked(world.job()))
+    milliseconds = in_ms(booked(world.job()))
     # Rank 3 waits 30 for it; then ranks 0 and 1 wait 30 each in the two reductions.
-    assert found == {(2, "storage-local"): 90, (NO_CULPRIT, "net-transfer"): 2 * (4 + 4 + 20)}
+    assert milliseconds == {
+        (2, "storage-local"): 90,
+        (NO_CULPRIT, "net-transfer"): 2 * (4 + 4 + 20),
+    }
 
 
 def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() -> None:
@@ -199,8 +202,8 @@ def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() 
     world.strike(0, 30 * MS)
     pass_on(world, grid, 0, 1, MS)
     pass_on(world, grid, 1, 2, MS)
-    found = in_ms(booked(world.job()))
-    assert found == {(0, "storage-local"): 60, (NO_CULPRIT, "net-transfer"): 2 * 2 + 1}
+    milliseconds = in_ms(booked(world.job()))
+    assert milliseconds == {(0, "storage-local"): 60, (NO_CULPRIT, "net-transfer"): 2 * 2 + 1}
 
 
 def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> None:
@@ -213,8 +216,8 @@ def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> N
     world.t[2] = world.t[1]
     world.strike(1, 30 * MS)
     world.meet(np.array([[1, 2]]), np.array([2]), MS)
-    found = in_ms(booked(world.job()))
-    assert found == {
+    milliseconds = in_ms(booked(world.job()))
+    assert milliseconds == {
         (1, "storage-local"): 90,
         (2, "unattributed"): 30,
         (NO_CULPRIT, "net-transfer"): 20,
@@ -230,8 +233,8 @@ def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -
         pass_on(world, grid, 1, 0, MS)
     # Rank 0 waits for all of it. Step 0 has no habit. From then on rank 1's is 40 and 0 by turns,
     # 20 on average: up to 60 are expected, so of the last 160 there are 100 slow.
-    found = in_ms(booked(world.job()))
-    assert found == {
+    milliseconds = in_ms(booked(world.job()))
+    assert milliseconds == {
         (1, "sync-slow-compute"): 40 + 100,
         (1, "sync-imbalance"): 8 * 40 + 60,
         (NO_CULPRIT, "net-transfer"): 2 * 2 * 10,
@@ -266,6 +269,6 @@ def test_more_work_behind_the_last_message_is_judged_by_the_whole_of_it() -> Non
         world.meet(np.array([[0, 1]]), np.array([9]), 5 * MS, kind=SEND)
         world.spend(60 * MS, who=[1])
         world.meet(np.array([[0, 1]]), ALL, 5 * MS)
-    found = in_ms(booked(world.job()))
-    assert found[(1, "sync-imbalance")] == 10 * 60
-    assert found[(1, "sync-slow-compute")] == 2 * 60
+    milliseconds = in_ms(booked(world.job()))
+    assert milliseconds[(1, "sync-imbalance")] == 10 * 60
+    assert milliseconds[(1, "sync-slow-compute")] == 2 * 60

@@ -27,8 +27,8 @@ def on_their_clocks(job: Job) -> tuple[Job, CollectiveSpans]:
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     aligned = align_clocks(op, node, leave, RANKS // NODE)
     when = np.empty_like(leave)
-    for one in range(RANKS // NODE):
-        when[node == one] = aligned.to_common_ns(one, leave[node == one])
+    for number in range(RANKS // NODE):
+        when[node == number] = aligned.to_common_ns(number, leave[node == number])
     shown = replace(ops, arrive_ns=arrive, leave_ns=leave, blocked_ns=leave - arrive)
     return replace(job, ops=shown), arrivals(job, arrive, leave, when)
 
@@ -37,10 +37,12 @@ def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> Non
     for layout in sorted(LAYOUTS):
         job = LAYOUTS[layout](RANKS, (Fault(5, 1),), (9 * MS,), 12, MS, 4)
         job, spans = on_their_clocks(job)
-        found = match_spans(spans)
-        assert found.unmatched == {}
-        assert found.operations.complete.all()
-        again = booked(replace(job, ops=found.operations, spent=job.spent[found.operations.source]))
+        matching = match_spans(spans)
+        assert matching.unmatched == {}
+        assert matching.operations.complete.all()
+        again = booked(
+            replace(job, ops=matching.operations, spent=job.spent[matching.operations.source])
+        )
         np.testing.assert_array_equal(again.victim_ns, booked(job).victim_ns)
         np.testing.assert_array_equal(again.culprit_ns, booked(job).culprit_ns)
         assert again.culprits(None if layout != "pipeline" else np.arange(RANKS) % 4)[0][0] == 5
@@ -60,8 +62,10 @@ def without(job: Job, rank: int) -> WaitTotals:
         )
         for team in np.unique(job.ops.process_group)
     }
-    found = match_spans(spans, groups)
-    return booked(replace(job, ops=found.operations, spent=job.spent[found.operations.source]))
+    matching = match_spans(spans, groups)
+    return booked(
+        replace(job, ops=matching.operations, spent=job.spent[matching.operations.source])
+    )
 
 
 def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> None:

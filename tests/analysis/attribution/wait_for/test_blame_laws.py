@@ -27,8 +27,8 @@ def jobs(draw: st.DrawFn) -> Job:
     teams = [np.sort(team) for team in teams]
     for _ in range(draw(st.integers(1, 30))):
         for category in range(len(CATEGORIES)):
-            some = random.random(ranks) < 0.4
-            world.spend(random.integers(0, 10**7, ranks) * some, category)
+            batch = random.random(ranks) < 0.4
+            world.spend(random.integers(0, 10**7, ranks) * batch, category)
         number = int(random.integers(len(teams)))
         kind = int(random.choice([1, 1, 9, 10 if teams[number].size == 2 else 1]))
         transfer = int(random.integers(0, 10**6))
@@ -125,8 +125,8 @@ def test_without_jitter_blame_is_the_truth_and_no_victim_is_blamed(
     assert int(books.culprit_ns.sum()) - transfer == job.truth.waited_ns
     for fault, ns in zip(faults, job.truth.felt_ns.sum(axis=0).tolist()):
         # Before the first operation there is nothing to compare with: that wait has no reason.
-        found = int(books.culprit_ns[fault.rank, fault.category])
-        assert ns - _first_steps(job) <= found <= ns
+        result = int(books.culprit_ns[fault.rank, fault.category])
+        assert ns - _first_steps(job) <= result <= ns
 
 
 def _first_steps(job: Job) -> int:

@@ -36,18 +36,18 @@ def gains(lost_ms: list[list[int]], cut: int = STEPS) -> SavingsTotals:
     )
     each = np.concatenate([lost, np.full((ranks, 1), 100)], axis=1)
     spent = np.cumsum(np.repeat(each[None], STEPS, axis=0), axis=0).reshape(-1, 3) * MS
-    found, carry = SavingsTotals(np.full(ranks, ranks), len(list_causes(CATEGORIES))), None
+    result, carry = SavingsTotals(np.full(ranks, ranks), len(list_causes(CATEGORIES))), None
     for begin in range(0, STEPS, cut):
         block = ops.take_range(begin, min(begin + cut, STEPS))
         rows = spent[begin * ranks : (begin + cut) * ranks]
         blamed, carry = blame_waits(block, rows, rows, ranks, carry)
-        found.add(block, blamed)
-    return found
+        result.add(block, blamed)
+    return result
 
 
-def won_ms(found: SavingsTotals, cause: str, steps: int = STEPS) -> float | None:
-    ns = found.estimate_savings_without_causes(
-        [CATEGORIES.index(cause)], [steps] * len(found.all_rank_operations)
+def won_ms(totals: SavingsTotals, cause: str, steps: int = STEPS) -> float | None:
+    ns = totals.estimate_savings_without_causes(
+        [CATEGORIES.index(cause)], [steps] * len(totals.all_rank_operations)
     )
     return None if ns is None else ns / MS
 
@@ -60,14 +60,14 @@ def test_two_ranks_that_are_late_together_are_both_in_time(cut: int) -> None:
 
 def test_the_next_cause_takes_the_time_over() -> None:
     # Without storage the last comes at 130, without gc at 150.
-    found = gains([[50, 0], [0, 30], [0, 0]])
-    assert won_ms(found, "storage-local") == STEPS * 3 * 20
-    assert won_ms(found, "cpu-gc") == 0
+    result = gains([[50, 0], [0, 30], [0, 0]])
+    assert won_ms(result, "storage-local") == STEPS * 3 * 20
+    assert won_ms(result, "cpu-gc") == 0
 
 
 def test_what_all_lose_alike_is_won_by_all() -> None:
     assert won_ms(gains([[20, 0], [20, 0]]), "storage-local") == STEPS * 2 * 20
 
 
-def test_where_ranks_do_not_all_meet_in_every_step_nothing_is_said() -> None:
+def test_where_ranks_do_not_all_meet_in_every_step_nothing_is_reported() -> None:
     assert won_ms(gains([[50, 0], [0, 0]]), "storage-local", steps=2 * STEPS) is None

@@ -73,9 +73,9 @@ def on_devices(apart: bool) -> WaitTotals:
 def test_how_far_a_host_is_ahead_of_its_device_changes_nothing() -> None:
     # Rank 0 waits 30 of its 50 ms for the work of rank 1; 20 are transfer.
     for books in (on_devices(apart=False), on_devices(apart=True)):
-        found = caused_ms(books, 1)
-        assert found.pop("unattributed") == 30  # the first time
-        assert set(found) <= {"sync-imbalance", "sync-slow-compute"}
+        result = caused_ms(books, 1)
+        assert result.pop("unattributed") == 30  # the first time
+        assert set(result) <= {"sync-imbalance", "sync-slow-compute"}
         assert int(books.culprit_ns[1].sum()) == 30 * STEPS * MS
         assert caused_ms(books, NO_CULPRIT) == {"net-transfer": 2 * 20 * STEPS}
 
@@ -107,7 +107,7 @@ def test_who_works_longer_is_blamed_for_that_and_no_more() -> None:
     assert blamed.last_arrival[1:].tolist() == [1] * (STEPS - 1)
 
 
-def test_leaving_apart_by_more_than_the_operations_lasted_is_nobodys_doing() -> None:
+def test_leaving_apart_by_more_than_the_operations_lasted_is_caused_by_no_rank() -> None:
     # In step 20 rank 1 leaves 500 ms late, of operations that take 20 ms, and so comes late next.
     arrive = np.array([[100, 100]] * STEPS) + 120 * np.arange(STEPS)[:, None]
     leave = arrive + 20

@@ -1,6 +1,6 @@
 """Our blame rolled up to stages is StageFrontier's increments, where one barrier ends each step.
 
-Of every rank: its own time in a stage, and its waits charged to that stage of whoever came last.
+Of every rank: its own time in a stage, and its waits blamed on the stage of the last rank.
 
     rank 0   load 10  work 50           waits 40 for rank 1's loading
     rank 1   load 50  work 50           F = 50, 100: increments 50, 50
@@ -81,8 +81,8 @@ def test_every_rank_rolls_up_to_the_increments(rules: Any) -> None:
     by_hand[:, WORK] = [50, 75, 60, 50, 50, 50]
     by_hand[:, COLLECTING] = [0, 0, 0, 0, 7, 0]
     assert np.array_equal(increments, by_hand * MS)
-    found = rolled_up(job, table)
-    assert np.array_equal(found, np.repeat(increments[:, None, :], 4, axis=1))
+    result = rolled_up(job, table)
+    assert np.array_equal(result, np.repeat(increments[:, None, :], 4, axis=1))
 
 
 def test_at_random_too(rules: Any) -> None:
@@ -98,10 +98,10 @@ def test_at_random_too(rules: Any) -> None:
         world.meet(np.arange(8)[None, :], np.array([1]), 5 * MS)
     job = world.job()
     table = rules.stages(job)
-    found, increments = rolled_up(job, table), rules.increments(table)
+    result, increments = rolled_up(job, table), rules.increments(table)
     # A wait of n stages is shared in whole nanoseconds.
-    assert np.abs(found - increments[:, None, :]).max() <= 1
-    assert np.array_equal(found.sum(axis=2), np.repeat(increments.sum(axis=1)[:, None], 8, axis=1))
+    assert np.abs(result - increments[:, None, :]).max() <= 1
+    assert np.array_equal(result.sum(axis=2), np.repeat(increments.sum(axis=1)[:, None], 8, axis=1))
 
 
 def test_where_two_are_late_in_different_stages_the_sums_stay_equal(rules: Any) -> None:
@@ -112,11 +112,11 @@ def test_where_two_are_late_in_different_stages_the_sums_stay_equal(rules: Any) 
     """
     job = run(3, [[], [(1, LOADING, 30), (2, WORK, 40)]])
     table = rules.stages(job)
-    (increments,), (found,) = rules.increments(table), rolled_up(job, table)
+    (increments,), (result,) = rules.increments(table), rolled_up(job, table)
     assert [increments[LOADING], increments[WORK]] == [50 * MS, 60 * MS]
-    assert found[:, [LOADING, WORK]].tolist() == [
+    assert result[:, [LOADING, WORK]].tolist() == [
         [20 * MS, 90 * MS],
         [50 * MS, 60 * MS],
         [20 * MS, 90 * MS],
     ]
-    assert np.all(found.sum(axis=1) == increments.sum())
+    assert np.all(result.sum(axis=1) == increments.sum())

@@ -39,10 +39,10 @@ def transfers_of(
     return out
 
 
-def beyond(found: TransferTotals) -> list[int]:
+def beyond(result: TransferTotals) -> list[int]:
     """By rank, what was beyond without a rate."""
-    known = {n: ns for n, ns in enumerate(found.find_expected_ns()) if ns is not None}
-    [(nodes, ns)] = found.compute_excess_ns(known).items()
+    known = {n: ns for n, ns in enumerate(result.find_expected_ns()) if ns is not None}
+    [(nodes, ns)] = result.compute_excess_ns(known).items()
     assert nodes == {0, 1}
     return ns.tolist()
 
@@ -50,37 +50,37 @@ def beyond(found: TransferTotals) -> list[int]:
 def test_the_fastest_tenth_is_expected_and_the_rest_is_excess() -> None:
     # 30 transfers of 2^20 ns (an edge of a class) and 10 of four times that: 10 x 3 x 2^20 more.
     durations = [1 << 20] * 30 + [1 << 22] * 10
-    found = transfers_of(durations, 17)
-    assert found.find_expected_ns() == [1 << 20]
-    assert beyond(found) == [30 << 20] * 4
+    transfers = transfers_of(durations, 17)
+    assert transfers.find_expected_ns() == [1 << 20]
+    assert beyond(transfers) == [30 << 20] * 4
     assert beyond(transfers_of(durations, 40)) == [30 << 20] * 4
-    assert found.victim_ns.tolist() == [70 << 20] * 4
+    assert transfers.victim_ns.tolist() == [70 << 20] * 4
 
 
 def test_of_operations_that_overlap_with_computation_the_middle_is_expected() -> None:
     # The tenth of 2^10 ns is what computation hid best; 12 of 2^22 ns are 2^22 - 2^20 too long.
     durations = [1 << 10] * 4 + [1 << 20] * 24 + [1 << 22] * 12
-    found = transfers_of(durations, 20, kind=GRADIENTS)
-    assert found.find_expected_ns() == [1 << 20]
-    assert beyond(found) == [12 * 3 << 20] * 4
+    transfers = transfers_of(durations, 20, kind=GRADIENTS)
+    assert transfers.find_expected_ns() == [1 << 20]
+    assert beyond(transfers) == [12 * 3 << 20] * 4
 
 
 def test_a_known_rate_says_what_is_expected() -> None:
     # A ring all-reduce of 8 MB over 4 members moves 2 x 3/4 x 8 MB = 12 MB: 1 ms at 12 GB/s.
-    found = transfers_of([3 * MS] * 5, 2)
-    [cell] = found.cells
+    transfers = transfers_of([3 * MS] * 5, 2)
+    [cell] = transfers.cells
     assert (cell.nodes, cell.members, cell.operations) == ({0, 1}, 4, 5)
     assert cell.transferred_bytes == 12e6
     assert (
-        found.compute_excess_ns({0: 12e6 / 12e9 * 1e9})[frozenset({0, 1})].tolist()
+        transfers.compute_excess_ns({0: 12e6 / 12e9 * 1e9})[frozenset({0, 1})].tolist()
         == [5 * 2 * MS] * 4
     )
 
 
 def test_of_few_operations_nothing_is_expected() -> None:
-    found = transfers_of([MS] * 4 + [9 * MS], 2)
-    assert found.find_expected_ns() == [None]
-    assert beyond(found) == [0] * 4
+    transfers = transfers_of([MS] * 4 + [9 * MS], 2)
+    assert transfers.find_expected_ns() == [None]
+    assert beyond(transfers) == [0] * 4
 
 
 def test_operations_of_a_node_are_not_compared_with_those_over_the_network() -> None:
@@ -90,19 +90,19 @@ def test_operations_of_a_node_are_not_compared_with_those_over_the_network() -> 
         world.meet(np.array([[0, 1], [2, 3]]), np.array([1, 2]), 1 << 20)
         world.meet(np.array([[0, 2], [1, 3]]), np.array([3, 4]), 10 << 20)
     job = world.job()
-    found = TransferTotals(TWO_NODES, TRANSFER)
-    found.add(job.ops, blame_waits(job.ops, job.spent, job.spent, 4)[0])
-    best = {tuple(cell.nodes): ns for cell, ns in zip(found.cells, found.find_expected_ns())}
+    totals = TransferTotals(TWO_NODES, TRANSFER)
+    totals.add(job.ops, blame_waits(job.ops, job.spent, job.spent, 4)[0])
+    best = {tuple(cell.nodes): ns for cell, ns in zip(totals.cells, totals.find_expected_ns())}
     assert best == {(0,): 1 << 20, (1,): 1 << 20, (0, 1): pytest.approx(10 << 20, rel=0.1)}
-    sums = found.compute_excess_ns(dict.fromkeys(range(len(found.cells)), 0.0))
-    assert sum(ns.sum() for ns in sums.values()) == found.victim_ns.sum() == 30 * 4 * 11 << 20
+    sums = totals.compute_excess_ns(dict.fromkeys(range(len(totals.cells)), 0.0))
+    assert sum(ns.sum() for ns in sums.values()) == totals.victim_ns.sum() == 30 * 4 * 11 << 20
 
 
 def test_too_many_kinds_of_operations_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_time, "MAX_TRANSFER_CELLS", 0)
-    found = transfers_of([MS] * 30, 7)
-    assert not found.cells and not found.compute_excess_ns({})
-    assert found.victim_ns.tolist() == [30 * MS] * 4
+    transfers = transfers_of([MS] * 30, 7)
+    assert not transfers.cells and not transfers.compute_excess_ns({})
+    assert transfers.victim_ns.tolist() == [30 * MS] * 4
 
 
 def test_every_duration_lies_in_its_class() -> None:
@@ -116,36 +116,36 @@ def test_who_waits_for_nobody_is_the_root() -> None:
     # The example of the module: 0 and 1 wait for 2, which waits for 3, which is in no operation.
     world, pair = 1, 2
     stuck = [StuckRank(0, world, 812, 90), StuckRank(1, world, 812, 90), StuckRank(2, pair, 40, 95)]
-    (found,) = find_hangs(stuck, {world: [0, 1, 2], pair: [2, 3]}, frozenset(range(4)))
-    assert (found.roots, found.is_cycle, found.recorded) == ((3,), False, True)
-    assert found.waiting == (2, 0, 1)
-    assert found.waiting_ns == 275
+    (hangs,) = find_hangs(stuck, {world: [0, 1, 2], pair: [2, 3]}, frozenset(range(4)))
+    assert (hangs.roots, hangs.is_cycle, hangs.recorded) == ((3,), False, True)
+    assert hangs.waiting == (2, 0, 1)
+    assert hangs.waiting_ns == 275
 
 
 def test_a_circle_has_no_root() -> None:
     # Rank 0 is in operation 5 of team 1 and rank 1 in operation 9 of team 2: each waits for the
     # other, and rank 2 for rank 0.
     stuck = [StuckRank(0, 1, 5, 10), StuckRank(1, 2, 9, 20), StuckRank(2, 3, 0, 5)]
-    (found,) = find_hangs(stuck, {1: [0, 1], 2: [0, 1], 3: [0, 2]}, frozenset(range(3)))
-    assert (found.roots, found.is_cycle) == ((0, 1), True)
-    assert found.waiting == (1, 0, 2)
+    (hangs,) = find_hangs(stuck, {1: [0, 1], 2: [0, 1], 3: [0, 2]}, frozenset(range(3)))
+    assert (hangs.roots, hangs.is_cycle) == ((0, 1), True)
+    assert hangs.waiting == (1, 0, 2)
 
 
 def test_members_of_a_team_in_different_operations_wait_for_each_other() -> None:
     stuck = [StuckRank(0, 1, 5, 10), StuckRank(1, 1, 6, 10)]
-    (found,) = find_hangs(stuck, {1: [0, 1]}, frozenset(range(2)))
-    assert found.is_cycle
+    (hangs,) = find_hangs(stuck, {1: [0, 1]}, frozenset(range(2)))
+    assert hangs.is_cycle
 
 
-def test_a_root_without_a_recording_is_said_to_be_unseen() -> None:
-    (found,) = find_hangs([StuckRank(0, 1, 5, 10)], {1: [0, 7]}, frozenset([0]))
-    assert (found.roots, found.recorded) == ((7,), False)
+def test_a_root_without_a_recording_is_reported_as_unseen() -> None:
+    (hangs,) = find_hangs([StuckRank(0, 1, 5, 10)], {1: [0, 7]}, frozenset([0]))
+    assert (hangs.roots, hangs.recorded) == ((7,), False)
 
 
 def test_an_operation_that_all_have_come_to_hangs_itself() -> None:
     # Ranks 1 and 2 are in operation 4 of team 2, all of its members; rank 0 waits for rank 1.
     stuck = [StuckRank(0, 1, 5, 30), StuckRank(1, 2, 4, 20), StuckRank(2, 2, 4, 10)]
-    (found,) = find_hangs(stuck, {1: [0, 1], 2: [1, 2]}, frozenset(range(3)))
-    assert (found.roots, found.is_complete, found.is_cycle) == ((1, 2), True, False)
-    assert found.waiting == (0, 1, 2)
-    assert found.waiting_ns == 60
+    (hangs,) = find_hangs(stuck, {1: [0, 1], 2: [1, 2]}, frozenset(range(3)))
+    assert (hangs.roots, hangs.is_complete, hangs.is_cycle) == ((1, 2), True, False)
+    assert hangs.waiting == (0, 1, 2)
+    assert hangs.waiting_ns == 60

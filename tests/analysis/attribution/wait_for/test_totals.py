@@ -24,7 +24,7 @@ def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, 
     """One operation a second, left by all ranks at full seconds from `first_ns` + 0.5 s on."""
     count = len(waits)
     leave = np.repeat(first_ns + S // 2 + np.arange(count) * S, ranks)
-    ns = np.array([sum(ns for _, ns in some) for some in waits], np.int64)
+    ns = np.array([sum(ns for _, ns in wait) for wait in waits], np.int64)
     ops = Operations(
         first=np.arange(count + 1) * ranks,
         process_group=np.zeros(count, np.int64),
@@ -39,13 +39,13 @@ def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, 
     )
     entries = [
         (op * ranks + rank, culprit, ns)
-        for op, some in enumerate(waits)
+        for op, wait in enumerate(waits)
         for rank in range(ranks)
-        for culprit, ns in some
+        for culprit, ns in wait
         if rank != culprit and ns
     ]
     row, culprit, ns = np.array(entries, np.int64).reshape(-1, 3).T
-    last = np.array([some[0][0] if some else -1 for some in waits], np.int64)
+    last = np.array([wait[0][0] if wait else -1 for wait in waits], np.int64)
     blamed = BlockBlame(
         row,
         culprit,
@@ -69,20 +69,20 @@ def judged(ranks: int, waits: list[Waits], nodes: list[int] | None = None) -> Pe
 
 def test_the_same_rank_all_the_time_is_steady() -> None:
     # 40 stretches alike: nine tenths of the waiting lie in any 36 of them, by time the first
-    found = judged(8, [[(3, 90 * MS)]] * 40)
-    assert found == Persistence("steady", 0, 36 * S, 36, 40, 1, 36)
+    judgment = judged(8, [[(3, 90 * MS)]] * 40)
+    assert judgment == Persistence("steady", 0, 36 * S, 36, 40, 1, 36)
 
 
 def test_two_ranks_at_once_are_steady_too() -> None:
     # 3 and 5 in turn: two of eight ranks, not more than a third, and each has its part throughout
-    found = judged(8, [[(3, 50 * MS), (5, 50 * MS)]] * 40)
-    assert found is not None and (found.kind, found.most) == ("steady", 36)
+    judgment = judged(8, [[(3, 50 * MS), (5, 50 * MS)]] * 40)
+    assert judgment is not None and (judgment.kind, judgment.most) == ("steady", 36)
 
 
 def test_jitter_of_the_others_does_not_hide_a_steady_culprit() -> None:
     waits: list[Waits] = [[(3, 60 * MS), (at % 8, 20 * MS)] for at in range(40)]
-    found = judged(8, waits)
-    assert found is not None and found.kind == "steady"
+    judgment = judged(8, waits)
+    assert judgment is not None and judgment.kind == "steady"
 
 
 def test_one_stretch_of_the_run_is_transient_and_says_when() -> None:
@@ -94,27 +94,27 @@ def test_one_stretch_of_the_run_is_transient_and_says_when() -> None:
 
 def test_bursts_all_over_the_run_are_no_transient() -> None:
     waits: list[Waits] = [[(3, 90 * MS)] if at % 8 == 0 else [] for at in range(40)]
-    found = judged(8, waits)
+    judgment = judged(8, waits)
     # stretches 0, 8, …, 32: five, which lie in 33 of 40
-    assert found == Persistence("steady", 0, 33 * S, 5, 40, 1, 5)
+    assert judgment == Persistence("steady", 0, 33 * S, 5, 40, 1, 5)
 
 
 def test_another_rank_each_time_is_wandering() -> None:
-    found = judged(8, [[(at * 5 % 8, 90 * MS)] for at in range(40)])
-    assert found is not None and (found.kind, found.culprits) == ("wandering", 8)
+    judgment = judged(8, [[(at * 5 % 8, 90 * MS)] for at in range(40)])
+    assert judgment is not None and (judgment.kind, judgment.culprits) == ("wandering", 8)
 
 
 def test_ranks_that_take_turns_within_a_stretch_are_wandering() -> None:
     # every stretch holds all eight, each for an eighth: none of them is the culprit
-    found = judged(8, [[(rank, 10 * MS) for rank in range(8)]] * 40)
-    assert found is not None and found.kind == "wandering"
+    judgment = judged(8, [[(rank, 10 * MS) for rank in range(8)]] * 40)
+    assert judgment is not None and judgment.kind == "wandering"
 
 
 def test_a_culprit_that_moves_once_in_a_while_is_wandering() -> None:
     waits: list[Waits] = [[(1 + 4 * (at // 14), 90 * MS)] for at in range(42)]
-    found = judged(16, waits)
+    judgment = judged(16, waits)
     # rank 1, then 5, then 9; rank 1 caused a third and has its part in a third of the run
-    assert found is not None and (found.kind, found.culprits) == ("wandering", 3)
+    assert judgment is not None and (judgment.kind, judgment.culprits) == ("wandering", 3)
 
 
 def test_the_ranks_of_one_node_are_one_culprit() -> None:
@@ -126,7 +126,7 @@ def test_the_ranks_of_one_node_are_one_culprit() -> None:
     assert alone is not None and alone.kind == "wandering"
 
 
-def test_of_a_short_run_nothing_is_said() -> None:
+def test_of_a_short_run_nothing_is_reported() -> None:
     assert judged(8, [[(3, 90 * MS)]] * 7) is None
     assert judged(8, [[(3, 90 * MS)]] * 8) is not None
     assert judged(8, [[] for _ in range(40)]) is None
@@ -141,18 +141,18 @@ def test_a_long_run_has_longer_stretches_and_the_cut_into_blocks_changes_nothing
         cut.add(*run(4, waits[begin : begin + 125], first_ns=begin * S))
     # 1000 s in at most 128 stretches: 8 s each; seconds 300 to 343 lie in stretches 37 to 42
     assert whole.length_ns == cut.length_ns == 8 * S
-    found = whole.persistence([CAUSE])
-    assert found == cut.persistence([CAUSE])
+    persistent = whole.persistence([CAUSE])
+    assert persistent == cut.persistence([CAUSE])
     # the first of these holds 4 s, the others all the rest, 40 of 44
-    assert found == Persistence("transient", 38 * 8 * S, 43 * 8 * S, 5, 125, 1, 5)
+    assert persistent == Persistence("transient", 38 * 8 * S, 43 * 8 * S, 5, 125, 1, 5)
 
 
 def test_run_time_counts_from_where_the_rank_says() -> None:
     stretches = WaitTimeBins(CAUSES, np.array([100 * S] * 4), [0] * 4)
     waits: list[Waits] = [[(3, 90 * MS)] if 10 <= at < 14 else [] for at in range(40)]
     stretches.add(*run(4, waits, first_ns=100 * S))
-    found = stretches.persistence([CAUSE])
-    assert found is not None and (found.from_ns, found.to_ns) == (10 * S, 14 * S)
+    persistent = stretches.persistence([CAUSE])
+    assert persistent is not None and (persistent.from_ns, persistent.to_ns) == (10 * S, 14 * S)
 
 
 def test_other_causes_are_not_counted() -> None:
@@ -168,8 +168,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         waits: list[Waits] = [[(3, 90 * MS), (at % 16, MS)] for at in range(50)]
         stretches.add(*run(16, waits, first_ns=begin * S))
     assert stretches._cell.size <= 64  # what is small is forgotten first
-    found = stretches.persistence([CAUSE])
-    assert found is not None and found.kind == "steady"
+    persistent = stretches.persistence([CAUSE])
+    assert persistent is not None and persistent.kind == "steady"
 
 
 def test_victims_are_those_that_waited_at_least_a_tenth_as_long() -> None:
@@ -212,6 +212,6 @@ def test_a_slow_step_in_which_hardly_anybody_waited_was_set_by_nobody() -> None:
     assert slow.count_steps_by_culprit(600 * MS) == {}
 
 
-def test_of_few_steps_nothing_is_said() -> None:
+def test_of_few_steps_nothing_is_reported() -> None:
     assert SlowSteps(0, {0: 5 * S}, 19, 8).length_ns.size == 0
     assert SlowSteps(0, {0: 5 * S}, 20, 8).length_ns.size == 1

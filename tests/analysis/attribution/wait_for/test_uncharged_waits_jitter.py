@@ -43,7 +43,7 @@ def stepping(work_ms: np.ndarray) -> tuple[Operations, np.ndarray]:
     return ops, spent
 
 
-def told(
+def blame_in_blocks(
     ops: Operations, spent: np.ndarray, ranks: int, cut: int = 10**9
 ) -> tuple[WaitTotals, Jitter]:
     """Blame operations in blocks of `cut`."""
@@ -60,7 +60,7 @@ def told(
 def charged_ms(work_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Imbalance and slow compute that ranks caused in the end, and what is jitter, in ms."""
     ops, spent = stepping(work_ms)
-    books, jitter = told(ops, spent, work_ms.shape[1])
+    books, jitter = blame_in_blocks(ops, spent, work_ms.shape[1])
     left = books.culprit_ns[:-1, WORK_COLUMNS] - jitter.culprit_ns
     assert (left >= 0).all()
     assert jitter.victim_ns.sum() == jitter.culprit_ns.sum()
@@ -77,7 +77,7 @@ def waited_ms(work_ms: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_varies_in_turn_is_nobodys(seed: int) -> None:
+def test_what_varies_in_turn_is_assigned_to_no_rank(seed: int) -> None:
     work = 100 + noise(seed, 7.0)
     left, moved = charged_ms(work)
     assert moved.sum() == pytest.approx(waited_ms(work), rel=0.1)
@@ -132,8 +132,8 @@ def test_large_differences_are_an_imbalance_though_they_go_both_ways() -> None:
 def test_the_cut_into_blocks_changes_nothing(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uncharged_waits, "_MIN_ROWS_TO_SETTLE", 50)
     job: Job = data_parallel(RANKS, steps=150, jitter_ns=3 * MS)
-    whole = told(job.ops, job.spent, job.ranks)[1]
-    parts = told(job.ops, job.spent, job.ranks, cut)[1]
+    whole = blame_in_blocks(job.ops, job.spent, job.ranks)[1]
+    parts = blame_in_blocks(job.ops, job.spent, job.ranks, cut)[1]
     assert whole.victim_ns.any()
     assert (whole.victim_ns == parts.victim_ns).all() and (
         whole.culprit_ns == parts.culprit_ns

@@ -34,9 +34,9 @@ S = 1_000_000_000
 RUNNABLE = {"runnable": 0.75}
 
 
-def placed(one: Process, *cpus: int) -> Process:
+def placed(item: Process, *cpus: int) -> Process:
     at = Placement(frozenset(cpus), frozenset({0, 1}), np.array([min(cpus, default=0)]))
-    return replace(one, placement=at)
+    return replace(item, placement=at)
 
 
 def job(*cpus: int, workers: int = 4) -> Rank:
@@ -81,22 +81,24 @@ def test_nobody_is_bound_who_may_run_anywhere_or_needs_no_more() -> None:
 
 
 def test_workers_are_bound_though_the_main_process_is_not() -> None:
-    one = job(3)
-    free = replace(one, main=placed(one.main, *range(8)))
+    scripts = job(3)
+    free = replace(scripts, main=placed(scripts.main, *range(8)))
     whole = chunk(4, [free.main, *free.workers], node=NODE)
     crowd = find_tightest_cpu_set(replace(free, chunk=whole), 0, 4 * S)
     assert crowd is not None and crowd.is_limiting
     assert (crowd.allowed, crowd.needed, crowd.workers) == ({3}, 4.0, 4)  # without the main one
 
 
-def test_of_several_sets_the_tightest_is_told() -> None:
+def test_of_several_sets_the_tightest_is_reported() -> None:
     """Workers on a CPU each have enough; the two that share one do not."""
-    one = job(3)
-    spread = [placed(worker, cpu) for worker, cpu in zip(one.workers, (0, 1, 2, 2), strict=True)]
-    main = placed(one.main, 0, 1, 2)
+    scripts = job(3)
+    spread = [
+        placed(worker, cpu) for worker, cpu in zip(scripts.workers, (0, 1, 2, 2), strict=True)
+    ]
+    main = placed(scripts.main, 0, 1, 2)
     whole = chunk(4, [main, *spread], node=NODE)
     crowd = find_tightest_cpu_set(
-        replace(one, main=main, workers=tuple(spread), chunk=whole), 0, 4 * S
+        replace(scripts, main=main, workers=tuple(spread), chunk=whole), 0, 4 * S
     )
     assert crowd is not None and (crowd.allowed, crowd.needed, crowd.workers) == ({2}, 2.0, 2)
 
@@ -107,41 +109,41 @@ def test_cpus_that_are_offline_are_not_left_to_anybody() -> None:
 
 
 def test_who_was_not_looked_at_is_unknown() -> None:
-    one = job(3)
-    unseen = [replace(worker, placement=None) for worker in one.workers[1:]]
-    whole = chunk(4, [one.main, one.workers[0], *unseen], node=NODE)
+    scripts = job(3)
+    unseen = [replace(worker, placement=None) for worker in scripts.workers[1:]]
+    whole = chunk(4, [scripts.main, scripts.workers[0], *unseen], node=NODE)
     crowd = find_tightest_cpu_set(
-        replace(one, workers=(one.workers[0], *unseen), chunk=whole), 0, 4 * S
+        replace(scripts, workers=(scripts.workers[0], *unseen), chunk=whole), 0, 4 * S
     )
     assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5) / 4)
-    nobody = rank(4, replace(one.main, placement=None), unseen, node=NODE)
+    nobody = rank(4, replace(scripts.main, placement=None), unseen, node=NODE)
     assert find_tightest_cpu_set(nobody, 0, 4 * S) is None
     assert (
-        find_tightest_cpu_set(rank(4, one.main, one.workers), 0, 4 * S) is None
+        find_tightest_cpu_set(rank(4, scripts.main, scripts.workers), 0, 4 * S) is None
     )  # a header without CPUs
 
 
 def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() -> None:
-    one = job(3, workers=1)
+    scripts = job(3, workers=1)
     busy = thread(activity("U4"), 4)
     beside = [
         placed(process(7, thread=busy), 3),
         placed(process(8, thread=busy), 2),
         placed(process(9, thread=busy), 2, 3),
     ]
-    whole = chunk(4, [one.main, *one.workers, *beside], node=NODE)
-    crowd = find_tightest_cpu_set(replace(one, chunk=whole), 0, 4 * S)
+    whole = chunk(4, [scripts.main, *scripts.workers, *beside], node=NODE)
+    crowd = find_tightest_cpu_set(replace(scripts, chunk=whole), 0, 4 * S)
     assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5 + 4) / 4)
 
 
 def test_times_that_the_kernel_does_not_keep_are_unknown() -> None:
-    one = job(3, workers=0)
+    scripts = job(3, workers=0)
     main = placed(
         process(100, thread=thread(activity("U1"), 4, denied=("on_cpu_ns", "run_delay_ns"))), 3
     )
     crowd = find_tightest_cpu_set(rank(4, main, node=NODE), 0, 4 * S)
     assert crowd is not None and np.isnan(crowd.needed) and not crowd.is_limiting
-    assert one.workers == ()
+    assert scripts.workers == ()
 
 
 def test_contention_is_called_affinity_where_it_is() -> None:
@@ -153,28 +155,33 @@ def test_contention_is_called_affinity_where_it_is() -> None:
 
     bound, free = claimed(3), claimed(*range(8))
     assert bound.resource == "affinity: 4 workers on 1 of 8 CPUs"
-    assert {one.name: one.value for one in bound.evidence} == {
+    assert {evidence_row.name: evidence_row.value for evidence_row in bound.evidence} == {
         "thread.runnable_ratio": 0.75,
         "job.cpus_needed_count": pytest.approx(4.125),
         "job.cpus_allowed_count": 1.0,
     }
-    assert free.resource == "" and [one.name for one in free.evidence] == ["thread.runnable_ratio"]
+    assert free.resource == "" and [evidence_row.name for evidence_row in free.evidence] == [
+        "thread.runnable_ratio"
+    ]
     np.testing.assert_array_equal(bound.share, free.share)  # it is the same time, by another name
 
 
-def test_workers_that_compute_are_told_which_cpus_there_are() -> None:
+def test_workers_that_compute_get_advice_on_their_cpus() -> None:
     pieces = lost((0, 4, 4.0, PHASE_DATA_WAIT), step=3)
 
-    def said(*cpus: int) -> list[tuple[str, float, str]]:
+    def evidence_for(*cpus: int) -> list[tuple[str, float, str]]:
         claims = CpuPreprocess().claim(
             job(*cpus), pieces, feeding({"user_cpu": 0.9}), CpuPreprocess.Limits()
         )
         assert claims is not None
-        return [(one.name, one.value, one.note) for one in claims.evidence][2:]
+        return [
+            (evidence_row.name, evidence_row.value, evidence_row.note)
+            for evidence_row in claims.evidence
+        ][2:]
 
     note = "of 8 CPUs (2 cores) are allowed by affinity or cpuset"
-    assert said(0, 1, 4, 5) == [("job.cpus_allowed_count", 4.0, note)]
-    assert said(*range(8)) == []
+    assert evidence_for(0, 1, 4, 5) == [("job.cpus_allowed_count", 4.0, note)]
+    assert evidence_for(*range(8)) == []
 
 
 @pytest.mark.parametrize("cpus", [2, None, {"online": "what"}, {"online": 3}, {}])
@@ -191,7 +198,7 @@ def test_who_loads_and_does_not_train() -> None:
 
 def rows(t_ns: int, *of: tuple[int, int, int, int], cpus: tuple[str, ...]) -> Rows:
     names = ("t_ns", "pid", "processor", "cpus_allowed", "nodes_allowed")
-    columns = [np.array(c, np.int64) for c in zip(*((t_ns, *one) for one in of))]
+    columns = [np.array(c, np.int64) for c in zip(*((t_ns, *value) for value in of))]
     return Rows("placement", names, columns, {"cpus_allowed": cpus, "nodes_allowed": ("0",)})
 
 

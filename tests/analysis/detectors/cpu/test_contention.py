@@ -15,12 +15,13 @@ ROWS = ({"runnable": 0.5}, {"runnable": 0.5})
 
 
 def shares(series: dict) -> tuple[np.ndarray, np.ndarray]:
-    one = rank(3, process(100), series=series)
-    found = [
-        d.claim(one, PIECES, feeding(*ROWS), d.Limits()) for d in (CpuThrottled(), CpuContention())
+    timeline = rank(3, process(100), series=series)
+    values = [
+        d.claim(timeline, PIECES, feeding(*ROWS), d.Limits())
+        for d in (CpuThrottled(), CpuContention())
     ]
-    assert all(claims is not None for claims in found)
-    return found[0].share, found[1].share
+    assert all(claims is not None for claims in values)
+    return values[0].share, values[1].share
 
 
 def test_without_a_quota_all_of_it_is_contention() -> None:
@@ -42,8 +43,10 @@ def test_inside_a_step_the_main_threads_own_delay_counts() -> None:
     main = process(100, thread=thread(activity("R0.4 U0.6"), 2))
     pieces = lost((0, 1, 1.0, PHASE_COMPUTE), (1, 2, 1.0, PHASE_CHECKPOINT), step=3)
     series = {("pressure.cpu_some_ns_total", ""): counter([0, 1, 2], [0, 0.3 * SECOND, SECOND])}
-    one = rank(2, main, series=series)
-    got = CpuContention().claim(one, pieces, feeding({}, {"runnable": 1.0}), CpuContention.Limits())
+    timeline = rank(2, main, series=series)
+    got = CpuContention().claim(
+        timeline, pieces, feeding({}, {"runnable": 1.0}), CpuContention.Limits()
+    )
     assert got is not None
     np.testing.assert_allclose(got.share, [0.4, 0.0])
     assert got.grade == "A"

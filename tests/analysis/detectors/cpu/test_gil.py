@@ -1,4 +1,4 @@
-"""A thread that keeps the interpreter: told from the main thread's sleep and another's CPU time."""
+"""A thread that holds the interpreter: derived from the main thread's sleep and its CPU time."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_what_is_no_contest_for_the_interpreter(main, others) -> None:
     np.testing.assert_array_equal(claim(training(main, **others)).share, [0, 0, 0])
 
 
-def test_without_names_of_threads_nothing_can_be_told() -> None:
+def test_without_names_of_threads_nothing_can_be_reported() -> None:
     unnamed = training("L3", python="U3")
     unnamed = replace(
-        unnamed, threads={tid: replace(one, name="") for tid, one in unnamed.threads.items()}
+        unnamed, threads={tid: replace(value, name="") for tid, value in unnamed.threads.items()}
     )
     assert claim(unnamed) is None

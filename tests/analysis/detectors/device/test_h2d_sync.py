@@ -18,11 +18,11 @@ LIMITS = H2dSync.Limits()
 
 def claim(pieces, marks: dict) -> Claims:
     steps = {layout.STEP: spans((0, 10, 0), (10, 20, 1))}
-    one = rank(20, process(100, spans={**steps, **marks}))
+    timeline = rank(20, process(100, spans={**steps, **marks}))
     rows = lost(*((start, end, idle, phase) for start, end, idle, phase, _ in pieces))
     rows.step[:] = [step for *_, step in pieces]
     fed = feeding(*({} for _ in pieces))
-    got = H2dSync().claim(one, rows, fed, H2dSync.Limits())
+    got = H2dSync().claim(timeline, rows, fed, H2dSync.Limits())
     assert got is not None
     return got
 
@@ -67,9 +67,9 @@ def test_one_wait_at_the_end_of_a_step_that_is_bound_by_launching_is_nothing() -
 )
 def test_what_the_host_slept_elsewhere_is_not_launching(doing, share) -> None:
     marks = {layout.STEP: spans((0, 10, 3)), layout.SYNC: spans((2, 6, WHOLE, 1))}
-    one = rank(10, process(100, spans=marks, thread=thread(activity(doing), 10)))
+    timeline = rank(10, process(100, spans=marks, thread=thread(activity(doing), 10)))
     # the host waits for 4 s and works 6, the device is busy for 5: what launching takes is 1 of 5 s
-    got = H2dSync().claim(one, lost((0, 10, 5.0, PHASE_COMPUTE), step=3), feeding({}), LIMITS)
+    got = H2dSync().claim(timeline, lost((0, 10, 5.0, PHASE_COMPUTE), step=3), feeding({}), LIMITS)
     np.testing.assert_allclose(got.share, [min(share, 0.8)])
 
 

@@ -1,4 +1,4 @@
-"""Evaluation and logging: marked, or told from where the main thread was blocked."""
+"""Evaluation and logging: marked, or derived from where the main thread was blocked."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_marked_waits_for_the_device_are_no_sleep_of_its_own() -> None:
 
 def test_what_a_piece_has_too_much_of_goes_to_others_of_the_same_second() -> None:
     rows = lost((0.1, 0.3, 0.03, 7), (0.3, 0.5, 0.03, 7), (0.5, 0.7, 0.04, 7), (1.1, 1.3, 0.1, 7))
-    every = np.ones(4, np.bool_)
+    whole = np.ones(4, np.bool_)
     amounts = np.array([0.06, 0.02, 0.0, 0.01]) * 1e9
     # 0.03 s too many in the first, room for 0.01 and 0.04: three fifths of both
-    found = np.array([0.03, 0.026, 0.024, 0.01]) * 1e9
-    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, every), found)
+    result = np.array([0.03, 0.026, 0.024, 0.01]) * 1e9
+    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, whole), result)
     chosen = np.array([True, True, False, True])
-    found = np.array([0.03, 0.03, 0.0, 0.01]) * 1e9  # room for 0.01 only: the rest has no place
-    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, chosen), found)
+    result = np.array([0.03, 0.03, 0.0, 0.01]) * 1e9  # room for 0.01 only: the rest has no place
+    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, chosen), result)
     amounts = np.array([0.02, 0.01, 0.01, 0.3]) * 1e9  # enough room, and far too little
-    found = np.array([0.02, 0.01, 0.01, 0.1]) * 1e9
-    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, every), found)
+    result = np.array([0.02, 0.01, 0.01, 0.1]) * 1e9
+    np.testing.assert_allclose(limit_to_lost_time(amounts, rows, whole), result)

@@ -1,4 +1,4 @@
-"""Pauses of a main thread that computes: found between samples, and told from slow launching."""
+"""Pauses of a computing main thread: found between samples, unlike slow launches."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def claim(idle_s: Mapping[int, float], doing: str = "U3.6", usual_s: float = 0.0
         source=2,
     )
     rows.step[:] = [1 + i // 3 for i in samples]
-    one = rank(3.6, main, device="gpu-0", series=series)
-    got = EvalHost().claim(one, rows, feeding(*({} for _ in samples)), EvalHost.Limits())
+    timeline = rank(3.6, main, device="gpu-0", series=series)
+    got = EvalHost().claim(timeline, rows, feeding(*({} for _ in samples)), EvalHost.Limits())
     assert got is not None
     return got
 
 
-def found(got: Claims) -> list[int]:
+def claimed_pieces(got: Claims) -> list[int]:
     assert set(np.round(got.share, 9)) <= {0.0, 1.0}
     return np.flatnonzero(got.share).tolist()
 
@@ -43,7 +43,7 @@ def found(got: Claims) -> list[int]:
 def test_a_pause_lies_between_two_samples_or_fills_one() -> None:
     # 0.14 s between samples 4 and 5; 0.1 s in 13, and 0.05 in the one behind; the others launch
     got = claim({4: 0.07, 5: 0.07, 13: 0.1, 14: 0.05})
-    assert (found(got), got.grade) == ([4, 5, 12, 13, 14], "C")
+    assert (claimed_pieces(got), got.grade) == ([4, 5, 12, 13, 14], "C")
     assert [item.name for item in got.evidence] == ["thread.on_cpu_ratio"]
 
 
@@ -54,7 +54,7 @@ def test_pauses_every_so_many_steps_are_surer(first, grade) -> None:
     # in steps 2, 6, 10; one of them at the end of its step; 2, 4, 10; two alone tell nothing
     pauses = {i + k: 0.07 for i in first for k in (0, 1)}
     got = claim(pauses)
-    assert (found(got), got.grade) == (sorted(pauses), grade)
+    assert (claimed_pieces(got), got.grade) == (sorted(pauses), grade)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_pauses_every_so_many_steps_are_surer(first, grade) -> None:
     ],
 )
 def test_what_is_no_pause(idle_s, doing, usual_s) -> None:
-    assert found(claim(idle_s, doing, usual_s)) == []
+    assert claimed_pieces(claim(idle_s, doing, usual_s)) == []

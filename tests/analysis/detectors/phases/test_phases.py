@@ -47,8 +47,8 @@ def test_the_whole_piece_in_its_phase_and_nothing_else(detector, phase) -> None:
 
 def test_checkpoint_says_how_long_a_save_took_and_what_it_wrote() -> None:
     table = spans((0, 0.4, 1000), (10, 10.8, 3000), (20, 20.6, -1))
-    one = rank(30, process(100, spans={layout.CHECKPOINT: table}))
-    got = Checkpoint().claim(one, PIECES, BLOCKED, Checkpoint.Limits())
+    timeline = rank(30, process(100, spans={layout.CHECKPOINT: table}))
+    got = Checkpoint().claim(timeline, PIECES, BLOCKED, Checkpoint.Limits())
     # (0.4 + 0.8 + 0.6) / 3 s; the size of the third is not known: (1000 + 3000) / 2
     assert {item.name: item.value for item in got.evidence} == {
         "checkpoint.mean_ns": pytest.approx(ns(0.6)),
@@ -91,10 +91,10 @@ def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
         (7, 8, 1.0, PHASE_DATA_WAIT),
     )
     blocked = feeding(*({} for _ in pieces))
-    one = rank(8, main)
-    got = H2dCopy().claim(one, lost(*pieces, step=3), blocked, H2dCopy.Limits())
+    timeline = rank(8, main)
+    got = H2dCopy().claim(timeline, lost(*pieces, step=3), blocked, H2dCopy.Limits())
     np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0, 1.0, 0.0])
-    got = H2dCopy().claim(one, lost(*pieces, step=-1), blocked, H2dCopy.Limits())
+    got = H2dCopy().claim(timeline, lost(*pieces, step=-1), blocked, H2dCopy.Limits())
     np.testing.assert_array_equal(got.share, [0.0] * 5)
 
 
@@ -110,10 +110,10 @@ def test_launch_bound_leaves_the_warm_up_to_startup() -> None:
     waits = {layout.DATA_WAIT: spans((0, 0, 0))}
     main = process(100, thread=thread(activity("U1"), 1), spans=waits)
     pieces = lost((0, 1, 0.5, PHASE_COMPUTE), step=0)
-    one = rank(1, main)
-    got = LaunchBound().claim(one, pieces, feeding({}), LaunchBound.Limits())
+    timeline = rank(1, main)
+    got = LaunchBound().claim(timeline, pieces, feeding({}), LaunchBound.Limits())
     np.testing.assert_array_equal(got.share, [0.0])
-    got = Startup().claim(one, pieces, feeding({}), Startup.Limits())
+    got = Startup().claim(timeline, pieces, feeding({}), Startup.Limits())
     np.testing.assert_array_equal(got.share, [1.0])
     # without a mark of any wait for data, the first step may have been one
     unknown = Startup().claim(rank(1, process(100)), pieces, feeding({}), Startup.Limits())
@@ -123,22 +123,22 @@ def test_launch_bound_leaves_the_warm_up_to_startup() -> None:
 def test_startup_claims_compilation_anywhere_and_missing_workers_in_the_first_step() -> None:
     rows = feeding({"no_worker": 0.7, "user_cpu": 0.3}, {})
     phases = ((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_STARTUP))
-    one = rank(2, process(100))
-    first = Startup().claim(one, lost(*phases, step=0), rows, Startup.Limits())
+    timeline = rank(2, process(100))
+    first = Startup().claim(timeline, lost(*phases, step=0), rows, Startup.Limits())
     np.testing.assert_allclose(first.share, [0.7, 1.0])
-    later = Startup().claim(one, lost(*phases, step=9), rows, Startup.Limits())
+    later = Startup().claim(timeline, lost(*phases, step=9), rows, Startup.Limits())
     np.testing.assert_allclose(later.share, [0.0, 1.0])
-    later = Startup().claim(one, lost(*phases, step=10), rows, Startup.Limits())
+    later = Startup().claim(timeline, lost(*phases, step=10), rows, Startup.Limits())
     np.testing.assert_allclose(later.share, [0.0, 0.0])
 
 
 def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
     marks = {layout.COMPILE: spans((0, 1, 0), (1, 1.5, 1), (5, 6.5, 2), (7, 8, -1))}
-    one = rank(9, process(100, spans=marks))
-    got = LaunchRecompile().claim(one, PIECES, BLOCKED, LaunchRecompile.Limits())
+    timeline = rank(9, process(100, spans=marks))
+    got = LaunchRecompile().claim(timeline, PIECES, BLOCKED, LaunchRecompile.Limits())
     np.testing.assert_array_equal(got.share, np.zeros(len(ALL)))
     pieces = lost((5, 6, 0.7, PHASE_STARTUP), (6, 7, 0.7, PHASE_COMPUTE), step=40)
-    got = LaunchRecompile().claim(one, pieces, feeding({}, {}), LaunchRecompile.Limits())
+    got = LaunchRecompile().claim(timeline, pieces, feeding({}, {}), LaunchRecompile.Limits())
     np.testing.assert_array_equal(got.share, [1.0, 0.0])
     assert {item.name: item.value for item in got.evidence} == {
         "compile.mean_ns": ns(1.0),
@@ -151,7 +151,7 @@ def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
 
 def test_device_throttled_says_at_which_clock() -> None:
     series = {("gpu.sm_clock_hertz", "gpu-0"): gauge([0, 3, 4], [1.98e9, 0.99e9, 1.98e9])}
-    one = rank(6, process(100), device="gpu-0", series=series)
-    got = DeviceThrottled().claim(one, PIECES, BLOCKED, DeviceThrottled.Limits())
+    timeline = rank(6, process(100), device="gpu-0", series=series)
+    got = DeviceThrottled().claim(timeline, PIECES, BLOCKED, DeviceThrottled.Limits())
     # the throttled piece is [3, 4)
     assert [(item.name, item.value) for item in got.evidence] == [("gpu.sm_clock_hertz", 0.99e9)]

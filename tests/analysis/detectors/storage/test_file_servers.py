@@ -35,17 +35,17 @@ def grew(value: float):
 
 
 def claims(series: dict, row: dict[str, float], main=None, disks: tuple = ()) -> dict:
-    """What each cause of storage claims of the wait; the piece of computing is nobody's."""
+    """What each cause of storage claims of the wait; the segment of computing has no cause."""
     fed = feeding(row, {"remote_io": 1.0, "block_io": 0.0})
-    one = rank(10, main or process(100), series=series, node=header(disks=list(disks)))
+    timeline = rank(10, main or process(100), series=series, node=header(disks=list(disks)))
     pieces = lost(*PIECES, step=3)
-    found = {d.cause.id: d.claim(one, pieces, fed, d.Limits()) for d in DETECTORS}
-    assert all(claim.share[1] == 0 for claim in found.values())
-    return found
+    by_key = {d.cause.id: d.claim(timeline, pieces, fed, d.Limits()) for d in DETECTORS}
+    assert all(claim.share[1] == 0 for claim in by_key.values())
+    return by_key
 
 
-def shares(found: dict) -> dict[str, float]:
-    return {id_: round(float(one.share[0]), 6) for id_, one in found.items() if one.share.any()}
+def shares(values: dict) -> dict[str, float]:
+    return {id_: round(float(item.share[0]), 6) for id_, item in values.items() if item.share.any()}
 
 
 def evidence(claim) -> dict[str, float]:
@@ -66,9 +66,9 @@ def lustre(read_ns: float, metadata_ns: float, at_limit: float = 0, pending: flo
 
 
 def test_a_slow_object_server() -> None:
-    found = claims(lustre(900 * MS, 50 * MS), {"remote_io": 0.8})
-    assert shares(found) == {"storage-remote": 0.8}
-    got = found["storage-remote"]
+    claimed = claims(lustre(900 * MS, 50 * MS), {"remote_io": 0.8})
+    assert shares(claimed) == {"storage-remote": 0.8}
+    got = claimed["storage-remote"]
     assert (got.grade, got.resource) == ("A", "/s")
     assert evidence(got) == {
         "worker.remote_ratio": 0.8,
@@ -79,9 +79,9 @@ def test_a_slow_object_server() -> None:
 
 def test_a_metadata_server_that_is_asked_for_names() -> None:
     # 600 ms at the metadata server, 400 ms for reads
-    found = claims(lustre(400 * MS, 600 * MS), {"remote_io": 0.5, "user_cpu": 0.5})
-    assert shares(found) == {"storage-remote": 0.2, "storage-metadata": 0.3}
-    assert evidence(found["storage-metadata"]) == {
+    claimed = claims(lustre(400 * MS, 600 * MS), {"remote_io": 0.5, "user_cpu": 0.5})
+    assert shares(claimed) == {"storage-remote": 0.2, "storage-metadata": 0.3}
+    assert evidence(claimed["storage-metadata"]) == {
         "lustre.metadata_ratio": pytest.approx(0.6),
         "lustre.metadata_operations_total": 40,
     }
@@ -89,9 +89,9 @@ def test_a_metadata_server_that_is_asked_for_names() -> None:
 
 def test_reads_that_queue_for_a_place_on_this_machine() -> None:
     # 3 MiB wait for 1 s, in RPCs of 1 MiB: 3 s of waiting; 1 s at the server
-    found = claims(lustre(1000 * MS, 0, at_limit=90, pending=3 * MIB), {"remote_io": 0.8})
-    assert shares(found) == {"storage-remote": 0.2, "storage-client-queue": 0.6}
-    assert evidence(found["storage-client-queue"]) == {
+    claimed = claims(lustre(1000 * MS, 0, at_limit=90, pending=3 * MIB), {"remote_io": 0.8})
+    assert shares(claimed) == {"storage-remote": 0.2, "storage-client-queue": 0.6}
+    assert evidence(claimed["storage-client-queue"]) == {
         "lustre.queued_ratio": pytest.approx(0.75),
         "lustre.read_rpc_ns": 10 * MS,
         "lustre.rpcs_at_limit_ratio": 0.9,
@@ -99,8 +99,8 @@ def test_reads_that_queue_for_a_place_on_this_machine() -> None:
 
 
 def test_pages_that_are_gathered_for_an_rpc_are_no_queue() -> None:
-    found = claims(lustre(1000 * MS, 0, at_limit=0, pending=3 * MIB), {"remote_io": 0.8})
-    assert shares(found) == {"storage-remote": 0.8}
+    claimed = claims(lustre(1000 * MS, 0, at_limit=0, pending=3 * MIB), {"remote_io": 0.8})
+    assert shares(claimed) == {"storage-remote": 0.8}
 
 
 @pytest.mark.parametrize(("slow_ns", "resource"), [(290 * MS, "/s"), (310 * MS, "/s (s-OST0002)")])
@@ -131,15 +131,15 @@ def test_requests_to_a_windows_server_wait_for_credits() -> None:
         ("cifs.waiting_count", "filer"): gauge([0, 4, 5, 10], [0, 4, 0, 0]),
         ("cifs.read_bytes_total", "/win"): grew(MIB),
     }
-    found = claims(series, {"remote_io": 1.0})
-    assert shares(found) == {
+    claimed = claims(series, {"remote_io": 1.0})
+    assert shares(claimed) == {
         "storage-remote": 0.3,
         "storage-client-queue": 0.4,
         "storage-metadata": 0.3,
     }
-    assert evidence(found["storage-client-queue"]) == {"cifs.queued_ratio": pytest.approx(0.4)}
-    assert evidence(found["storage-metadata"])["cifs.metadata_operations_total"] == 100
-    assert found["storage-client-queue"].resource == "filer"
+    assert evidence(claimed["storage-client-queue"]) == {"cifs.queued_ratio": pytest.approx(0.4)}
+    assert evidence(claimed["storage-metadata"])["cifs.metadata_operations_total"] == 100
+    assert claimed["storage-client-queue"].resource == "filer"
 
 
 def test_slots_and_what_was_sent_again_on_nfs() -> None:
@@ -154,11 +154,11 @@ def test_slots_and_what_was_sent_again_on_nfs() -> None:
         ("nfs.slots_used_count_total", "/d"): grew(107 * 16),
         ("nfs.backlog_count_total", "/d"): grew(107 * 5),
     }
-    found = claims(series, {"remote_io": 0.8})
-    assert shares(found) == {"storage-remote": 0.4, "storage-client-queue": 0.4}
-    queue = evidence(found["storage-client-queue"])
+    claimed = claims(series, {"remote_io": 0.8})
+    assert shares(claimed) == {"storage-remote": 0.4, "storage-client-queue": 0.4}
+    queue = evidence(claimed["storage-client-queue"])
     assert (queue["nfs.slots_used_count"], queue["nfs.backlog_count"]) == (16, 5)
-    remote = evidence(found["storage-remote"])
+    remote = evidence(claimed["storage-remote"])
     assert (remote["nfs.retransmits_total"], remote["nfs.timeouts_total"]) == (7, 1)
 
 
@@ -178,11 +178,11 @@ def job(read: int, wrote: int = 0):
 
 def test_others_keep_the_disk_busy() -> None:
     # Around the wait, from 3 s to 6 s, the disk moved 300 of 1000 MiB, of them 60 for the job.
-    found = claims(
+    claimed = claims(
         disk("sda", 1000 * MIB, busy_s=9), {"block_io": 0.5, "reading_cpu": 0.2}, job(200 * MIB)
     )
-    assert shares(found) == {"storage-local": 0.3, "storage-contention": 0.4}
-    got = found["storage-contention"]
+    assert shares(claimed) == {"storage-local": 0.3, "storage-contention": 0.4}
+    got = claimed["storage-contention"]
     assert (got.grade, got.resource) == ("B", "sda")
     assert evidence(got) == {
         "disk.others_ratio": pytest.approx(0.8),
@@ -195,7 +195,7 @@ def test_others_keep_the_disk_busy() -> None:
     ("series", "main"),
     [
         pytest.param(disk("sda", 1000, busy_s=9), job(610), id="most is the job's own"),
-        pytest.param(disk("sda", 1000, busy_s=9), process(100), id="the job is not told"),
+        pytest.param(disk("sda", 1000, busy_s=9), process(100), id="the job is unknown"),
         pytest.param(
             disk("sda", 1000, busy_s=9),
             process(100, io=io([0, 10], read_bytes=[-1, -1], write_bytes=[0, 0])),
@@ -233,9 +233,9 @@ def test_what_a_volume_moved_is_not_counted_again_for_its_disks() -> None:
     series["disk.queue_ns_total", "md0"] = counter([0, 10], [0, 40e9])
     series["disk.read_ns_total", "md0"] = counter([0, 10], [0, 5e9])
     raid = ({"name": "md0", "on": ["sda", "sdb"]},)
-    found = claims(series, {"block_io": 0.6}, job(500 * MIB), raid)
-    assert shares(found) == {"storage-local": 0.6}
-    got = found["storage-local"]
+    claimed = claims(series, {"block_io": 0.6}, job(500 * MIB), raid)
+    assert shares(claimed) == {"storage-local": 0.6}
+    got = claimed["storage-local"]
     assert got.resource == "md0 (sda, sdb)"
     # the wait of 1 s has a tenth of all
     assert evidence(got) == {
@@ -275,14 +275,14 @@ def test_pages_over_two_names_of_a_disk_are_compared_once() -> None:
             write_bytes=[0, 0, 0, 0],
         ),
     )
-    found = claims(series, {"block_io": 1.0}, main, ({"name": "dm-0", "on": ["sda"]},))
-    assert shares(found) == {"storage-local": 0.6, "storage-cold-cache": 0.4}
-    got = evidence(found["storage-cold-cache"])
+    claimed = claims(series, {"block_io": 1.0}, main, ({"name": "dm-0", "on": ["sda"]},))
+    assert shares(claimed) == {"storage-local": 0.6, "storage-cold-cache": 0.4}
+    got = evidence(claimed["storage-cold-cache"])
     assert got["page_cache.missed_ratio"] == 0.75
     assert got["loader.sample_read_bytes"] == 4 * MIB
 
 
 def test_nothing_is_claimed_where_nothing_was_waited_for() -> None:
-    found = claims(disk("sda", 1000 * MIB, busy_s=9), {"user_cpu": 1.0}, job(0))
-    assert shares(found) == {}
-    assert all(np.isfinite(one.share).all() for one in found.values())
+    claimed = claims(disk("sda", 1000 * MIB, busy_s=9), {"user_cpu": 1.0}, job(0))
+    assert shares(claimed) == {}
+    assert all(np.isfinite(item.share).all() for item in claimed.values())

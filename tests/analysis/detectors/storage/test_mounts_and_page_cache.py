@@ -37,17 +37,17 @@ def mount(point: str = "/data", **operations: tuple[int, float, float]) -> dict:
 
 
 def claims(series: dict, *rows: dict[str, float], mounts: tuple = ()) -> dict:
-    """What each cause of storage claims of the wait; the piece of computing is nobody's."""
+    """What each cause of storage claims of the wait; the segment of computing has no cause."""
     fed = feeding(*rows, {"remote_io": 1.0, "block_io": 0.0})
-    one = rank(3, process(100), series=series, node=header(mounts=list(mounts)))
+    timeline = rank(3, process(100), series=series, node=header(mounts=list(mounts)))
     pieces = lost(*PIECES, step=3)
-    found = {d.cause.id: d.claim(one, pieces, fed, d.Limits()) for d in DETECTORS}
-    assert all(claim.share[1] == 0 for claim in found.values())
-    return found
+    by_key = {d.cause.id: d.claim(timeline, pieces, fed, d.Limits()) for d in DETECTORS}
+    assert all(claim.share[1] == 0 for claim in by_key.values())
+    return by_key
 
 
-def shares(found: dict) -> dict[str, float]:
-    return {id_: round(float(one.share[0]), 6) for id_, one in found.items() if one.share.any()}
+def shares(values: dict) -> dict[str, float]:
+    return {id_: round(float(item.share[0]), 6) for id_, item in values.items() if item.share.any()}
 
 
 def evidence(claim) -> dict[str, float]:
@@ -55,13 +55,13 @@ def evidence(claim) -> dict[str, float]:
 
 
 def test_requests_that_wait_for_a_slot() -> None:
-    # reads took 1000 ms of which 200 at the server; lookups 40 of 40: too small a part to be told
-    found = claims(
+    # reads took 1000 ms of which 200 at the server; lookups 40 of 40: too few to be claimed
+    claimed = claims(
         mount(READ=(100, 200 * MS, 1000 * MS), LOOKUP=(10, 40 * MS, 40 * MS)), {"remote_io": 0.8}
     )
     # of 1040 ms: 800 queued (0.769), 200 reads (0.192) and 40 lookups (0.038): both below a fifth
-    assert shares(found) == {"storage-client-queue": 0.8}
-    got = found["storage-client-queue"]
+    assert shares(claimed) == {"storage-client-queue": 0.8}
+    got = claimed["storage-client-queue"]
     assert (got.grade, got.resource) == ("A", "/data")
     assert evidence(got) == {
         "nfs.queued_ratio": pytest.approx(1.0),
@@ -81,31 +81,31 @@ def test_time_on_a_mount_is_shared_out_and_nothing_counts_twice() -> None:
         GETATTR=(50, 150 * MS, 200 * MS),
         WRITE=(9, 0, 9000 * MS),
     )
-    found = claims(series, {"remote_io": 0.5, "user_cpu": 0.5})
-    assert shares(found) == {
+    claimed = claims(series, {"remote_io": 0.5, "user_cpu": 0.5})
+    assert shares(claimed) == {
         "storage-remote": 0.15,
         "storage-client-queue": 0.15,
         "storage-metadata": 0.2,
     }
-    assert evidence(found["storage-metadata"]) == {
+    assert evidence(claimed["storage-metadata"]) == {
         "nfs.metadata_ratio": pytest.approx(0.4),
         "nfs.metadata_operations_total": 100,
     }
 
 
 def test_a_slow_server_stays_a_slow_server() -> None:
-    found = claims(mount(READ=(100, 950 * MS, 1000 * MS)), {"remote_io": 0.8})
-    assert shares(found) == {"storage-remote": 0.8}
-    assert found["storage-remote"].grade == "A"
+    claimed = claims(mount(READ=(100, 950 * MS, 1000 * MS)), {"remote_io": 0.8})
+    assert shares(claimed) == {"storage-remote": 0.8}
+    assert claimed["storage-remote"].grade == "A"
 
 
 @pytest.mark.parametrize(
     ("mounts", "grade"), [((), "B"), (({"type": "fuse.sshfs"},), "B"), (({"type": "nfs4"},), "C")]
 )
-def test_without_counters_of_an_nfs_mount_the_leaf_is_not_said(mounts, grade) -> None:
-    found = claims({}, {"remote_io": 0.8}, mounts=mounts)
-    assert shares(found) == {"storage-remote": 0.8}
-    assert found["storage-remote"].grade == grade
+def test_without_counters_of_an_nfs_mount_the_leaf_is_not_reported(mounts, grade) -> None:
+    claimed = claims({}, {"remote_io": 0.8}, mounts=mounts)
+    assert shares(claimed) == {"storage-remote": 0.8}
+    assert claimed["storage-remote"].grade == grade
 
 
 def test_pages_that_were_evicted_and_read_again() -> None:
@@ -114,9 +114,9 @@ def test_pages_that_were_evicted_and_read_again() -> None:
         ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
         ("memory.refaults_total", ""): counter([0, 1, 3], [0, 19200, 19200]),
     }
-    found = claims(series, {"block_io": 0.6, "reading_cpu": 0.2})
-    assert shares(found) == {"storage-local": 0.2, "storage-cold-cache": 0.6}
-    got = found["storage-cold-cache"]
+    claimed = claims(series, {"block_io": 0.6, "reading_cpu": 0.2})
+    assert shares(claimed) == {"storage-local": 0.2, "storage-cold-cache": 0.6}
+    got = claimed["storage-cold-cache"]
     assert (got.grade, got.resource) == ("B", "vda")
     assert evidence(got) == {
         "memory.refaulted_bytes_total": 75 << 20,
@@ -139,9 +139,9 @@ def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:
         ("tcp.job_received_bytes_total", "eth0"): counter([0, 1, 3], [0, 700, 5000]),
     }
     detector = StorageObject()
-    one = rank(3, process(100), series=series)
+    timeline = rank(3, process(100), series=series)
     fed = feeding({"socket": 0.7, "user_cpu": 0.3}, {"socket": 1.0})
-    got = detector.claim(one, lost(*PIECES, step=3), fed, detector.Limits())
+    got = detector.claim(timeline, lost(*PIECES, step=3), fed, detector.Limits())
     np.testing.assert_allclose(got.share, [0.7, 0.0])
     assert (got.grade, got.resource) == ("B", "eth0")
     assert evidence(got) == {"worker.socket_ratio": 0.7, "tcp.job_received_bytes_total": 700}

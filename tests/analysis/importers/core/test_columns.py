@@ -63,11 +63,11 @@ def test_busy_time_is_read_at_every_edge_whatever_the_slices() -> None:
     edges = [(0, 0), (10, 0), (15, 5), (18, 8), (40, 8), (42, 10), (50, 10)]
     assert busy.bounds_ns() == (0, 50)
     for cuts in ([0, 51], [0, 15, 51], [0, 12, 16, 41, 51], list(range(52))):
-        found = []
+        collected = []
         for low, high in pairwise(cuts):
             t_ns, worked = busy.between(low, high)
-            found += list(zip(t_ns.tolist(), worked.tolist()))
-        assert found == edges
+            collected += list(zip(t_ns.tolist(), worked.tolist()))
+        assert collected == edges
     assert [next(busy.next_ns(t), None) for t in (1, 16, 18, 19, 43, 51)] == [
         10,
         18,
@@ -80,4 +80,4 @@ def test_busy_time_is_read_at_every_edge_whatever_the_slices() -> None:
 
 def test_a_device_that_never_worked_is_read_twice() -> None:
     busy = BusyCounter("x", "gpu0", np.zeros(0, np.int64), 0, 5, 9)
-    assert [one.tolist() for one in busy.between(0, 10)] == [[5, 9], [0, 0]]
+    assert [array.tolist() for array in busy.between(0, 10)] == [[5, 9], [0, 0]]

@@ -23,13 +23,13 @@ from clusterprof.analysis.importers.core.device_timeline import (
 SOME = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 
-def some(*pairs: tuple[int, int]) -> Intervals:
+def intervals_of(*pairs: tuple[int, int]) -> Intervals:
     """Intervals as two arrays."""
     table = np.array(pairs, np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
-def said(intervals: Intervals) -> list[tuple[int, int]]:
+def pairs_of(intervals: Intervals) -> list[tuple[int, int]]:
     return list(zip(intervals[0].tolist(), intervals[1].tolist()))
 
 
@@ -38,16 +38,16 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 
 def test_a_union_is_sorted_and_apart_and_gaps_are_the_rest() -> None:
-    busy = merge_intervals(*some((50, 60), (10, 20), (15, 30), (30, 35), (12, 13), (7, 7)))
-    assert said(busy) == [(10, 35), (50, 60)]
-    assert said(find_gaps(busy, 0, 70)) == [(0, 10), (35, 50), (60, 70)]
-    assert said(find_gaps(busy, 20, 55)) == [(35, 50)]
-    assert said(find_gaps(merge_intervals(*some()), 3, 9)) == [(3, 9)]
+    busy = merge_intervals(*intervals_of((50, 60), (10, 20), (15, 30), (30, 35), (12, 13), (7, 7)))
+    assert pairs_of(busy) == [(10, 35), (50, 60)]
+    assert pairs_of(find_gaps(busy, 0, 70)) == [(0, 10), (35, 50), (60, 70)]
+    assert pairs_of(find_gaps(busy, 20, 55)) == [(35, 50)]
+    assert pairs_of(find_gaps(merge_intervals(*intervals_of()), 3, 9)) == [(3, 9)]
 
 
 def test_what_an_operation_shares_with_other_work_is_not_exposed() -> None:
-    other = merge_intervals(*some((10, 20), (40, 45)))
-    start, end = some((0, 15), (20, 40), (12, 18), (30, 60))
+    other = merge_intervals(*intervals_of((10, 20), (40, 45)))
+    start, end = intervals_of((0, 15), (20, 40), (12, 18), (30, 60))
     assert measure_overlap(start, end, other).tolist() == [5, 0, 6, 5]
     assert compute_exposed_ns(start, end, other).tolist() == [10, 20, 0, 25]
 
@@ -67,8 +67,8 @@ def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap
         ((10_000, 20_000), (-1, -1), True, None),
         ((10_000, 20_000), (NEVER, NEVER), False, 20_000),
     ]
-    start, end = some(*(case[0] for case in cases))
-    begun, left = some(*(case[1] for case in cases))
+    start, end = intervals_of(*(case[0] for case in cases))
+    begun, left = intervals_of(*(case[1] for case in cases))
     which, until = find_late_launches(
         start, end, begun, left, np.array([case[2] for case in cases])
     )
@@ -78,18 +78,22 @@ def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap
 
 @given(SOME, SOME)
 def test_they_are_sets_of_nanoseconds(
-    one: list[tuple[int, int]], two: list[tuple[int, int]]
+    rows: list[tuple[int, int]], two: list[tuple[int, int]]
 ) -> None:
-    a, b = merge_intervals(*some(*one)), merge_intervals(*some(*two))
-    first, second = instants(one), instants(two)
-    assert instants(said(a)) == first
-    assert instants(said(subtract_intervals(a, b))) == first - second
-    assert instants(said(compute_intersection(a, b))) == first & second
-    assert instants(said(find_gaps(a, 5, 30))) == set(range(5, 30)) - first
-    pairs = [(start, end) for start, end in one if start <= end]
+    a, b = merge_intervals(*intervals_of(*rows)), merge_intervals(*intervals_of(*two))
+    first, second = instants(rows), instants(two)
+    assert instants(pairs_of(a)) == first
+    assert instants(pairs_of(subtract_intervals(a, b))) == first - second
+    assert instants(pairs_of(compute_intersection(a, b))) == first & second
+    assert instants(pairs_of(find_gaps(a, 5, 30))) == set(range(5, 30)) - first
+    pairs = [(start, end) for start, end in rows if start <= end]
     if pairs:
         expected = [len(set(range(start, end)) & second) for start, end in pairs]
-        assert measure_overlap(*some(*pairs), b).tolist() == expected
-    for found in (said(a), said(subtract_intervals(a, b)), said(compute_intersection(a, b))):
-        assert all(start < end for start, end in found)
-        assert all(end < start for (_, end), (start, _) in pairwise(found))
+        assert measure_overlap(*intervals_of(*pairs), b).tolist() == expected
+    for result in (
+        pairs_of(a),
+        pairs_of(subtract_intervals(a, b)),
+        pairs_of(compute_intersection(a, b)),
+    ):
+        assert all(start < end for start, end in result)
+        assert all(end < start for (_, end), (start, _) in pairwise(result))

@@ -61,9 +61,11 @@ def test_header_and_opening_say_who_and_what() -> None:
 
 def test_records_come_by_the_second_in_order() -> None:
     slices = list(made().records())[1:]
-    first = [min(r.t_ns[0] if isinstance(r, Columns) else 9 * S for r in some) for some in slices]
+    first = [
+        min(r.t_ns[0] if isinstance(r, Columns) else 9 * S for r in slice_) for slice_ in slices
+    ]
     assert first == sorted(first)
-    spans = [r for some in slices for r in some if isinstance(r, Spans)]
+    spans = [r for slice_ in slices for r in slice_ if isinstance(r, Spans)]
     ends = [end for r in spans for end in r.columns["end_ns"]]
     assert ends == [4 * S, 4 * S, 5 * S, 6 * S]
     assert [r.first_sequence for r in spans] == [1, 3, 4]

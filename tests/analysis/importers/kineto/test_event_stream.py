@@ -24,7 +24,7 @@ def block(*events: dict[str, Any]) -> bytes:
 
 
 def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
-    found = CommonEventDecoder(classify.Kinds()).events(
+    result = CommonEventDecoder(classify.Kinds()).events(
         block(
             event("cpu_op", "aten::add", 1, 2, args={"External id": "no number"}),
             FLOW,
@@ -33,13 +33,13 @@ def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
             event("python_function", "torch/_dynamo/convert_frame.py(1): _compile", 7, 8),
         )
     )
-    assert found is not None
+    assert result is not None
     kinds = [classify.OPERATOR, classify.IGNORED, classify.SYNC, classify.COMM, classify.COMPILE]
-    names: list[Any] = [one.name for one in found]
+    names: list[Any] = [item.name for item in result]
     assert [name.kind for name in names] == kinds
     assert names[3].value == "ncclKernel_AllReduce"
-    assert [found[2].args.correlation, found[3].args.device] == [9, 0]
-    assert (found[3].ts, found[3].dur, found[3].tid) == (1_000_005, 6, 7)
+    assert [result[2].args.correlation, result[3].args.device] == [9, 0]
+    assert (result[3].ts, result[3].dur, result[3].tid) == (1_000_005, 6, 7)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_names_that_come_often_are_learned() -> None:
     few = block(on_device("gemm", 1, 1, 1), on_device("ncclKernel", 2, 1, 2))
     many = block(*[on_device("gemm", n, 1, n) for n in range(600)])
     seen: list[Any] = [reader.events(text) for text in (few, many, few, few)]
-    kinds = [[one.name.kind for one in some] for some in seen]
+    kinds = [[item.name.kind for item in batch] for batch in seen]
     assert kinds[0] == kinds[2] == kinds[3] == [classify.KERNEL, classify.COMM]
     assert set(kinds[1]) == {classify.KERNEL}
     assert seen[2][0].name is seen[3][0].name  # a member now
@@ -89,7 +89,7 @@ def trace() -> list[dict[str, Any]]:
 
 def all_of(path: Path) -> tuple[list[str], dict[str, int]]:
     (node,), account = read(path)
-    return [repr(one) for some in node.records() for one in some], dict(account.read)
+    return [repr(value) for batch in node.records() for value in batch], dict(account.read)
 
 
 def test_what_is_usual_and_what_is_not_gives_the_same(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_tables_in_pieces_give_what_they_give_at_once(tmp_path: Path, monkeypatc
 def test_a_column_holds_what_any_piece_holds() -> None:
     values = [np.array([5, 5]), np.array([1 << 40, -3]), np.array([], np.int64), np.array([7])]
     column = Column()
-    for some in values:
-        column.add(some)
+    for value in values:
+        column.add(value)
     assert column.minimum() == -3
     assert column.result().tolist() == [5, 5, 1 << 40, -3, 7]
     small = Column()
@@ -135,18 +135,18 @@ def test_what_is_covered_does_not_depend_on_where_it_is_cut() -> None:
     for size in range(1, 8):
         pieces = [(start[i : i + size], end[i : i + size]) for i in range(0, 7, size)]
         made = join_sorted_chunks(pieces)
-        assert [one.tolist() for one in made] == [[0, 10, 15], [9, 12, 21]]
+        assert [array.tolist() for array in made] == [[0, 10, 15], [9, 12, 21]]
         stretches = IntervalUnion()
         for piece in reversed(pieces):
             stretches.add(*piece)
-        assert [one.tolist() for one in stretches.result()] == [[0, 10, 15], [9, 12, 21]]
-    assert [one.size for one in join_sorted_chunks([])] == [0, 0]
+        assert [array.tolist() for array in stretches.result()] == [[0, 10, 15], [9, 12, 21]]
+    assert [chunk.size for chunk in join_sorted_chunks([])] == [0, 0]
 
 
 def test_messages_are_numbered_by_sort_and_partner_beside_the_operations_of_all() -> None:
     send, recv, all_ = layout.SEND, layout.RECV, layout.ALL_REDUCE
     operation = np.array([send, send, recv, send, all_, all_, send])
     peer = np.array([1, 2, 1, 1, -1, -1, -1])
-    group, said = np.full(7, 5), np.full(7, -1)
-    made = device._compute_numbers(group, said, operation, peer, operation != all_)
+    group, printed = np.full(7, 5), np.full(7, -1)
+    made = device._compute_numbers(group, printed, operation, peer, operation != all_)
     assert made.tolist() == [0, 0, 0, 1, 0, 1, -1]

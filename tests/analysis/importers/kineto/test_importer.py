@@ -76,7 +76,7 @@ OLD = {
 
 
 def test_old_names_and_the_bare_list_say_the_same(tmp_path: Path) -> None:
-    old = [{**one, "cat": OLD[one["cat"]], "tid": str(one["tid"])} for one in LATE]
+    old = [{**entry, "cat": OLD[entry["cat"]], "tid": str(entry["tid"])} for entry in LATE]
     new = read(written(tmp_path, document(LATE)))[0][0]
     listed = read(written(tmp_path, "[\n" + ",\n".join(map(json.dumps, old)) + "\n]", "b.json"))[0]
     assert busy_ns(listed[0]) == busy_ns(new)
@@ -197,9 +197,9 @@ def test_operations_that_do_not_say_which_are_matched_by_kind(tmp_path: Path) ->
         on_device("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 30, 10, 2),
         on_device("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 50, 10, 3),
     ]
-    said = {"distributedInfo": {"rank": 1, "world_size": 8}}
-    (node,), account = read(written(tmp_path, document(trace, **said)))
-    other = read(written(tmp_path, document(trace[:1] + trace[2:], **said), "b.json"))[0][0]
+    reported = {"distributedInfo": {"rank": 1, "world_size": 8}}
+    (node,), account = read(written(tmp_path, document(trace, **reported)))
+    other = read(written(tmp_path, document(trace[:1] + trace[2:], **reported), "b.json"))[0][0]
     first, second, third = spans(node, layout.COLLECTIVE)
     assert [row[3] for row in (first, second, third)] == [0, 0, 1]
     assert [row[5] for row in (first, second, third)] == [
@@ -229,16 +229,16 @@ def test_sequence_numbers_are_kept_where_every_operation_has_one(tmp_path: Path)
         ("trace.json", {}, None),
     ],
 )
-def test_the_rank_is_told_by_the_trace_else_by_its_name(
+def test_the_rank_is_recognized_by_the_trace_else_by_its_name(
     tmp_path: Path, name: str, beside: dict, rank: int | None
 ) -> None:
     (node,), account = read(written(tmp_path, document(LATE, **beside), name))
-    assert [one["rank"] for one in ranks(node)] == [rank]
+    assert [rank["rank"] for rank in ranks(node)] == [rank]
     is_noted = any("file name" in note for note in account.notes)
     assert is_noted == ("distributedInfo" not in beside)
 
 
-def test_hosts_are_told_by_names_of_tensorboard_files_with_the_traces_own_pid(
+def test_hosts_are_recognized_by_names_of_tensorboard_files_with_the_traces_own_pid(
     tmp_path: Path,
 ) -> None:
     named = written(tmp_path, document(LATE), "node-07_100.1712170298379.pt.trace.json")
@@ -248,7 +248,7 @@ def test_hosts_are_told_by_names_of_tensorboard_files_with_the_traces_own_pid(
 
 def test_clocks_count_from_1970_from_a_base_or_from_nothing_known(tmp_path: Path) -> None:
     base = document(LATE, baseTimeNanoseconds=1_700_000_000_000_000_000)
-    since = document([{**one, "ts": one["ts"] + 1.7e15} for one in LATE])
+    since = document([{**entry, "ts": entry["ts"] + 1.7e15} for entry in LATE])
     wall = [
         read(written(tmp_path, text))[0][0].wall_minus_own_ns
         for text in (base, since, document(LATE))
@@ -266,15 +266,15 @@ def test_parts_of_a_microsecond_count(tmp_path: Path) -> None:
 def test_steps_are_inferred_from_optimizers_else_all_is_one(tmp_path: Path) -> None:
     work = [on_device("gemm", at, 50, at) for at in (10, 110, 210, 310)]
     ends = [event("user_annotation", "Optimizer.step#Adam.step", at, 10) for at in (90, 190, 290)]
-    (one,), said = read(written(tmp_path, document(work)))
+    (readings,), printed = read(written(tmp_path, document(work)))
     (three,), also = read(written(tmp_path, document(work + ends)))
-    assert spans(one, layout.STEP, 1) == [(0, 350 * US, 1, 2, -1, -1)]
+    assert spans(readings, layout.STEP, 1) == [(0, 350 * US, 1, 2, -1, -1)]
     assert [row[:3] for row in spans(three, layout.STEP)] == [
         (0, 90 * US, 1),
         (90 * US, 190 * US, 2),
         (190 * US, 350 * US, 3),
     ]
-    assert "one step" in said.notes[0] and "end with the optim" in also.notes[0]
+    assert "one step" in printed.notes[0] and "end with the optim" in also.notes[0]
 
 
 def test_every_device_of_a_file_is_a_process_of_its_own(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ BUSY = [
 
 def text_with(*more: str, where: int = 2) -> str:
     """The good trace with more elements, as they stand."""
-    listed = [json.dumps(one) for one in GOOD]
+    listed = [json.dumps(value) for value in GOOD]
     listed[where:where] = more
     return '{"traceEvents": [' + ",\n".join(listed) + "]}"
 
@@ -138,8 +138,8 @@ def test_blocks_may_be_cut_anywhere(block: int, indent: int | None) -> None:
     text = json.dumps({"a": {"traceEvents": []}, "traceEvents": events, "z": [1]}, indent=indent)
     account = Account(Path("x"))
     trace = EventStream(Cut(text.encode(), block), account)
-    found = [one for some in trace.events() for one in some]
-    assert [(e.name, e.ts, e.dur) for e in found] == [
+    selected = [value for batch in trace.events() for value in batch]
+    assert [(e.name, e.ts, e.dur) for e in selected] == [
         (e["name"], e["ts"], e["dur"]) for e in events
     ]
     assert not account.skipped and not account.cut
@@ -171,7 +171,7 @@ def test_halves_are_put_together_and_order_does_not_matter(tmp_path: Path) -> No
 
 
 def test_times_before_the_first_event_are_no_trouble(tmp_path: Path) -> None:
-    early = [{**one, "ts": one["ts"] - 5_000_000} for one in GOOD]
+    early = [{**entry, "ts": entry["ts"] - 5_000_000} for entry in GOOD]
     (node,), _ = read(written(tmp_path, document(early)))
     assert busy_ns(node) == BUSY
 
@@ -202,8 +202,8 @@ def test_what_stands_beside_the_events_may_be_damaged(tmp_path: Path) -> None:
 
 def test_elements_are_found_with_respect_to_strings() -> None:
     text = rb' {"a": "}\"{", "b": [{}]}, {"c": "\\"} , 5, {"d": 1} ] , "e": []}'
-    found, end, ended = find_list_objects(text)
-    assert [text[a:b] for a, b in found] == [
+    list_objects, end, ended = find_list_objects(text)
+    assert [text[a:b] for a, b in list_objects] == [
         rb'{"a": "}\"{", "b": [{}]}',
         rb'{"c": "\\"}',
         b'{"d": 1}',

@@ -30,8 +30,8 @@ def traces() -> Iterator[Any]:
         known = json.loads(known_of.read_text()) if known_of.exists() else {}
         of_ranks = known.get("independent_interval_reference", {}).items()
         each: dict[str, Any] = {
-            f"{name}.pt.trace.json.gz": {"independent_interval_reference": one}
-            for name, one in of_ranks
+            f"{name}.pt.trace.json.gz": {"independent_interval_reference": value}
+            for name, value in of_ranks
         }
         each |= known.get("traces", {})
         for path in sorted((ROOT / folder).glob("*.gz")):
@@ -90,16 +90,18 @@ def covered(rows: list[tuple[int, ...]]) -> int:
 
 @pytest.mark.skipif(not FOUND, reason="no ../shared/data beside the repository")
 def test_operations_of_eight_ranks_are_the_same_on_all() -> None:
-    found = []
+    collected = []
     for number in range(8):
         (node,), _ = read(ROOT / FOLDERS[0] / f"rank{number}.pt.trace.json.gz")
-        assert [one["rank"] for one in ranks(node)] == [number]
+        assert [rank["rank"] for rank in ranks(node)] == [number]
         wall_ns = node.wall_minus_own_ns
         assert wall_ns is not None
         rows = sorted(spans(node, layout.COLLECTIVE, main_pid(node)))
-        found.append(([row[2:4] for row in rows], np.array([row[:2] for row in rows]) + wall_ns))
-    assert all(keys == found[0][0] for keys, _ in found) and len(found[0][0]) == 8
-    start_ns, end_ns = np.stack([times for _, times in found], axis=2).transpose(1, 0, 2)
+        collected.append(
+            ([row[2:4] for row in rows], np.array([row[:2] for row in rows]) + wall_ns)
+        )
+    assert all(keys == collected[0][0] for keys, _ in collected) and len(collected[0][0]) == 8
+    start_ns, end_ns = np.stack([times for _, times in collected], axis=2).transpose(1, 0, 2)
     last = np.bincount(start_ns.argmax(axis=1), minlength=8)
     assert last.tolist() == [0, 0, 0, 0, 1, 2, 0, 5]  # rank 7 came last five times
     assert (end_ns - start_ns).min(axis=1).sum() == 217_000  # what the transfers took

@@ -26,7 +26,7 @@ later,n1,0,1,1,H100
 1711034582,n1
 """
     nodes, (account,) = read(GpuTables(), tmp_path, dcgm__csv=text)
-    assert {one.name: (one.wall, one.series) for one in nodes} == {
+    assert {node.name: (node.wall, node.series) for node in nodes} == {
         "n1": (
             True,
             {
@@ -88,7 +88,7 @@ timestamp,,,
 2024-03-21 15:23:02,,25.0,3
 """
     nodes, _ = read(GpuTables(), tmp_path, omnistat__csv=text)
-    assert {one.name: (one.wall, one.series) for one in nodes} == {
+    assert {node.name: (node.wall, node.series) for node in nodes} == {
         "node01": (False, {"gpu.busy_ratio gpu0": [(T * S, 1.0)]}),
         "node02": (False, {"gpu.busy_ratio gpu0": [(T * S, 0.5), ((T + 15) * S, 0.25)]}),
     }
@@ -169,7 +169,7 @@ def test_other_files_are_recognised_by_nobody(head: bytes, tmp_path: Path) -> No
     assert find_importer(head, path) is None
 
 
-def test_tables_without_a_reading_are_said_so(tmp_path: Path) -> None:
+def test_tables_without_a_reading_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no GPU readings"):
         read(GpuTables(), tmp_path, empty__csv=b"timestamp,DCGM_FI_DEV_GPU_UTIL\n")
     short = b"metric,rocm_utilization_percentage\ncard,0\ntimestamp\n1711034567\n"

@@ -18,7 +18,7 @@ T = 1_711_034_567
 
 def gathered(folder: Path, **files: bytes) -> dict[str, Given]:
     """The nodes by name."""
-    return {one.name: one for one in read(Prometheus(), folder, **files)[0]}
+    return {item.name: item for item in read(Prometheus(), folder, **files)[0]}
 
 
 def test_a_scrape_with_times_becomes_series_in_our_units(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="n1",instance="10.0.0.1:9400"} 30 17110345
 
 def test_host_metrics_join_the_host_whose_address_is_named(tmp_path: Path) -> None:
     nodes, (account,) = read(Prometheus(), tmp_path, scrape=NODE_EXPORTER)
-    by_name = {one.name: one.series for one in nodes}
+    by_name = {node.name: node.series for node in nodes}
     assert by_name == {
         "unnamed host": {"rdma.receive_bytes_total mlx5_0/1": [(T * S, 18.0)]},
         "n1": {
@@ -147,14 +147,14 @@ TEMP = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "gpu": "0", "Hostname": "n1"}
 
 
 def test_answers_of_several_files_are_one_host(tmp_path: Path) -> None:
-    found = gathered(
+    gathered_tables = gathered(
         tmp_path,
         util__json=matrix((UTIL, [[T, "100"], [T + 15.5, "NaN"], [T + 30, "7"]])),
         temp__json=matrix((TEMP, [[T, "31"]]), ({"__name__": "up"}, [[T, "1"]])),
         lines__json=b'{"metric":{"__name__":"DCGM_FI_DEV_SM_CLOCK","gpu":"0","Hostname":"n1"},'
         b'"values":[1],"timestamps":[1711034567000]}\n',
     )
-    assert found["n1"].series == {
+    assert gathered_tables["n1"].series == {
         "gpu.busy_ratio gpu0": [(T * S, 1.0), (T * S + 15_500_000_000, None), ((T + 30) * S, 0.07)],
         "gpu.temperature_celsius gpu0": [(T * S, 31.0)],
         "gpu.sm_clock_hertz gpu0": [(T * S, 1e6)],
@@ -229,7 +229,7 @@ def test_other_files_are_not_recognised(head: bytes) -> None:
     assert not Prometheus().recognizes(head, Path("x"))
 
 
-def test_nothing_known_is_said_so(tmp_path: Path) -> None:
+def test_nothing_known_is_stated(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no known metric"):
         read(Prometheus(), tmp_path, other=b"# TYPE up gauge\nup 1\n")
     deep = b'{"data":{"resultType":"matrix","result":[' + b'{"metric":' * 50_000
@@ -249,8 +249,8 @@ def test_real_idle_nodes_give_their_values_and_no_finding() -> None:
     from tests.support.importing_metrics import given
 
     sources = [source for name in sorted(queries) for source in open_sources(IDLE / name)]
-    nodes = Prometheus().nodes(sources, [Account(one.path) for one in sources])
-    by_name = {one.name: one for one in map(given, nodes)}
+    nodes = Prometheus().nodes(sources, [Account(source.path) for source in sources])
+    by_name = {item.name: item for item in map(given, nodes)}
     scale = {
         "gpu.busy_ratio": 0.01,
         "gpu.memory_used_bytes": 1 << 20,

@@ -106,7 +106,7 @@ def test_rank_19_of_a_real_job_waits_for_computed_data() -> None:
     for rank in report.ranks:
         lost = rank.lost_ns / rank.in_step_ns
         assert lost == pytest.approx(1 - ready[rank.rank or 0], abs=1e-4)
-    first, second = sorted(report.ranks, key=lambda one: -one.lost_ns)[:2]
+    first, second = sorted(report.ranks, key=lambda item: -item.lost_ns)[:2]
     assert (first.rank, second.rank) == (19, 0)
     assert any(
         "rank 19: data was ready 21% of the time, 99% on the median rank; compose 9%" in note

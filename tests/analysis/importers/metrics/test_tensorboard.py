@@ -22,8 +22,8 @@ T = 1_767_712_383 * S
 
 def imported(*paths: Path) -> tuple[list[NodeTables], list[Account]]:
     sources = [source for path in paths for source in open_sources(path)]
-    assert all(TensorBoard().recognizes(one.head, one.path) for one in sources)
-    accounts = [Account(one.path, TensorBoard.title) for one in sources]
+    assert all(TensorBoard().recognizes(source.head, source.path) for source in sources)
+    accounts = [Account(source.path, TensorBoard.title) for source in sources]
     return list(TensorBoard().nodes(sources, accounts)), accounts
 
 
@@ -35,8 +35,8 @@ def steps(node: NodeTables) -> list[tuple[int, ...]]:
 
 def series(node: NodeTables) -> dict[str, list[tuple[int, float]]]:
     return {
-        f"{one.signal} {one.device}": list(zip(one.t_ns.tolist(), one.values.tolist()))
-        for one in node._columns
+        f"{column.signal} {column.device}": list(zip(column.t_ns.tolist(), column.values.tolist()))
+        for column in node._columns
     }
 
 
@@ -49,11 +49,11 @@ def test_steps_lie_between_points_and_readings_beside_them() -> None:
         (T + 5 * S // 2, T + 9 * S // 2, 3),
         (T + 9 * S // 2, T + 13 * S // 2, 4),
     ]
-    found = series(node)
-    assert str(found.pop("gpu.busy_ratio unseen")) == str(
+    result = series(node)
+    assert str(result.pop("gpu.busy_ratio unseen")) == str(
         [(T, float("nan")), (T + 13 * S // 2, float("nan"))]
     )
-    ((name, (first, missing, last)),) = found.items()
+    ((name, (first, missing, last)),) = result.items()
     assert (name, first, last) == ("gpu.busy_ratio gpu0", (T, 0.97), (T + 5 * S // 2, 0.4))
     assert missing[0] == T + S and missing[1] != missing[1]
     assert [dict(account.read) for account in accounts] == [
@@ -90,7 +90,7 @@ def test_a_run_that_was_begun_anew_leaves_the_time_between_out(tmp_path: Path) -
     }
 
 
-def test_runs_are_told_apart_by_their_files_names() -> None:
+def test_runs_are_distinguished_by_their_files_names() -> None:
     nodes, _ = imported(*sorted((SEEDS / "run").iterdir()), LOSS)
     assert sorted(node.display_name for node in nodes) == ["loss", "version_0"]
 
@@ -103,7 +103,7 @@ def test_readings_alone_are_devices_without_a_process() -> None:
 
 def test_the_analysis_knows_the_pace_and_claims_nothing() -> None:
     report = analyze(LOSS)
-    known = {one.name: one.value for one in report.metrics}
+    known = {metric.name: metric.value for metric in report.metrics}
     assert (known["step.count"], known["step.p50_ns"]) == (4.0, pytest.approx(2 * S, rel=0.3))
     assert report.findings == ()
 
@@ -143,7 +143,7 @@ def test_more_points_than_any_run_has_are_refused(tmp_path: Path) -> None:
         imported(path)
 
 
-def test_of_a_long_run_the_last_steps_are_laid(tmp_path: Path) -> None:
+def test_of_a_long_run_only_the_last_steps_are_placed(tmp_path: Path) -> None:
     paths = [tmp_path / f"run-{name}-tag-x.csv" for name in "ab"]
     rows = "1.0,0,1\n2.0,9007199254740991,1\n3.0,9007199254740992,1\n4.0,1,1\n5.0,100001,1\n"
     for path in paths:

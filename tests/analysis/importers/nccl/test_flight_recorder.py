@@ -81,7 +81,7 @@ def test_json_says_the_same() -> None:
 
 
 class Runs:
-    """Writes a file when it is unpickled by a reader that does what it is told."""
+    """Writes a file when it is unpickled by an unsafe reader."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -134,8 +134,8 @@ def test_the_oldest_operation_that_did_not_end_is_where_a_rank_stands() -> None:
     waiting = content(entry(7, "completed", 3), entry(8, "started", 5), entry(9, "scheduled", 6))
     late = content(entry(7, "completed", 3))
     dumps = [
-        parse_dump(pickle.dumps(one), rank, 9 * SECOND)
-        for rank, one in enumerate((waiting, waiting, late))
+        parse_dump(pickle.dumps(value), rank, 9 * SECOND)
+        for rank, value in enumerate((waiting, waiting, late))
     ]
     team = 0x4E62965EF8BA1C61  # printf 0,1,2 | b2sum; its first 8 bytes, little-endian
     assert compute_group_number((2, 0, 1)) == team
@@ -194,8 +194,8 @@ def test_dumps_of_the_real_recorder_are_read(tmp_path: Path) -> None:
     for path in paths[1:]:
         dump = read_dump(Path(path))
         assert dump.rank == 0
-        found = [(e.number, e.name, e.message, e.done) for e in dump.entries]
-        assert found == [(1, "gloo:all_reduce", False, True), (2, "gloo:barrier", False, True)]
+        rows = [(e.number, e.name, e.message, e.done) for e in dump.entries]
+        assert rows == [(1, "gloo:all_reduce", False, True), (2, "gloo:barrier", False, True)]
         assert dump.completed == {"0": 2}
         assert find_stuck_ranks([dump]) == []
 

@@ -30,13 +30,13 @@ def entry(number: int, start: int | None, end: int | None, **more: object) -> di
 
 def dump(folder: Path, rank: int, *entries: dict) -> Path:
     path = folder / f"nccl_trace_rank_{rank}.json"
-    said = {
+    reported = {
         "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}},
         "pg_status": {},
         "version": "2.10",
         "entries": list(entries),
     }
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(reported))
     return path
 
 
@@ -60,13 +60,13 @@ def test_two_ranks_and_who_had_not_come(tmp_path: Path) -> None:
     group = compute_group_number([0, 1])
     assert [ranks(node) for node in nodes] == [{1: (0, 2, "")}, {2: (1, 2, "")}]
     assert [groups(node) for node in nodes] == [{group: [0, 1]}] * 2
-    found = spans(nodes[0])
-    assert [row[:5] for row in found["1 collective"]] == [
+    recorded_spans = spans(nodes[0])
+    assert [row[:5] for row in recorded_spans["1 collective"]] == [
         (100, 300, group, 0, -1),
         (400, 500, group, 1, -1),
     ]
-    assert operation(found["1 collective"][0][5]) == (layout.ALL_REDUCE, -1)
-    assert found["1 step"] == [(100, 500, 1, 2, -1, -1)]
+    assert operation(recorded_spans["1 collective"][0][5]) == (layout.ALL_REDUCE, -1)
+    assert recorded_spans["1 step"] == [(100, 500, 1, 2, -1, -1)]
     assert spans(nodes[1])["2 step"] == [(250, 500, 1, 2, -1, -1)]
     assert dict(accounts[0].skipped) == {"operations without start and end times": 1}
     assert dict(accounts[1].skipped) == {
@@ -108,7 +108,7 @@ def test_a_pickle_is_refused_and_the_others_are_read(tmp_path: Path) -> None:
         '{"pg_config": {}, "entries": [{"time_created_ns": 1e400}]}',
     ],
 )
-def test_what_is_no_dump_is_told(tmp_path: Path, text: str) -> None:
+def test_what_is_no_dump_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace_3.json"
     path.write_text(text)
     nodes, (account,), why = read(FlightRecorder(), path)
@@ -129,7 +129,7 @@ def test_numbers_beyond_64_bits_are_left_out(tmp_path: Path) -> None:
     assert "impossible ranks" in read(FlightRecorder(), path)[2]
 
 
-def test_a_name_without_a_rank_is_told(tmp_path: Path) -> None:
+def test_a_name_without_a_rank_is_reported(tmp_path: Path) -> None:
     path = dump(tmp_path, 0, entry(1, 1, 2)).rename(tmp_path / "trace.json")
     assert read(FlightRecorder(), path)[2] == "its name does not end with a rank"
 

@@ -26,13 +26,13 @@ def test_all_leave_together_and_came_when_they_had_been_in_it(tmp_path: Path) ->
     assert [node.name for node in nodes] == ["node0", "node1"]
     assert [ranks(node) for node in nodes] == [{40: (0, 2, "")}, {41: (1, 2, "")}]
     assert groups(nodes[0]) == {group: [0, 1]}
-    one, other = (spans(node)[f"{pid} collective"] for node, pid in zip(nodes, (40, 41)))
-    assert [row[:5] for row in one] == [
+    first, other = (spans(node)[f"{pid} collective"] for node, pid in zip(nodes, (40, 41)))
+    assert [row[:5] for row in first] == [
         (9_700 * US, 10_000 * US, group, 1, 4096),
         (10_900 * US, 11_000 * US, group, 2, 4096),
     ]
     assert [row[:2] for row in other] == [(9_900 * US, 10_000 * US), (10_950 * US, 11_000 * US)]
-    assert operation(one[0][5]) == (layout.ALL_REDUCE, -1)
+    assert operation(first[0][5]) == (layout.ALL_REDUCE, -1)
     assert spans(nodes[0])["40 step"] == [(9_700 * US, 11_000 * US, 1, 2, -1, -1)]
     assert accounts[0].read["operations"] == 2
     assert accounts[0].notes[0].startswith("ranks are those of communicator 0xabc, of 2 ranks")

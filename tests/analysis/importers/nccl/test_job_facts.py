@@ -47,7 +47,7 @@ def traces(tmp_path: Path) -> list[Path]:
 
 
 def lost(report: Report) -> dict[str, int]:
-    return {one.cause.id: round(one.lost_ns / 1e6) for one in report.findings}
+    return {finding.cause.id: round(finding.lost_ns / 1e6) for finding in report.findings}
 
 
 def test_a_table_and_a_log_make_slow_transfers_a_slow_path(
@@ -59,10 +59,10 @@ def test_a_table_and_a_log_make_slow_transfers_a_slow_path(
     table.write_text(TABLE)
     report = analyze([*traces, log, table])
     # Of 60 * 980 us on two ranks all but 60 * 98 us each: 105.84 ms of 117.6.
-    found = lost(report)
-    assert found["net-path"] == pytest.approx(106, abs=6)  # durations are counted in classes
-    assert found["net-transfer"] == pytest.approx(12, abs=6)
-    (path,) = (one for one in report.findings if one.cause.id == "net-path")
+    result = lost(report)
+    assert result["net-path"] == pytest.approx(106, abs=6)  # durations are counted in classes
+    assert result["net-transfer"] == pytest.approx(12, abs=6)
+    (path,) = (finding for finding in report.findings if finding.cause.id == "net-path")
     assert path.evidence[0].name == "nccl.socket_channels_count"
     assert path.evidence[0].value == 2
     assert "go through TCP sockets although NCCL saw mlx5_0, mlx5_1" in path.evidence[0].note

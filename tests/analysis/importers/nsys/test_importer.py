@@ -145,18 +145,20 @@ def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> Non
     group = compute_group_number([0, 1])
     assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
     assert groups(node) == {group: [0, 1]}
-    found = spans(node)
-    rows = [row[:5] for row in found["21 collective"]]
+    recorded_spans = spans(node)
+    rows = [row[:5] for row in recorded_spans["21 collective"]]
     assert rows == [(50, 170, group, 0, -1), (220, 340, group, 1, -1)]
-    assert {operation(row[5]) for row in found["22 collective"]} == {(layout.ALL_REDUCE, -1)}
-    assert [row[:5] for row in found["22 collective"]] == [
+    assert {operation(row[5]) for row in recorded_spans["22 collective"]} == {
+        (layout.ALL_REDUCE, -1)
+    }
+    assert [row[:5] for row in recorded_spans["22 collective"]] == [
         (150, 170, group, 0, -1),
         (320, 340, group, 1, -1),
     ]
-    assert [row[3] for row in found["21 exposed_collective"]] == [120, 120]
-    assert [row[3] for row in found["22 exposed_collective"]] == [20, 20]
+    assert [row[3] for row in recorded_spans["21 exposed_collective"]] == [120, 120]
+    assert [row[3] for row in recorded_spans["22 exposed_collective"]] == [20, 20]
     assert "numbered in the order of files and devices" in account.notes[-1]
-    assert found["21 step"] == [(0, 340, 1, 2, -1, -1)]  # nothing says when a step was
+    assert recorded_spans["21 step"] == [(0, 340, 1, 2, -1, -1)]  # nothing says when a step was
 
 
 def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> None:
@@ -263,7 +265,7 @@ def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
     assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
     assert (dict(account.read), dict(account.skipped)) == ({"kernels": 8}, {})
     assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir()] == ["a.sqlite"]  # no journal beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["a.sqlite"]  # no journal beside it
 
 
 @pytest.mark.parametrize("part", [0.02, 0.3, 0.6, 0.9])
@@ -290,7 +292,7 @@ def test_damaged_pages_never_stop_it(tmp_path: Path) -> None:
         assert len(accounts) == 1
 
 
-def test_names_in_a_schema_that_are_no_text_are_told(tmp_path: Path) -> None:
+def test_names_in_a_schema_that_are_no_text_are_reported(tmp_path: Path) -> None:
     whole = two_ranks(tmp_path / "a.sqlite").read_bytes()
     broken = tmp_path / "broken.sqlite"
     # The first statement of the schema is none any more: SQLite's message repeats its bytes.
@@ -306,9 +308,9 @@ def test_a_packed_file_is_read_in_memory(tmp_path: Path) -> None:
     plain = two_ranks(tmp_path / "a.sqlite")
     packed = tmp_path / "a.sqlite.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    (one,), _, _ = read(Nsys(), plain)
+    (readings,), _, _ = read(Nsys(), plain)
     (other,), _, _ = read(Nsys(), packed)
-    assert spans(one) == spans(other)
+    assert spans(readings) == spans(other)
 
 
 def test_a_file_without_devices_says_so_and_others_are_no_profiles(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_a_folder_is_one_job_of_two_hosts() -> None:
         13750: 4000 * MS,
         14750: 5000 * MS,
     }
-    said = dict(zip((path.name for path in RUN), accounts))
-    assert said["0_output.json"].notes == [
+    values = dict(zip((path.name for path in RUN), accounts))
+    assert values["0_output.json"].notes == [
         "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile",
         # 4 + 2.75 s of 9.25 + 7.75; the first batches 3 + 1.5 of them
         "waiting for data took 39.71 % of the listed steps; 66.7 % of that for the first batch of"
@@ -61,7 +61,7 @@ def test_a_folder_is_one_job_of_two_hosts() -> None:
         " 58.8 % are computation",
         "2.5 s of the epochs lie outside the listed steps: they follow the last step of each",
     ]
-    assert said["1_output.json"].skipped == {"evaluations": 1}
+    assert values["1_output.json"].skipped == {"evaluations": 1}
 
 
 def test_iostat_becomes_counters_of_the_host_it_ran_on() -> None:

@@ -58,8 +58,8 @@ def test_two_stages_whole(tmp_path: Path) -> None:
     (node,), (account,), why = read(MegatronPipeline(), write(tmp_path / "a.json", EVENTS))
     assert why == ""
     assert ranks(node) == {1: (0, 2, "stage0"), 2: (1, 2, "stage1")}
-    found = spans(node)
-    assert found["1 step"] == [(0, 110 * US, 3, 2, -1, -1)]
+    recorded_spans = spans(node)
+    assert recorded_spans["1 step"] == [(0, 110 * US, 3, 2, -1, -1)]
     # Busy 0-20, 60-70, 90-100 of 110; and 12-85.
     assert series(node)["gpu.busy_ns_total stage0"][-1] == (110 * US, 40 * US)
     assert series(node)["gpu.busy_ns_total stage1"] == [
@@ -69,7 +69,8 @@ def test_two_stages_whole(tmp_path: Path) -> None:
         (110 * US, 73 * US),
     ]
     rows = [
-        (a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["1 collective"]
+        (a // US, b // US, number, *operation(d))
+        for a, b, _, number, _, d in recorded_spans["1 collective"]
     ]
     # Stage 0 waited for the backward of microbatch 0, done at 52, and of 1, done at 85; then both
     # came to the reduce, the last at 100.
@@ -79,7 +80,8 @@ def test_two_stages_whole(tmp_path: Path) -> None:
         (100, 100, 0, layout.OTHER_OPERATION, -1),
     ]
     rows = [
-        (a // US, b // US, number, *operation(d)) for a, b, _, number, _, d in found["2 collective"]
+        (a // US, b // US, number, *operation(d))
+        for a, b, _, number, _, d in recorded_spans["2 collective"]
     ]
     assert rows == [
         (52, 52, 0, layout.SEND, 0),
@@ -119,7 +121,7 @@ def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
     assert len(spans(node)["1 step"]) == 1
 
 
-def test_what_holds_nothing_is_told(tmp_path: Path) -> None:
+def test_what_holds_nothing_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EVENTS[:2])
     assert "forward or backward" in read(MegatronPipeline(), path)[2]
     cut = tmp_path / "cut.json"

@@ -60,7 +60,7 @@ def test_of_three_instances_the_slow_one_is_named() -> None:
     ]
 
 
-def test_instances_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
+def test_instances_that_are_alike_are_reported(tmp_path: Path) -> None:
     paths = [tmp_path / f"r{number}.txt" for number in range(3)]
     for path in paths:
         path.write_bytes(THREE[0].read_bytes())
@@ -101,17 +101,22 @@ def test_a_log_without_epochs_is_refused(tmp_path: Path) -> None:
 
 
 def test_start_up_ends_where_a_first_epoch_begins_that_lasts_for_long(tmp_path: Path) -> None:
-    said = [(0, "init_start"), (100, "init_stop"), (101, "run_start"), (101, "epoch_start")]
-    said += [(901, "epoch_stop"), (902, "epoch_start"), (1_302, "epoch_stop"), (1_303, "run_stop")]
+    printed = [(0, "init_start"), (100, "init_stop"), (101, "run_start"), (101, "epoch_start")]
+    printed += [
+        (901, "epoch_stop"),
+        (902, "epoch_start"),
+        (1_302, "epoch_stop"),
+        (1_303, "run_stop"),
+    ]
     lines = (
         f':::MLLOG {{"time_ms": {1_700_000_000_000 + 1000 * at}, "key": "{key}"}}\n'
-        for at, key in said
+        for at, key in printed
     )
     path = tmp_path / "result_0.txt"
     path.write_text("".join(lines))
     report = analyze(path)
     lost = dict(report.outside_buckets)
-    # The first step is told at 901 s; by then 900 s were read, and 600 of them settled up to the
+    # The first step is logged at 901 s; by then 900 s were read, and 600 of them settled up to the
     # reading before: there is one every 1,303 s / 44.
     assert lost.pop("startup") == 101 * SECOND
     assert lost.pop("long-first-step") == 20 * (1_303 * SECOND // 44) - 101 * SECOND

@@ -1,4 +1,4 @@
-"""Operator tables: steps laid one after the other, exchanges, teams; broken and missing files."""
+"""Operator tables: steps placed one after the other, exchanges, teams; broken and missing files."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_both_stages_of_a_pipeline() -> None:
 
 def test_what_is_sent_together_with_a_receive_is_issued_and_waited_for(tmp_path: Path) -> None:
     events = json.loads(TIMELINE.read_text())
-    sends = [one for one in events if one["name"] == "forward-send"]
-    for one in sends:  # begins with the receive, at 499
-        one["ts"] += 399_000
+    sends = [event for event in events if event["name"] == "forward-send"]
+    for send in sends:  # begins with the receive, at 499
+        send["ts"] += 399_000
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps(events))
     (node,), _ = imported([path])
@@ -75,9 +75,9 @@ def test_broken_timelines_are_read_to_the_last_whole_event(tmp_path: Path) -> No
     _, (account,) = imported([path])
     assert account.cut == "broken, or cut off; what came before was read"
     events = json.loads(text)
-    work = [one for one in events if one["name"] == "forward-compute"]
-    for one, (key, value) in zip(work, (("ts", -1), ("dur", 1e300), ("ts", "x"), ("tid", 99))):
-        one[key] = value
+    work = [event for event in events if event["name"] == "forward-compute"]
+    for item, (key, value) in zip(work, (("ts", -1), ("dur", 1e300), ("ts", "x"), ("tid", 99))):
+        item[key] = value
     path.write_text(json.dumps(events)[:-1] + ', 7, {"ph": "X"}]')
     _, (account,) = imported([path])
     assert account.skipped == {
@@ -97,7 +97,7 @@ def test_of_two_tables_of_one_job_what_is_ideal_is_left_out(tmp_path: Path) -> N
     assert "not used: another table of the same job was read" in ideal.notes
 
 
-def test_parquet_is_told_by_its_columns_and_needs_pyarrow(
+def test_parquet_is_recognized_by_its_columns_and_needs_pyarrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "trace.parquet"

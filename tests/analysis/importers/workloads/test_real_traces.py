@@ -17,10 +17,10 @@ S = 1e9
 
 def files(folder: str, pattern: str) -> list[Path]:
     """Files of a folder of real data."""
-    found = sorted((SHARED / folder).glob(pattern))
-    if not found:
+    result = sorted((SHARED / folder).glob(pattern))
+    if not result:
         pytest.skip(f"{folder} is not here")
-    return found
+    return result
 
 
 def table(node: NodeTables, pid: int) -> np.ndarray:
@@ -70,11 +70,11 @@ def test_mlperf_storage_waits_and_first_batches_are_those_of_its_lists() -> None
             assert world == 15
             spans = table(node, pid)
             epochs = run["per_rank"][f"rank{rank:02d}"]["epochs"].values()
-            load_s = sum(one["load_s"] for one in epochs)
+            load_s = sum(epoch["load_s"] for epoch in epochs)
             assert seconds(spans, layout.DATA_WAIT) == pytest.approx(load_s, abs=1e-3)
             waits = spans[:, (spans[2] == layout.DATA_WAIT) & (spans[6] == 1)]
             assert (waits[1] - waits[0]).sum() / S == pytest.approx(
-                sum(one["first_load_s"] for one in epochs), abs=1e-3
+                sum(epoch["first_load_s"] for epoch in epochs), abs=1e-3
             )
             first += (waits[1] - waits[0]).sum() / S
             waited += seconds(spans, layout.DATA_WAIT)

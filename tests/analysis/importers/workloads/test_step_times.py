@@ -1,4 +1,4 @@
-"""Step tables: which column is what, how steps and waits are laid, who is late; all by hand."""
+"""Step tables: which column is what, how steps and waits are placed, who is late; all by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = compute_group_number([0, 1])
 
 
 @pytest.mark.parametrize(
-    ("heads", "found"),
+    ("heads", "result"),
     [
         ("rank,step,duration_ms", StepColumns(0, 1, duration=2, duration_unit=1e6)),
         ("Iteration,Worker,Step Time (s)", StepColumns(1, 0, duration=2, duration_unit=1e9)),
@@ -37,12 +37,12 @@ GROUP = compute_group_number([0, 1])
         ("rank,step,optype,duration", None),  # several rows for one step
     ],
 )
-def test_columns_are_told_by_their_names(heads: str, found: StepColumns | None) -> None:
-    assert match_columns(heads.split(",")) == found
+def test_columns_are_recognized_by_their_names(heads: str, result: StepColumns | None) -> None:
+    assert match_columns(heads.split(",")) == result
 
 
 def step(start: int, end: int, number: int) -> tuple[int, ...]:
-    """A step as laid."""
+    """A step as placed."""
     return (start * MS, end * MS, number, 2, -1, -1)
 
 
@@ -83,7 +83,7 @@ def test_starts_and_ends_stay_where_they_were(tmp_path: Path) -> None:
     ]
     lines = "\n".join(map(json.dumps, rows)).encode()
     nodes, _ = read(StepTimes(), tmp_path, steps__jsonl=lines)
-    assert {one.name: one.spans for one in nodes} == {
+    assert {node.name: node.spans for node in nodes} == {
         "a": {
             (0, "step"): [step(100, 130, 0), step(130, 150, 1)],
             (0, "collective"): [barrier(110, 130, 0), barrier(150, 150, 1)],
@@ -93,10 +93,10 @@ def test_starts_and_ends_stay_where_they_were(tmp_path: Path) -> None:
             (1, "collective"): [barrier(130, 130, 0), barrier(140, 150, 1)],
         },
     }
-    assert [one.wall for one in nodes] == [True, True]
+    assert [node.wall for node in nodes] == [True, True]
 
 
-def test_ranks_that_do_not_wait_for_each_other_are_not_said_to(tmp_path: Path) -> None:
+def test_ranks_that_do_not_wait_for_each_other_are_not_reported_as_waiting(tmp_path: Path) -> None:
     rows = [
         {"rank": rank, "step": n, "start_ms": n * took, "end_ms": (n + 1) * took}
         for rank, took in ((0, 10), (1, 30))
@@ -110,7 +110,7 @@ def test_ranks_that_do_not_wait_for_each_other_are_not_said_to(tmp_path: Path) -
     assert "no rank is shown to wait" in account.notes[-1]
 
 
-def test_units_that_nobody_states_are_guessed_and_said(tmp_path: Path) -> None:
+def test_units_that_nobody_states_are_guessed_and_reported(tmp_path: Path) -> None:
     (node,), (account,) = read(StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,0.5\n1,1,0.25\n")
     assert node.spans[1, "collective"] == [barrier(250, 500, 0)]
     assert account.notes[0].startswith("no unit is stated: durations are read as s;")
@@ -162,8 +162,8 @@ def test_a_table_without_a_row_and_parquet_without_its_reader(tmp_path: Path) ->
 
 def slowdown(report: Report) -> float | None:
     """The straggler slowdown S."""
-    found = {metric.name: metric.value for metric in report.metrics}
-    return found["yardstick.slowdown_factor"]
+    by_key = {metric.name: metric.value for metric in report.metrics}
+    return by_key["yardstick.slowdown_factor"]
 
 
 def test_the_slow_rank_is_named_and_its_slowdown_is_exact(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_the_known_stragglers_of_real_jobs_are_named(name: str, slowest: list[in
     report = analyze(ALIBABA / f"{name}_norm.csv")
     first = report.findings[0]
     assert first.cause.id == "sync-imbalance"
-    assert sorted(one.rank or 0 for one in first.culprits[: len(slowest)]) == slowest
-    others = sum(one.others_ns or 0 for one in first.culprits[len(slowest) :])
+    assert sorted(culprit.rank or 0 for culprit in first.culprits[: len(slowest)]) == slowest
+    others = sum(culprit.others_ns or 0 for culprit in first.culprits[len(slowest) :])
     assert others < 0.1 * first.lost_ns
 
 

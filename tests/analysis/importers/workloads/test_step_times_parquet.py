@@ -23,7 +23,7 @@ def written(path: Path, **columns: list[object]) -> Path:
 
 
 def test_a_parquet_table_gives_the_report_of_the_same_csv(tmp_path: Path) -> None:
-    rank, step, took = (list(one) for one in zip(*ROWS))
+    rank, step, took = (list(value) for value in zip(*ROWS))
     table = written(tmp_path / "steps.parquet", rank=rank, step=step, duration_s=took)
     text = tmp_path / "steps.csv"
     lines = ["rank,step,duration_s", *(f"{r},{s},{t}" for r, s, t in ROWS)]

@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 def summary(path: Path, rows: Any, steps: Any = 2) -> Path:
-    said = {
+    reported = {
         "schema_version": 1.6,
         "primary_diagnosis": {"status": "INPUT-BOUND", "summary": "input wait is 1/3"},
         "step_time": {
@@ -23,7 +23,7 @@ def summary(path: Path, rows: Any, steps: Any = 2) -> Path:
             "groups": {"by": "global_rank", "rows": rows},
         },
     }
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(reported))
     return path
 
 
@@ -42,8 +42,8 @@ def test_averages_become_steps(tmp_path: Path) -> None:
     (node,), (account,), _ = read(TraceML(), summary(tmp_path / "final_summary.json", {"3": row}))
     assert node.name == "n1"
     assert ranks(node) == {4: (3, 8, "")}
-    found = spans(node)
-    assert found == {
+    recorded_spans = spans(node)
+    assert recorded_spans == {
         "4 step": [(0, 30 * MS, 5, 2, -1, -1), (30 * MS, 60 * MS, 6, 2, -1, -1)],
         "4 data_wait": [(0, 10 * MS, -1, -1, -1, -1), (30 * MS, 40 * MS, -1, -1, -1, -1)],
         "4 h2d": [(10 * MS, 11 * MS, -1, -1, 0, 0), (40 * MS, 41 * MS, -1, -1, 0, 0)],
@@ -70,6 +70,6 @@ def test_averages_become_steps(tmp_path: Path) -> None:
         ({"0": {"metrics": {"step_time_ms": float("inf")}}}, 2),
     ],
 )
-def test_a_summary_without_step_times_is_told(tmp_path: Path, rows: Any, steps: Any) -> None:
+def test_a_summary_without_step_times_is_reported(tmp_path: Path, rows: Any, steps: Any) -> None:
     path = summary(tmp_path / "final_summary.json", rows, steps)
     assert read(TraceML(), path)[2] == "no rank has a step time"

@@ -1,4 +1,4 @@
-"""Measured waits of a device laid on the clock of its host."""
+"""Measured waits of a device, placed on the clock of its host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterprof.probe import layout
 from tests.support.builders import ns, process, spans
 
 
-def laid(*rows: tuple[float, float, int, float]) -> list[tuple[float, float, int, float]]:
+def placed(*rows: tuple[float, float, int, float]) -> list[tuple[float, float, int, float]]:
     """(came, went on, sequence, stood still) in seconds -> (start, end, sequence, run ends)."""
     waits = assign_wait_times(spans(*[(s, e, n, ns(length)) for s, e, n, length in rows]))
     columns = waits.start_ns / 1e9, waits.end_ns / 1e9, waits.sequence, waits.run_end_ns / 1e9
@@ -26,7 +26,7 @@ def test_a_wait_begins_when_its_host_came_or_when_the_one_before_it_ended() -> N
     # 0.4 from 1.0; the host comes again at 1.1 and 1.2: 0.3 and 0.2 follow each other to 1.9.
     # Nothing is under way at 2.5.
     three = (1.0, 1.01, 5, 0.4), (1.1, 1.11, 7, 0.3), (1.2, 1.21, 9, 0.2)
-    assert laid(*three, (2.5, 2.6, 11, 0.1)) == [
+    assert placed(*three, (2.5, 2.6, 11, 0.1)) == [
         (1.0, 1.4, 5, 1.9),
         (1.4, 1.7, 7, 1.9),
         (1.7, 1.9, 9, 1.9),
@@ -35,7 +35,7 @@ def test_a_wait_begins_when_its_host_came_or_when_the_one_before_it_ended() -> N
 
 
 def test_hidden_waits_take_no_time_and_nonsense_is_none() -> None:
-    assert laid((1.0, 1.1, 1, 0.0), (1.0, 1.1, 2, -3.0), (1.05, 1.1, 3, 0.2)) == [
+    assert placed((1.0, 1.1, 1, 0.0), (1.0, 1.1, 2, -3.0), (1.05, 1.1, 3, 0.2)) == [
         (1.0, 1.0, 1, 1.0),
         (1.0, 1.0, 2, 1.0),
         (1.05, 1.25, 3, 1.25),
@@ -49,7 +49,7 @@ def test_time_before_an_instant_counts_waits_in_part() -> None:
 
 
 @pytest.mark.parametrize("from_s", [1.2, 1.5, 1.8])
-def test_what_is_kept_of_a_run_is_laid_as_it_was(from_s: float) -> None:
+def test_what_is_kept_of_a_run_is_placed_as_it_was(from_s: float) -> None:
     rows = (0.2, 0.3, 1, ns(0.5)), (1.0, 1.01, 3, ns(0.4)), (1.1, 1.11, 5, ns(0.5))
     table = spans(*rows)
     keep = select_unfinished(table, ns(from_s))

@@ -50,76 +50,76 @@ def spans_of(
     )
 
 
-def sizes(found: MatchResult) -> list[int]:
-    return np.diff(found.operations.first).tolist()
+def sizes(result: MatchResult) -> list[int]:
+    return np.diff(result.operations.first).tolist()
 
 
 def test_the_same_number_of_the_same_group_is_one_operation() -> None:
-    found = match_spans(
+    matching = match_spans(
         concat_spans(*(spans_of(rank, ahead_ns=rank * 10**9) for rank in (2, 0, 1)))
     )
-    assert sizes(found) == [3] * 40
-    assert found.operations.rank.tolist() == [0, 1, 2] * 40
-    assert found.operations.complete.all()
-    assert found.operations.source[:3].tolist() == [0, 1000, 2000]
-    assert found.unmatched == {}
+    assert sizes(matching) == [3] * 40
+    assert matching.operations.rank.tolist() == [0, 1, 2] * 40
+    assert matching.operations.complete.all()
+    assert matching.operations.source[:3].tolist() == [0, 1000, 2000]
+    assert matching.unmatched == {}
 
 
 def test_equal_numbers_of_another_job_or_group_are_other_operations() -> None:
-    found = match_spans(
+    matching = match_spans(
         concat_spans(spans_of(0), spans_of(1, job=1), spans_of(2, group=78), spans_of(3))
     )
-    assert sorted(sizes(found)) == [1] * 80 + [2] * 40
-    assert np.unique(found.operations.process_group).size == 3
+    assert sorted(sizes(matching)) == [1] * 80 + [2] * 40
+    assert np.unique(matching.operations.process_group).size == 3
 
 
 def test_a_member_that_was_announced_and_not_seen_leaves_operations_incomplete() -> None:
     spans = concat_spans(spans_of(0), spans_of(1))
-    found = match_spans(spans, {(0, 77): np.array([0, 1, 2])})
-    assert sizes(found) == [2] * 40
-    assert not found.operations.complete.any()
+    matching = match_spans(spans, {(0, 77): np.array([0, 1, 2])})
+    assert sizes(matching) == [2] * 40
+    assert not matching.operations.complete.any()
 
 
 def test_a_truncated_recording_takes_part_in_what_it_saw() -> None:
     late = spans_of(1, LEAVES[10:], np.arange(10, 40))
-    found = match_spans(concat_spans(spans_of(0), late))
-    assert sizes(found) == [1] * 10 + [2] * 30
-    assert found.operations.complete.tolist() == [False] * 10 + [True] * 30
+    matching = match_spans(concat_spans(spans_of(0), late))
+    assert sizes(matching) == [1] * 10 + [2] * 30
+    assert matching.operations.complete.tolist() == [False] * 10 + [True] * 30
 
 
 def test_after_a_restart_numbers_begin_again() -> None:
     again = np.concatenate([np.arange(20), np.arange(20)])
-    found = match_spans(concat_spans(*(spans_of(rank, sequence=again) for rank in range(3))))
-    assert sizes(found) == [3] * 40
-    assert found.unmatched == {}
+    matching = match_spans(concat_spans(*(spans_of(rank, sequence=again) for rank in range(3))))
+    assert sizes(matching) == [3] * 40
+    assert matching.unmatched == {}
 
 
 def test_a_rank_that_began_again_less_often_than_the_others_is_left_out() -> None:
     # Ranks 0 and 1 saw both lives, rank 2 only the second: its 0 … 19 are not their first 20.
     again = np.concatenate([np.arange(20), np.arange(20)])
     both = [spans_of(rank, sequence=again) for rank in range(2)]
-    found = match_spans(concat_spans(*both, spans_of(2, LEAVES[20:], np.arange(20))))
-    assert found.unmatched == {"restart-unclear": 20}
-    assert sizes(found) == [2] * 40
+    matching = match_spans(concat_spans(*both, spans_of(2, LEAVES[20:], np.arange(20))))
+    assert matching.unmatched == {"restart-unclear": 20}
+    assert sizes(matching) == [2] * 40
 
 
 @pytest.mark.parametrize("lag", [-2, -1, 1])
 def test_a_rank_whose_numbers_are_off_is_left_out(lag: int) -> None:
     off = spans_of(2, LEAVES[5:30], np.arange(5, 30) + lag)
-    found = match_spans(concat_spans(spans_of(0), spans_of(1), off))
-    assert found.unmatched == {"sequence-skew": 25}
-    assert sizes(found) == [2] * 40
+    matching = match_spans(concat_spans(spans_of(0), spans_of(1), off))
+    assert matching.unmatched == {"sequence-skew": 25}
+    assert sizes(matching) == [2] * 40
 
 
 def test_jitter_and_late_leavers_are_no_skew() -> None:
     late = LEAVES + RANDOM.integers(0, 20_000, LEAVES.size)
     late[7] += 25_000
-    found = match_spans(concat_spans(spans_of(0), spans_of(1), spans_of(2, late)))
-    assert found.unmatched == {}
+    matching = match_spans(concat_spans(spans_of(0), spans_of(1), spans_of(2, late)))
+    assert matching.unmatched == {}
 
 
 def test_spans_that_say_too_little_are_counted() -> None:
-    found = match_spans(
+    matching = match_spans(
         concat_spans(
             spans_of(0),
             spans_of(1),
@@ -129,7 +129,7 @@ def test_spans_that_say_too_little_are_counted() -> None:
             spans_of(2, LEAVES[:5], operation=BARRIER),
         )
     )
-    assert found.unmatched == {
+    assert matching.unmatched == {
         "group-unknown": 40,
         "peer-unknown": 40,
         "seen-twice": 3,
@@ -143,10 +143,10 @@ def test_sends_and_receives_are_matched_by_direction() -> None:
         spans_of(1, LEAVES + 7, operation=SEND, peer=0),
         spans_of(0, LEAVES + 7, operation=RECV, peer=1),
     )
-    found = match_spans(concat_spans(*there, *back))
-    assert sizes(found) == [2] * 80
-    assert found.operations.complete.all()
-    assert np.unique(found.operations.process_group).size == 1  # one pair, both ways
+    matching = match_spans(concat_spans(*there, *back))
+    assert sizes(matching) == [2] * 80
+    assert matching.operations.complete.all()
+    assert np.unique(matching.operations.process_group).size == 1  # one pair, both ways
 
 
 def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_of_its_wait() -> (
@@ -164,5 +164,5 @@ def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_o
 def test_a_span_that_ends_before_it_begins_is_left_out() -> None:
     wrong = spans_of(2)
     wrong.leave_ns[3] -= 50  # it came 20 before
-    found = match_spans(concat_spans(spans_of(0), spans_of(1), wrong))
-    assert found.unmatched == {"backwards": 1}
+    matching = match_spans(concat_spans(spans_of(0), spans_of(1), wrong))
+    assert matching.unmatched == {"backwards": 1}

@@ -73,9 +73,9 @@ def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] 
         )
         spent = job.spent[mine.source].T
         rows.add(np.stack(table), spent, spent)
-        found = rows.finish()
-        if found is not None:
-            people.append(RankEntry(rank, rank, 0, ClockOffset(), found))
+        result = rows.finish()
+        if result is not None:
+            people.append(RankEntry(rank, rank, 0, ClockOffset(), result))
     stream = OperationStream(people, {}, range(len(CATEGORIES)), store.get)
     books, carry = WaitTotals(job.ranks, CATEGORIES), None
     for part, come, go in stream.read_batches(most_rows):
@@ -86,9 +86,9 @@ def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] 
     return books
 
 
-def check_same(found: WaitTotals, expected: WaitTotals) -> None:
+def check_same(result: WaitTotals, expected: WaitTotals) -> None:
     for name in ("victim_ns", "culprit_ns", "recoverable_ns", "last_arrivals", "late_peers"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -174,15 +174,17 @@ def test_when_too_many_wait_they_are_settled_without_the_member(
         world.meet(np.array([[0]]), np.array([3 + number % 2]), 1000)
     ops = world.job().ops
     spans = arrivals(world.job(), ops.arrive_ns, ops.leave_ns, ops.leave_ns)
-    found = match_spans(spans, block_rows=150)
-    late = found.unmatched["too-late"]
+    matching = match_spans(spans, block_rows=150)
+    late = matching.unmatched["too-late"]
     assert 0 < late < 200
-    assert found.operations.rank.size + late == ops.rank.size
+    assert matching.operations.rank.size + late == ops.rank.size
     # Where it came too late the other is alone: not complete, and nobody is blamed.
-    size = np.diff(found.operations.first)
-    together = found.operations.process_group == found.operations.process_group[np.argmax(size)]
+    size = np.diff(matching.operations.first)
+    together = (
+        matching.operations.process_group == matching.operations.process_group[np.argmax(size)]
+    )
     assert np.count_nonzero(together & (size == 1)) == late
-    assert (found.operations.complete == (size == 2))[together].all()
+    assert (matching.operations.complete == (size == 2))[together].all()
 
 
 def whole(*spans: tuple[int, ...], block_rows: int = 3) -> tuple[RankOperations, Kept]:
@@ -192,19 +194,19 @@ def whole(*spans: tuple[int, ...], block_rows: int = 3) -> tuple[RankOperations,
     for start, end, group, number, how in spans:
         table = np.array([[start], [end], [group], [number], [8], [how], [end - start]])
         rows.add(table, np.array([[start]]), np.array([[end]]))
-    found = rows.finish()
-    assert found is not None
-    return found, store
+    result = rows.finish()
+    assert result is not None
+    return result, store
 
 
-def rows_of(found: RankOperations, store: Kept) -> list[list[int]]:
-    tables = [unpack_table(store.get(block.location, block.length)) for block in found.blocks]
+def rows_of(result: RankOperations, store: Kept) -> list[list[int]]:
+    tables = [unpack_table(store.get(block.location, block.length)) for block in result.blocks]
     return np.concatenate([table[:4] for table in tables], axis=1).T.tolist()
 
 
 def test_halves_of_an_operation_meet_across_blocks() -> None:
     issue, wait = 1 << 8 | 1, 2 << 8 | 1
-    found, store = whole(
+    whole_report, store = whole(
         (10, 11, 7, 0, issue),
         (12, 13, 7, 1, issue),
         (20, 30, 7, 2, 1),
@@ -215,28 +217,30 @@ def test_halves_of_an_operation_meet_across_blocks() -> None:
         (70, 71, 7, 4, issue),
     )
     # arrive, stay, blocked, number; number 1 was waited for before number 0
-    assert rows_of(found, store) == [
+    assert rows_of(whole_report, store) == [
         [20, 10, 10, 2],
         [31, 9, 9, 3],
         [12, 48, 19, 1],
         [10, 52, 1, 0],
     ]
-    assert found.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
-    assert found.counts.tolist() == [4]  # waiting late is no second life
-    assert found.lowest[:, 0].tolist() == [0, 0, np.iinfo(np.int64).max]
+    assert whole_report.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
+    assert whole_report.counts.tolist() == [4]  # waiting late is no second life
+    assert whole_report.lowest[:, 0].tolist() == [0, 0, np.iinfo(np.int64).max]
 
 
 def test_a_send_and_a_receive_of_the_same_number_are_not_halves_of_each_other() -> None:
     send, receive = 1 << 8 | 10 | 2 << 16, 2 << 8 | 11 | 2 << 16
-    found, _ = whole((10, 11, 7, 0, send), (12, 20, 7, 0, receive))
-    assert found.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
+    whole_report, _ = whole((10, 11, 7, 0, send), (12, 20, 7, 0, receive))
+    assert whole_report.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
 
 
 def test_lives_go_on_across_blocks() -> None:
     numbers = [0, 1, 2, 3, 0, 1, 0, 1, 2]
-    found, _ = whole(*((10 * i, 10 * i + 5, 7, n, 1) for i, n in enumerate(numbers)), block_rows=2)
-    assert found.channels.tolist() == [[7, -1, 0, 0], [7, -1, 0, 1], [7, -1, 0, 2]]
-    assert found.counts.tolist() == [4, 2, 3]
+    whole_report, _ = whole(
+        *((10 * i, 10 * i + 5, 7, n, 1) for i, n in enumerate(numbers)), block_rows=2
+    )
+    assert whole_report.channels.tolist() == [[7, -1, 0, 0], [7, -1, 0, 1], [7, -1, 0, 2]]
+    assert whole_report.counts.tolist() == [4, 2, 3]
 
 
 @given(arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(1, 40))))
@@ -276,14 +280,14 @@ def test_a_skew_is_found_by_samples_wherever_a_recording_begins(begin: int) -> N
                 np.arange(9_000),
             )
         )
-    found = match_spans(concat_spans(*parts))
+    matching = match_spans(concat_spans(*parts))
     nameless = {} if begin else {"number-unknown": 1}  # number -1
-    assert found.unmatched == {"sequence-skew": 9_000 - len(nameless), **nameless}
-    assert np.diff(found.operations.first).tolist() == [2] * 9_000
+    assert matching.unmatched == {"sequence-skew": 9_000 - len(nameless), **nameless}
+    assert np.diff(matching.operations.first).tolist() == [2] * 9_000
 
 
 def test_a_rank_of_which_only_halves_were_seen_has_no_operations() -> None:
-    found, store = whole((10, 20, 7, 0, 2 << 8 | 1), (30, 40, 7, 1, 2 << 8 | 1))
-    stream = OperationStream([RankEntry(0, 0, 0, ClockOffset(), found)], {}, (0,), store.get)
+    whole_report, store = whole((10, 20, 7, 0, 2 << 8 | 1), (30, 40, 7, 1, 2 << 8 | 1))
+    stream = OperationStream([RankEntry(0, 0, 0, ClockOffset(), whole_report)], {}, (0,), store.get)
     assert list(stream.read_batches(100)) == []
     assert stream.unmatched == {"issue-not-seen": 2}

@@ -27,10 +27,10 @@ def test_a_wait_for_a_cpu_of_seconds_is_booked_when_it_ends_and_belongs_to_all_o
     rows = activity("U0.26 R2.7 U0.01 U0.26 R2.7 U0.01 U0.6")
     whole = thread(rows, 7)
     booked = 2_700_000_000 * ((whole.t_ns > ns(2.96)) + 1 * (whole.t_ns > ns(5.93)))
-    found = fetches(rows, (0, 2.97, 0), (2.97, 5.94, 0), (5.94, 6.54, 0))
-    worker = process(WORKER, MAIN, {FETCH: found}, replace(whole, run_delay_ns=booked))
+    span = fetches(rows, (0, 2.97, 0), (2.97, 5.94, 0), (5.94, 6.54, 0))
+    worker = process(WORKER, MAIN, {FETCH: span}, replace(whole, run_delay_ns=booked))
     main = process(MAIN, spans={DATA_WAIT: spans((0, 2.97, 0, WORKER), (2.97, 5.94, 1, WORKER))})
-    got = split_data_wait(rank(7, main, [worker]), found.start_ns, found.end_ns)
+    got = split_data_wait(rank(7, main, [worker]), span.start_ns, span.end_ns)
     np.testing.assert_allclose(got.runnable[:2] * 2.97, [2.7, 2.7], rtol=0.02)
 
 

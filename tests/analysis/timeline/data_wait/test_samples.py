@@ -22,10 +22,10 @@ def on_lock(name: str) -> bool:
 
 def test_a_sample_holds_until_the_next_one() -> None:
     table = thread(activity("L0.3 U0.3 L0.4"), 1)
-    found = find_sleep_samples(table, WCHAN_NAMES, on_lock)
-    assert found.tolist() == [True] * 3 + [False] * 3 + [True] * 4 + [False]
+    sleeps = find_sleep_samples(table, WCHAN_NAMES, on_lock)
+    assert sleeps.tolist() == [True] * 3 + [False] * 3 + [True] * 4 + [False]
     held = measure_sample_time(
-        table.t_ns, found, ints([0, 0.25, 0.5, 0.95]), ints([1, 0.65, 0.6, 1])
+        table.t_ns, sleeps, ints([0, 0.25, 0.5, 0.95]), ints([1, 0.65, 0.6, 1])
     )
     # 0.3 + 0.4; 0.05 + 0.05; on the CPU; to the end
     np.testing.assert_allclose(held / 1e9, [0.7, 0.1, 0.0, 0.05])
@@ -38,9 +38,9 @@ def test_a_short_sleep_without_a_name_was_where_the_last_one_was() -> None:
     wchan[0:10] = -1  # before: asleep at a place that nobody asked for, until the lock
     wchan[30:40] = -1
     table = replace(table, wchan=wchan)
-    found = find_sleep_samples(table, WCHAN_NAMES, on_lock)
+    sleeps = find_sleep_samples(table, WCHAN_NAMES, on_lock)
     # the name at 1.0 s speaks for less than a second before, that at 2.9 s for less than one after
-    assert np.flatnonzero(found).tolist() == list(range(1, 39))
+    assert np.flatnonzero(sleeps).tolist() == list(range(1, 39))
 
 
 def test_samples_that_stopped_say_nothing_of_later() -> None:

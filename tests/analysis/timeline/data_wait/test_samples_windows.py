@@ -22,11 +22,11 @@ def seen(text: str, loads: bool) -> ThreadWindows:
 
 
 def test_a_window_in_which_a_loader_was_never_found_blocked_has_its_usual_mix() -> None:
-    found = seen(READS, loads=True)
-    assert found.on_cpu == pytest.approx(0.2)
-    assert found.storage == pytest.approx(0.8)
-    assert found.reading == pytest.approx(0.2)  # all of it in the kernel
-    assert found.active == pytest.approx(1.0)
+    result = seen(READS, loads=True)
+    assert result.on_cpu == pytest.approx(0.2)
+    assert result.storage == pytest.approx(0.8)
+    assert result.reading == pytest.approx(0.2)  # all of it in the kernel
+    assert result.active == pytest.approx(1.0)
 
 
 def test_only_one_that_loads_reads_in_the_kernel() -> None:

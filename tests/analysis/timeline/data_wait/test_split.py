@@ -38,10 +38,10 @@ def one_worker(
 
 
 def test_a_worker_that_reads_all_the_time() -> None:
-    found = fed(one_worker("D5", (0, 5), (0, 5)), 0, 5)
-    assert row(found) == {"block_io": 1.0}
-    assert found.identified.tolist() == [True]
-    assert found.worker_pid.tolist() == [WORKER]
+    breakdown = fed(one_worker("D5", (0, 5), (0, 5)), 0, 5)
+    assert row(breakdown) == {"block_io": 1.0}
+    assert breakdown.identified.tolist() == [True]
+    assert breakdown.worker_pid.tolist() == [WORKER]
 
 
 def test_a_worker_that_computes_all_the_time() -> None:
@@ -58,8 +58,8 @@ def test_system_cpu_belongs_to_the_reading_when_there_was_one() -> None:
 
 def test_reading_cpu_is_bounded_by_what_the_bytes_can_cost() -> None:
     # 1 MiB at 20 ns a byte explains 20.97 ms of the second in the kernel: 0.004194 of 5 s
-    found = fed(one_worker("K1 U4", (0, 5), (0, 5)), 0, 5)
-    assert row(found) == {"reading_cpu": 0.004194, "user_cpu": 0.995806}
+    breakdown = fed(one_worker("K1 U4", (0, 5), (0, 5)), 0, 5)
+    assert row(breakdown) == {"reading_cpu": 0.004194, "user_cpu": 0.995806}
 
 
 def test_half_and_half() -> None:
@@ -68,8 +68,8 @@ def test_half_and_half() -> None:
 
 def test_runnable_without_a_cpu() -> None:
     # U1 R2 U1: half of the fetch it was ready to run and had no CPU
-    found = fed(one_worker("U1 R2 U1", (0, 4), (0, 4), read=0), 0, 4)
-    assert row(found) == {"user_cpu": 0.5, "runnable": 0.5}
+    breakdown = fed(one_worker("U1 R2 U1", (0, 4), (0, 4), read=0), 0, 4)
+    assert row(breakdown) == {"user_cpu": 0.5, "runnable": 0.5}
 
 
 def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
@@ -80,11 +80,11 @@ def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
     calls = [(s, s + 0.08, MIB) for s in starts] + [(s + 0.08, s + 0.12, 0) for s in starts]
     worker = process(WORKER, MAIN, {FETCH: fetches(rows, *calls)}, thread(rows, 13))
     waits = spans(*[(s, s + 0.08, 0, WORKER) for s in starts])
-    found = split_data_wait(
+    breakdown = split_data_wait(
         rank(13, process(MAIN, spans={DATA_WAIT: waits}), [worker]), *both(waits)
     )
-    check_rows(found)
-    assert found.block_io.mean() > 0.98
+    check_rows(breakdown)
+    assert breakdown.block_io.mean() > 0.98
 
 
 def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
@@ -115,8 +115,8 @@ def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
     ],
 )
 def test_what_a_fetch_was_blocked_on(letter: str, name: str) -> None:
-    found = fed(one_worker(f"{letter}3 U1", (0, 4), (0, 4)), 0, 4)
-    assert row(found) == {name: 0.75, "user_cpu": 0.25}
+    breakdown = fed(one_worker(f"{letter}3 U1", (0, 4), (0, 4)), 0, 4)
+    assert row(breakdown) == {name: 0.75, "user_cpu": 0.25}
 
 
 def test_before_the_worker_began_there_was_none() -> None:
@@ -136,22 +136,22 @@ def test_a_worker_that_sets_itself_up_before_its_first_fetch_is_not_there_yet() 
     marks = rows.workers[0].spans
     first = replace(marks[FETCH], sequence=marks[WORKER_START].sequence + 1)
     worker = replace(rows.workers[0], spans={**marks, FETCH: first})
-    one = rank(30, rows.main, [worker])
-    assert row(fed(one, 0, 10)) == {"no_worker": 0.5, "block_io": 0.4, "delivery": 0.1}
+    timeline = rank(30, rows.main, [worker])
+    assert row(fed(timeline, 0, 10)) == {"no_worker": 0.5, "block_io": 0.4, "delivery": 0.1}
 
 
 def test_pieces_of_a_wait_get_what_happened_inside_them() -> None:
     given = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
-    found = split_data_wait(given, ints([0, 3, 6, 9, 10]), ints([3, 6, 9, 10, 12]))
-    check_rows(found)
-    assert row(found, 0) == {"no_worker": 1.0}
+    breakdown = split_data_wait(given, ints([0, 3, 6, 9, 10]), ints([3, 6, 9, 10, 12]))
+    check_rows(breakdown)
+    assert row(breakdown, 0) == {"no_worker": 1.0}
     thirds = {"no_worker": 0.333333, "no_work": 0.333333, "block_io": 0.333333}
-    assert row(found, 1) == thirds
-    assert row(found, 2) == {"block_io": 1.0}
-    assert row(found, 3) == {"delivery": 1.0}
-    assert row(found, 4) == {"unknown": 1.0}  # outside the wait; the main thread has no samples
-    assert found.identified.tolist() == [True, True, True, True, False]
-    assert found.worker_pid.tolist() == [WORKER] * 4 + [0]
+    assert row(breakdown, 1) == thirds
+    assert row(breakdown, 2) == {"block_io": 1.0}
+    assert row(breakdown, 3) == {"delivery": 1.0}
+    assert row(breakdown, 4) == {"unknown": 1.0}  # outside the wait; the main thread has no samples
+    assert breakdown.identified.tolist() == [True, True, True, True, False]
+    assert breakdown.worker_pid.tolist() == [WORKER] * 4 + [0]
 
 
 def test_prefetch_ran_dry_between_two_fetches() -> None:
@@ -183,10 +183,10 @@ def test_the_main_thread_loads_itself() -> None:
     rows = activity("D2 U2 U1")
     marks = {FETCH: fetches(rows, (0, 4, MIB)), DATA_WAIT: spans((0, 5, 0, 0, 0))}
     main = process(MAIN, spans=marks, thread=thread(rows, 6))
-    found = fed(rank(6, main), 0, 5)
-    assert row(found) == {"block_io": 0.4, "user_cpu": 0.6}
-    assert found.worker_pid.tolist() == [MAIN]
-    assert found.identified.tolist() == [True]
+    breakdown = fed(rank(6, main), 0, 5)
+    assert row(breakdown) == {"block_io": 0.4, "user_cpu": 0.6}
+    assert breakdown.worker_pid.tolist() == [MAIN]
+    assert breakdown.identified.tolist() == [True]
 
 
 def test_a_wait_that_names_no_worker_waited_for_the_last_to_finish() -> None:
@@ -195,13 +195,13 @@ def test_a_wait_that_names_no_worker_waited_for_the_last_to_finish() -> None:
         return process(pid, MAIN, {FETCH: fetches(rows, (0, end, 0))}, thread(rows, 6))
 
     main = process(MAIN, spans={DATA_WAIT: spans((1, 5, -1, -1, 2))})
-    found = fed(rank(6, main, [worker(201, "S3 I2", 3), worker(202, "U5", 5)]), 1, 5)
-    assert row(found) == {"user_cpu": 1.0}
-    assert found.worker_pid.tolist() == [202]
-    assert found.identified.tolist() == [False]
+    breakdown = fed(rank(6, main, [worker(201, "S3 I2", 3), worker(202, "U5", 5)]), 1, 5)
+    assert row(breakdown) == {"user_cpu": 1.0}
+    assert breakdown.worker_pid.tolist() == [202]
+    assert breakdown.identified.tolist() == [False]
 
 
-def test_a_fetch_that_did_not_measure_itself_is_told_from_its_process() -> None:
+def test_a_fetch_that_did_not_measure_itself_is_distinguished_from_its_process() -> None:
     # 100 MB while the worker was on a CPU for 1 s, in the kernel for 3 s and blocked for 4 s
     rows = activity("U1 K3 D4 I2")
     table = fetches(rows, (0, 8, -1))
@@ -209,28 +209,28 @@ def test_a_fetch_that_did_not_measure_itself_is_told_from_its_process() -> None:
     read = io([0, 8, 10], read_bytes=[0, 200_000_000, 200_000_000])
     worker = process(WORKER, MAIN, {FETCH: bare}, thread(rows, 10), io=read)
     main = process(MAIN, spans={DATA_WAIT: spans((0, 8, -1, -1, 0))})
-    found = fed(rank(10, main, [worker]), 0, 8)
-    assert row(found) == {"user_cpu": 0.125, "reading_cpu": 0.375, "block_io": 0.5}
-    assert found.identified.tolist() == [True]  # nobody else fetches
+    breakdown = fed(rank(10, main, [worker]), 0, 8)
+    assert row(breakdown) == {"user_cpu": 0.125, "reading_cpu": 0.375, "block_io": 0.5}
+    assert breakdown.identified.tolist() == [True]  # nobody else fetches
 
 
 def test_without_samples_a_fetch_that_read_was_blocked_on_the_disk() -> None:
-    found = fed(one_worker("D3 U1", (0, 4), (0, 4), sampled=False), 0, 4)
-    assert row(found) == {"block_io": 0.75, "user_cpu": 0.25}
+    breakdown = fed(one_worker("D3 U1", (0, 4), (0, 4), sampled=False), 0, 4)
+    assert row(breakdown) == {"block_io": 0.75, "user_cpu": 0.25}
 
 
 def test_without_samples_and_reads_blocked_time_is_unknown() -> None:
-    found = fed(one_worker("D3 U1", (0, 4), (0, 4), read=0, sampled=False), 0, 4)
-    assert row(found) == {"unknown": 0.75, "user_cpu": 0.25}
+    breakdown = fed(one_worker("D3 U1", (0, 4), (0, 4), read=0, sampled=False), 0, 4)
+    assert row(breakdown) == {"unknown": 0.75, "user_cpu": 0.25}
 
 
-def test_denied_run_delay_is_told_from_states() -> None:
+def test_denied_run_delay_is_distinguished_from_states() -> None:
     # in state R at 75 % of the samples, on a CPU for 25 %: half of the time it waited for one
     given = one_worker("U1 R2 D1", (0, 4), (0, 4), denied=("run_delay_ns",))
-    found = row(fed(given, 0, 4))
-    assert found["user_cpu"] == 0.25
-    assert found["runnable"] == pytest.approx(0.5, abs=0.02)
-    assert found["block_io"] == pytest.approx(0.25, abs=0.02)
+    result = row(fed(given, 0, 4))
+    assert result["user_cpu"] == 0.25
+    assert result["runnable"] == pytest.approx(0.5, abs=0.02)
+    assert result["block_io"] == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_nameless_d_is_a_read_only_where_bytes_were_read() -> None:
@@ -240,21 +240,21 @@ def test_a_nameless_d_is_a_read_only_where_bytes_were_read() -> None:
     assert row(fed(none, 0, 4)) == {"unknown": 0.75, "user_cpu": 0.25}
 
 
-def test_a_rank_without_spans_is_told_by_its_busiest_worker() -> None:
+def test_a_rank_without_spans_is_recognized_by_its_busiest_worker() -> None:
     idle = process(201, MAIN, thread=thread(activity("I10"), 10))
     busy = process(202, MAIN, thread=thread(activity("D6 U2 I2"), 10))
     main = process(MAIN, thread=thread(activity("I10"), 10))
-    found = fed(rank(10, main, [idle, busy], marked=False), 0, 8)
-    assert row(found)["user_cpu"] == 0.25  # 2 of 8 s
-    assert row(found)["block_io"] == pytest.approx(0.75, abs=0.02)
-    assert found.worker_pid.tolist() == [202]
-    assert found.identified.tolist() == [False]
+    breakdown = fed(rank(10, main, [idle, busy], marked=False), 0, 8)
+    assert row(breakdown)["user_cpu"] == 0.25  # 2 of 8 s
+    assert row(breakdown)["block_io"] == pytest.approx(0.75, abs=0.02)
+    assert breakdown.worker_pid.tolist() == [202]
+    assert breakdown.identified.tolist() == [False]
 
 
 def test_nothing_known_is_all_unknown() -> None:
-    found = fed(rank(10, process(MAIN), [], marked=False), 0, 8)
-    assert row(found) == {"unknown": 1.0}
-    assert found.worker_pid.tolist() == [0]
+    breakdown = fed(rank(10, process(MAIN), [], marked=False), 0, 8)
+    assert row(breakdown) == {"unknown": 1.0}
+    assert breakdown.worker_pid.tolist() == [0]
     none = split_data_wait(rank(10, process(MAIN), []), ints([]), ints([]))
     assert none.unknown.shape == (0,)
 

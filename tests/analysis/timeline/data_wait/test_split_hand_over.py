@@ -19,8 +19,8 @@ def test_a_worker_hands_nothing_over_while_its_interpreter_makes_the_next_batch(
     marks = {FETCH: fetches(rows, (0, 2, 0), (3, 8, MIB)), WORKER_START: spans((-1, -1, 0, 1))}
     worker = process(WORKER, MAIN, marks, thread(rows, end=12))
     main = process(MAIN, spans={DATA_WAIT: spans((1, 7, 0, WORKER, 1)), STEP: spans((0, 20))})
-    found = split_data_wait(rank(30, main, [worker]), ints([1]), ints([7]))
-    assert found.user_cpu[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
-    assert found.memory[0] == pytest.approx(0.8 / 6, abs=1e-3)
-    assert found.delivery[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
-    assert found.block_io[0] == 0
+    breakdown = split_data_wait(rank(30, main, [worker]), ints([1]), ints([7]))
+    assert breakdown.user_cpu[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
+    assert breakdown.memory[0] == pytest.approx(0.8 / 6, abs=1e-3)
+    assert breakdown.delivery[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
+    assert breakdown.block_io[0] == 0

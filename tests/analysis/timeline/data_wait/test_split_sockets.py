@@ -1,4 +1,4 @@
-"""A loader that waits for the network: told from its sleep, and from what the node received."""
+"""A loader that waits for the network: derived from its sleep and from what the node received."""
 
 from __future__ import annotations
 

@@ -74,14 +74,14 @@ def test_totals_over_many_waits(kinds: list[str], seed: int) -> None:
     finish = np.array([ns(e) for _, e in waits], np.int64)
     table_rows = [(s / 1e9, e / 1e9, 0, WORKER, 1) for s, e in zip(begin, finish)]
     main = process(MAIN, spans={DATA_WAIT: spans(*table_rows)})
-    found = split_data_wait(rank(32, main, [worker]), begin.astype(np.int64), finish)
+    breakdown = split_data_wait(rank(32, main, [worker]), begin.astype(np.int64), finish)
     length = finish - begin
-    said = {name: float(getattr(found, name) @ length) / length.sum() for name in SHARE_NAMES}
+    by_key = {name: float(getattr(breakdown, name) @ length) / length.sum() for name in SHARE_NAMES}
     low_high = list(zip(begin.tolist(), finish.tolist()))
     for name, letter in LETTER_OF.items():
         true = sum(spent_ns(near(rows, s, e), letter, s, e) for s, e in low_high) / length.sum()
-        assert said[name] == pytest.approx(true, abs=POINTS), (name, said)
-    assert sum(said[name] for name in SHARE_NAMES if name not in LETTER_OF) < POINTS
+        assert by_key[name] == pytest.approx(true, abs=POINTS), (name, by_key)
+    assert sum(by_key[name] for name in SHARE_NAMES if name not in LETTER_OF) < POINTS
 
 
 def near(rows: list[tuple[int, int, str]], low: int, high: int) -> list[tuple[int, int, str]]:

@@ -65,21 +65,21 @@ def ended_in(chunk: Chunk, pid: int, kind: int) -> list[float]:
 
 
 def test_every_span_belongs_to_the_chunk_in_which_it_ended() -> None:
-    found = list(build_chunks(one_second_each(35), ns(10)))
-    assert [(c.start_ns / 1e9, c.first, c.last) for c in found] == [
+    listed = list(build_chunks(one_second_each(35), ns(10)))
+    assert [(c.start_ns / 1e9, c.first, c.last) for c in listed] == [
         (0, True, False),
         (10, False, False),
         (20, False, False),
         (30, False, True),
     ]
-    ends = [ended_in(chunk, 100, STEP) for chunk in found]
+    ends = [ended_in(chunk, 100, STEP) for chunk in listed]
     assert [e for part in ends for e in part] == [float(i + 1) for i in range(35)]
     assert ends[1] == [float(i) for i in range(10, 20)]
 
 
 def test_series_reach_from_the_reading_before_to_the_first_after() -> None:
-    found = list(build_chunks(one_second_each(35), ns(10)))
-    middle = found[1].series["disk.read_bytes_total", "vda"]
+    listed = list(build_chunks(one_second_each(35), ns(10)))
+    middle = listed[1].series["disk.read_bytes_total", "vda"]
     assert middle.is_counter
     assert middle.t_ns[0] == ns(8)  # two seconds before the chunk
     assert middle.t_ns[-1] == ns(20)
@@ -121,18 +121,18 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
 def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
     named = replace(spans(201, 1, (0, 1, 64), (1, 2, 65)), names={64: "fetch", 65: "decode"})
     (chunk,) = build_chunks([header(), named, Clock(ns(3), 0, 0)])
-    found = chunk.processes[201].spans
-    assert sorted(found) == [FETCH, 65]
-    assert [found[FETCH].b.tolist(), found[FETCH].d.tolist()] == [[-1], [-1]]
+    result = chunk.processes[201].spans
+    assert sorted(result) == [FETCH, 65]
+    assert [result[FETCH].b.tolist(), result[FETCH].d.tolist()] == [[-1], [-1]]
 
 
 def test_a_rank_that_marks_nothing_for_long_is_still_known_by_its_last_step() -> None:
     records = one_second_each(5)
     records += [threads((i, 100, i)) for i in range(5, 35)]
-    found = list(build_chunks(records, ns(10)))
-    assert [ended_in(chunk, 100, STEP) for chunk in found] == [[1, 2, 3, 4, 5], [], [], []]
-    assert [len(chunk.processes[100].spans[STEP].start_ns) for chunk in found] == [5, 1, 1, 1]
-    assert [r.marked for chunk in found for r in find_ranks(chunk)] == [True] * 4
+    listed = list(build_chunks(records, ns(10)))
+    assert [ended_in(chunk, 100, STEP) for chunk in listed] == [[1, 2, 3, 4, 5], [], [], []]
+    assert [len(chunk.processes[100].spans[STEP].start_ns) for chunk in listed] == [5, 1, 1, 1]
+    assert [r.marked for chunk in listed for r in find_ranks(chunk)] == [True] * 4
 
 
 def test_threads_are_split_by_process_and_sorted_by_time() -> None:
@@ -175,8 +175,8 @@ def test_a_process_that_ended_is_forgotten() -> None:
     records: list[Record] = [header(), Event(0, "process-registered", {"pid": 300})]
     records += [Event(ns(5), "process-exited", {"pid": 300})]
     records += [threads((i, 100, i)) for i in range(40)]
-    found = list(build_chunks(records, ns(10)))
-    assert [300 in chunk.processes for chunk in found] == [True, False, False, False]
+    listed = list(build_chunks(records, ns(10)))
+    assert [300 in chunk.processes for chunk in listed] == [True, False, False, False]
 
 
 def test_a_process_id_that_is_given_anew_is_somebody_else() -> None:
@@ -195,8 +195,8 @@ def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
 
     records: list[Record] = [header(), gap(1, "disk.read_bytes_total", "vda"), gap(1, "", "")]
     records += [disk((i, i)) for i in range(12, 25)]
-    found = list(build_chunks(records, ns(10)))
-    assert [[g.signal for g in chunk.gaps] for chunk in found] == [
+    listed = list(build_chunks(records, ns(10)))
+    assert [[g.signal for g in chunk.gaps] for chunk in listed] == [
         ["disk.read_bytes_total", ""],
         ["disk.read_bytes_total", ""],
         [""],
@@ -205,20 +205,20 @@ def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
 
 def test_silence_is_one_long_chunk() -> None:
     records: list[Record] = [header(), disk((0, 0), (5, 1)), disk((100_000, 2))]
-    found = list(build_chunks(records, ns(10)))
-    assert len(found) == 3
-    assert found[-1].last
-    assert found[0].start_ns == 0
-    assert [a.end_ns for a in found[:-1]] == [b.start_ns for b in found[1:]]
+    listed = list(build_chunks(records, ns(10)))
+    assert len(listed) == 3
+    assert listed[-1].last
+    assert listed[0].start_ns == 0
+    assert [a.end_ns for a in listed[:-1]] == [b.start_ns for b in listed[1:]]
 
 
 @pytest.mark.parametrize(
     "records", [[], [header()], [Clock(5, 5, 5)], [spans(1, 1)], [disk()], [disk((3, 1))]], ids=str
 )
 def test_next_to_nothing_is_not_a_crash(records: list[Record]) -> None:
-    found = list(build_chunks(records))
-    assert len(found) <= 1
-    assert all(chunk.end_ns > chunk.start_ns and chunk.last for chunk in found)
+    listed = list(build_chunks(records))
+    assert len(listed) <= 1
+    assert all(chunk.end_ns > chunk.start_ns and chunk.last for chunk in listed)
 
 
 def written(folder: Path, batches: list[list[Record]]) -> Path:
@@ -256,7 +256,7 @@ def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
     assert facts.damage.is_whole
 
 
-def test_damage_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     batches: list[list[Record]] = [[disk((i, i))] for i in range(20)]
     folder = written(tmp_path / "node-1", batches)
     (segment,) = folder.iterdir()

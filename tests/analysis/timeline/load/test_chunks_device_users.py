@@ -13,12 +13,12 @@ from tests.support.builders import header, ns
 
 def one_second_each(seconds: int) -> list[Record]:
     """A header, and a counter that rises by one a second."""
-    found: list[Record] = [header()]
+    collected: list[Record] = [header()]
     for i in range(seconds):
         value = np.array([i], np.int64)
         names = ("disk.read_bytes_total",), ("vda",)
-        found.append(Columns("disk", *names, np.array([ns(i)]), (value,), (None,)))
-    return found
+        collected.append(Columns("disk", *names, np.array([ns(i)]), (value,), (None,)))
+    return collected
 
 
 def test_a_device_that_appears_later_is_in_the_header_from_then_on() -> None:

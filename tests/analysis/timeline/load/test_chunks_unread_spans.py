@@ -20,9 +20,9 @@ def loaded(kind: int, *more: tuple[float, float, int]) -> list[tuple[int, ...]]:
     table = np.array([[ns(s), ns(e), k, 0, 0, 0, 0] for s, e, k in rows], np.int64)
     columns = {name: table[:, i].copy() for i, name in enumerate(SPAN_FIELDS)}
     (chunk,) = build_chunks([header(), Spans(100, 7, 10, 0, {}, columns)], ns(60))
-    found = chunk.processes[100].spans[kind]
-    seconds = [(column // ns(1)).tolist() for column in (found.start_ns, found.end_ns)]
-    return list(zip(*seconds, found.sequence.tolist()))
+    span = chunk.processes[100].spans[kind]
+    seconds = [(column // ns(1)).tolist() for column in (span.start_ns, span.end_ns)]
+    return list(zip(*seconds, span.sequence.tolist()))
 
 
 @pytest.mark.parametrize("kind", [FORWARD, FIRST_USER_KIND])

@@ -37,7 +37,7 @@ def torchrun() -> list[Process]:
         process(201, 100, WORKS, registration=named(RANK="0", LOCAL_RANK="0")),
         process(202, 100, WORKS),
         process(211, 101, WORKS),
-        process(212, 999, WORKS),  # its parent died: nobody's
+        process(212, 999, WORKS),  # its parent died: of no rank
         process(300, 100),
     ]
 
@@ -47,14 +47,17 @@ def test_the_launcher_is_no_rank_and_helpers_are_no_workers() -> None:
 
 
 def test_devices_follow_the_local_rank() -> None:
-    found = with_devices(chunk(2, torchrun()), {"id": "GPU-a"}, {"id": "GPU-b"})
-    assert [(r.rank, r.device) for r in find_ranks(found)] == [(0, "GPU-a"), (1, "GPU-b")]
+    report_with_devices = with_devices(chunk(2, torchrun()), {"id": "GPU-a"}, {"id": "GPU-b"})
+    assert [(r.rank, r.device) for r in find_ranks(report_with_devices)] == [
+        (0, "GPU-a"),
+        (1, "GPU-b"),
+    ]
 
 
-def test_what_a_process_said_of_its_device_comes_first() -> None:
-    one = process(100, spans=STEPS, registration=named(device="GPU-b", LOCAL_RANK="0"))
-    found = with_devices(chunk(2, [one]), {"id": "GPU-a"}, {"id": "GPU-b"})
-    assert [r.device for r in find_ranks(found)] == ["GPU-b"]
+def test_what_a_process_reported_of_its_device_comes_first() -> None:
+    trainer = process(100, spans=STEPS, registration=named(device="GPU-b", LOCAL_RANK="0"))
+    report_with_devices = with_devices(chunk(2, [trainer]), {"id": "GPU-a"}, {"id": "GPU-b"})
+    assert [r.device for r in find_ranks(report_with_devices)] == ["GPU-b"]
 
 
 def test_an_emulated_device_belongs_to_who_opened_it() -> None:
@@ -63,29 +66,29 @@ def test_an_emulated_device_belongs_to_who_opened_it() -> None:
         {"id": "emulated-0", "pid": 101, "emulated": True},
         {"id": "emulated-1", "pid": 100, "emulated": True},
     )
-    found = find_ranks(with_devices(chunk(2, mains), *devices))
-    assert [(r.pid, r.device, r.emulated) for r in found] == [
+    found_ranks = find_ranks(with_devices(chunk(2, mains), *devices))
+    assert [(r.pid, r.device, r.emulated) for r in found_ranks] == [
         (100, "emulated-1", True),
         (101, "emulated-0", True),
     ]
 
 
 def test_a_process_may_call_its_device_by_another_name() -> None:
-    said = {100: "GPU-3166", 101: "GPU-77"}
+    reported = {100: "GPU-3166", 101: "GPU-77"}
     mains = [
-        process(pid, spans=STEPS, registration=named(device=name)) for pid, name in said.items()
+        process(pid, spans=STEPS, registration=named(device=name)) for pid, name in reported.items()
     ]
     devices = ({"id": "GPU-1f", "uuid": "GPU-3166"}, {"id": "GPU-2e", "uuid": "GPU-3265"})
-    found = find_ranks(with_devices(chunk(2, mains), *devices))
-    assert [(r.pid, r.device) for r in found] == [(100, "GPU-1f"), (101, "GPU-77")]
+    found_ranks = find_ranks(with_devices(chunk(2, mains), *devices))
+    assert [(r.pid, r.device) for r in found_ranks] == [(100, "GPU-1f"), (101, "GPU-77")]
 
 
 def test_a_device_was_seen_to_be_used() -> None:
     mains = [process(100, spans=STEPS), process(101, spans=STEPS, registration=named(device="no"))]
     mains.append(process(102, spans=STEPS, registration=named(device="0000:05:00.0")))
     devices = ({"id": "0000:05:00.0", "users": [101, 102]}, {"id": "0000:85:00.0", "users": [100]})
-    found = find_ranks(with_devices(chunk(2, mains), *devices))
-    assert [(r.pid, r.device) for r in found] == [
+    found_ranks = find_ranks(with_devices(chunk(2, mains), *devices))
+    assert [(r.pid, r.device) for r in found_ranks] == [
         (100, "0000:85:00.0"),
         (101, "0000:05:00.0"),  # what it said is no device here
         (102, "0000:05:00.0"),
@@ -97,8 +100,10 @@ def test_without_spans_and_ranks_those_that_use_a_device_train() -> None:
         process(pid, registration=named("command" if pid == 100 else "python"))
         for pid in (100, 101, 102)
     ]
-    found = with_devices(chunk(2, mains), {"id": "a", "users": [101]}, {"id": "b", "users": [102]})
-    assert [(r.pid, r.device) for r in find_ranks(found)] == [(101, "a"), (102, "b")]
+    report_with_devices = with_devices(
+        chunk(2, mains), {"id": "a", "users": [101]}, {"id": "b", "users": [102]}
+    )
+    assert [(r.pid, r.device) for r in find_ranks(report_with_devices)] == [(101, "a"), (102, "b")]
 
 
 def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None:
@@ -108,17 +113,17 @@ def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None
     ]
     owners = {0: 100, 1: 100, 2: 101, 3: 101}  # by order of local ranks the second had core 1
     cores = [{"id": f"neuron-0-core-{n}", "pid": pid} for n, pid in owners.items()]
-    found = find_ranks(with_devices(chunk(2, mains), *cores))
-    assert [r.device for r in found] == ["neuron-0-core-0", "neuron-0-core-2"]
+    found_ranks = find_ranks(with_devices(chunk(2, mains), *cores))
+    assert [r.device for r in found_ranks] == ["neuron-0-core-0", "neuron-0-core-2"]
 
 
-def test_a_device_that_does_not_tell_when_it_is_busy_is_nobodys() -> None:
+def test_a_device_that_does_not_tell_when_it_is_busy_is_assigned_to_no_rank() -> None:
     silent = {"id": "HL-1", "uuid": "GPU-1", "tells_busy": False}
     series = {("gpu.power_watts", "HL-1"): busy_counter([], 2)}
-    for said in ("", "HL-1", "GPU-1"):
-        one = process(100, spans=STEPS, registration=named(device=said, LOCAL_RANK="0"))
-        found = with_devices(chunk(2, [one], series), silent)
-        assert [r.device for r in find_ranks(found)] == [""]
+    for printed in ("", "HL-1", "GPU-1"):
+        trainer = process(100, spans=STEPS, registration=named(device=printed, LOCAL_RANK="0"))
+        report_with_devices = with_devices(chunk(2, [trainer], series), silent)
+        assert [r.device for r in find_ranks(report_with_devices)] == [""]
     both = with_devices(chunk(2, [process(100, spans=STEPS)], series), silent, {"id": "GPU-a"})
     assert [r.device for r in find_ranks(both)] == ["GPU-a"]
 
@@ -130,8 +135,8 @@ def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it()
 
 def test_more_processes_than_devices_and_no_local_rank_is_not_guessed() -> None:
     mains = [process(100, spans=STEPS), process(101, spans=STEPS)]
-    found = with_devices(chunk(2, mains), {"id": "GPU-a"})
-    assert [r.device for r in find_ranks(found)] == ["", ""]
+    report_with_devices = with_devices(chunk(2, mains), {"id": "GPU-a"})
+    assert [r.device for r in find_ranks(report_with_devices)] == ["", ""]
 
 
 def test_without_spans_the_registered_processes_with_a_rank_train() -> None:
@@ -167,8 +172,8 @@ def test_without_spans_and_ranks_who_owns_an_accelerator_trains() -> None:
 
 def test_a_worker_with_marks_of_the_user_is_still_a_worker() -> None:
     marks = {FETCH: spans((0, 0.4)), 64: spans((0, 0.1))}
-    found = chunk(2, [process(100, spans=STEPS), process(201, 100, marks)])
-    assert seen(found) == [(None, 100, "", [201], True)]
+    timeline = chunk(2, [process(100, spans=STEPS), process(201, 100, marks)])
+    assert seen(timeline) == [(None, 100, "", [201], True)]
 
 
 def test_a_rank_is_the_first_of_its_variables() -> None:

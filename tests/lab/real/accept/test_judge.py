@@ -20,7 +20,7 @@ TIMES = ("asked_ns", "got_ns", "received_ns", "passed_ns", "arrived_ns", "left_n
 DELAYS = ("asked_delay_ns", "got_delay_ns", "arrived_delay_ns", "left_delay_ns")
 
 
-def said(
+def printed(
     rank: int,
     times_ms: list[tuple[int, ...]],
     delays_ms: list[tuple[int, ...]],
@@ -50,19 +50,19 @@ def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
     because the main thread had no CPU. In the second step rank 0 leaves 5 ms later than rank 1,
     which is the network's, and nobody waits for anything else.
     """
-    zero = said(
+    zero = printed(
         0,
         [(0, 0, 0, 0, 100, 200), (200, 200, 200, 200, 300, 310)],
         [(0, 0, 0, 0), (0, 0, 0, 0)],
         [],
     )
-    one = said(
+    item = printed(
         1,
         [(0, 80, 80, 80, 180, 195), (195, 195, 195, 195, 295, 310)],
         [(0, 4, 4, 4), (4, 4, 4, 4)],
         [(-5, 40, 70, 0, 10)],
     )
-    found = truth([zero, one])
+    result = truth([zero, item])
     own = {
         ("storage-local", 1): 40,
         ("cpu-preprocess", 1): 20,
@@ -72,11 +72,11 @@ def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
     expected = {(*key, rank): ns for key, ns in own.items() for rank in (0, 1)}
     # 20 and 15 of the first exchange; in the second 10 each, and 5 that rank 1 waited.
     expected |= {("net-transfer", NOBODY, 0): 30, ("net-transfer", NOBODY, 1): 15 + 15}
-    assert {(c, who, rank): ns / MS for c, who, rank, ns in found["lost"]} == expected
-    assert [row["waited_for_others_ns"] / MS for row in found["ranks"]] == [80, 5]
-    assert [row["kept_others_waiting_ns"] / MS for row in found["ranks"]] == [5, 80]
-    assert [row["last_times"] for row in found["ranks"]] == [1, 1]
-    assert shares(found)["storage-local"] == {1: 80 / 620}
+    assert {(c, who, rank): ns / MS for c, who, rank, ns in result["lost"]} == expected
+    assert [row["waited_for_others_ns"] / MS for row in result["ranks"]] == [80, 5]
+    assert [row["kept_others_waiting_ns"] / MS for row in result["ranks"]] == [5, 80]
+    assert [row["last_times"] for row in result["ranks"]] == [1, 1]
+    assert shares(result)["storage-local"] == {1: 80 / 620}
 
 
 def test_a_chain_is_charged_to_where_it_began() -> None:
@@ -86,11 +86,11 @@ def test_a_chain_is_charged_to_where_it_began() -> None:
     1 and 2 come to the exchange at 180, rank 0 ten earlier: it waits for the network, as rank 2 has
     more of its transfers and nothing else. The exchange takes 20.
     """
-    zero = said(0, [(0, 60, 60, 70, 170, 200)], [(0, 0, 0, 0)], [(0, 0, 60, 0, 0)], chain=True)
-    one = said(1, [(0, 0, 70, 80, 180, 200)], [(0, 0, 0, 0)], [], chain=True)
-    two = said(2, [(0, 0, 80, 80, 180, 200)], [(0, 0, 0, 0)], [], chain=True)
-    found = {(c, who, r): ns / MS for c, who, r, ns in truth([zero, one, two])["lost"]}
-    assert found == {
+    zero = printed(0, [(0, 60, 60, 70, 170, 200)], [(0, 0, 0, 0)], [(0, 0, 60, 0, 0)], chain=True)
+    item = printed(1, [(0, 0, 70, 80, 180, 200)], [(0, 0, 0, 0)], [], chain=True)
+    two = printed(2, [(0, 0, 80, 80, 180, 200)], [(0, 0, 0, 0)], [], chain=True)
+    by_key = {(c, who, r): ns / MS for c, who, r, ns in truth([zero, item, two])["lost"]}
+    assert by_key == {
         ("cpu-preprocess", 0, 0): 60,  # its own
         ("cpu-preprocess", 0, 1): 60,  # until rank 0 began to send
         ("cpu-preprocess", 0, 2): 60,  # handed on: of its 70 until rank 1 began to send
@@ -117,20 +117,20 @@ TRUE_DISK = stopwatches(("storage-local", 2, 0.15), ("storage-local", 3, 0.05))
 
 
 def test_what_is_found_first_with_the_culprit_and_its_share_is_right() -> None:
-    found = [finding("storage-local", 0.22, ("node1", 3), ("node1", 2))]
-    run = judged(DISK, found, TRUE_DISK)
+    collected = [finding("storage-local", 0.22, ("node1", 3), ("node1", 2))]
+    run = judged(DISK, collected, TRUE_DISK)
     assert run.right and run.guilty == {2, 3}
     assert lines_of(2, run) == [
         "  2  disk           storage-local      node1 rank 3    22.0%   20.0%   +2.0  ok"
     ]
 
 
-def test_a_wrong_share_a_wrong_order_and_a_wrong_rank_are_told() -> None:
-    found = [
+def test_a_wrong_share_a_wrong_order_and_a_wrong_rank_are_reported() -> None:
+    collected = [
         finding("cpu-contention", 0.25, ("node1", 2)),
         finding("storage-local", 0.16, ("node0", 1)),
     ]
-    run = judged(DISK, found, TRUE_DISK)
+    run = judged(DISK, collected, TRUE_DISK)
     assert run.lines[0].wrong == ("first is cpu-contention 25.0%", "not the culprit", "share")
     # Rank 2 has caused something, though not this; rank 1 has caused nothing.
     assert run.inversions == ("storage-local: node0 rank 1",)
@@ -141,9 +141,11 @@ def test_two_faults_must_both_be_found() -> None:
     both = Scenario("both", "", (*DISK.expected, Expected(NETWORK)))
     true = stopwatches(("storage-local", 2, 0.2), ("net-transfer", NOBODY, 0.1))
     storage = finding("storage-local", 0.2, ("node1", 2))
-    found = [storage, finding("net-transfer", 0.06), finding("net-link", 0.03)]
-    assert judged(both, found, true).right  # what several causes of the network say counts together
-    assert judged(both, found[:2], true).lines[1].wrong == ("share",)
+    collected = [storage, finding("net-transfer", 0.06), finding("net-link", 0.03)]
+    assert judged(
+        both, collected, true
+    ).right  # what several causes of the network say counts together
+    assert judged(both, collected[:2], true).lines[1].wrong == ("share",)
     assert judged(both, [storage], true).lines[1].wrong == ("not found", "share")
 
 
@@ -153,11 +155,11 @@ def test_both_names_of_slower_work_are_one_amount() -> None:
         "",
         (Expected(frozenset({"sync-imbalance", "sync-slow-compute"}), ranks=frozenset({3})),),
     )
-    found = [
+    collected = [
         finding("sync-imbalance", 0.15, ("node1", 3)),
         finding("sync-slow-compute", 0.1, ("node1", 3)),
     ]
-    run = judged(slow, found, stopwatches(("work", 3, 0.24)))
+    run = judged(slow, collected, stopwatches(("work", 3, 0.24)))
     assert run.right and (run.lines[0].share_ratio, run.lines[0].truth_ratio) == (0.25, 0.24)
 
 
@@ -195,7 +197,9 @@ def test_the_summary_counts_who_was_blamed_by_whom() -> None:
 def test_every_scenario_of_the_issue_is_there_and_expects_what_it_breaks() -> None:
     from clusterprof_lab.real.accept.faults import SCENARIOS, SYNCHRONIZATION
 
-    expected = {one.name: [part.causes for part in one.expected] for one in SCENARIOS}
+    expected = {
+        scenario.name: [part.causes for part in scenario.expected] for scenario in SCENARIOS
+    }
     assert expected == {
         "clean": [],
         "slow-disk": [STORAGE],

@@ -83,10 +83,10 @@ def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
             threading.Thread(target=lambda i=i: source(data, size)(random.Random(i)))
             for i in range(4)
         ]
-        for one in readers:
-            one.start()
-        for one in readers:
-            one.join()
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
     lines = injected(options)
     assert sum(line["cause"] == "storage-remote" for line in lines) == 4
     assert sum(line["cause"] == "storage-client-queue" for line in lines) == 2  # of two slots
@@ -123,8 +123,8 @@ def group_value(options: Options, file: str) -> int:
 
 
 def first_version(controller: str) -> None:
-    found = cgroups.controller(controller)
-    if isinstance(found, str) or found.version != 1:
+    result = cgroups.controller(controller)
+    if isinstance(result, str) or result.version != 1:
         pytest.skip("looks at files of version 1")
 
 
@@ -158,12 +158,12 @@ def test_hogs_come_first_and_leave_the_job_what_is_aimed(tmp_path: Path) -> None
 def children() -> list[Path]:
     """The command lines of processes that this one has started."""
     own = str(os.getpid())
-    found = []
+    collected = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             if stat.read_text().rpartition(")")[2].split()[1] == own:
-                found.append(stat.with_name("cmdline"))
-    return found
+                collected.append(stat.with_name("cmdline"))
+    return collected
 
 
 def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_a_machine_without_links_cannot_have_a_bad_one(tmp_path: Path) -> None:
 
 
 def test_two_faults_of_one_node_add_up() -> None:
-    one = Options(["--a=1"], Path("/group"), {"A": "1"}, Path("/log"))
+    options = Options(["--a=1"], Path("/group"), {"A": "1"}, Path("/log"))
     other = Options(["--b=2"], None, {"B": "2"}, None, {"delay_s": 0.1})
-    both = one.and_also(other)
+    both = options.and_also(other)
     assert both.script == ["--a=1", "--b=2"]
     assert (both.cgroup, both.log) == (Path("/group"), Path("/log"))
     assert both.environment == {"A": "1", "B": "2"}

@@ -31,9 +31,9 @@ A, B = "rank 0 · node-a", "rank 1 · node-b"
 
 
 def exported(folder: Path, path: Path | None = None, **changes: object) -> bytes:
-    found = run(write(folder / "run"), replace(report(), **changes))  # type: ignore[arg-type]
+    result = run(write(folder / "run"), replace(report(), **changes))  # type: ignore[arg-type]
     stdout = io.BytesIO()
-    Perfetto().export(found, Output(path, stdout))
+    Perfetto().export(result, Output(path, stdout))
     return stdout.getvalue()
 
 
@@ -99,7 +99,7 @@ def test_counters_show_growth_over_time_and_a_hole_is_no_value(trace: wire.Trace
 
 
 def test_what_happened_and_what_was_not_seen_are_instants_of_the_host(trace: wire.Trace) -> None:
-    of_host = [one for one in trace.instants if one[0].startswith("host")]
+    of_host = [event for event in trace.instants if event[0].startswith("host")]
     assert of_host == [
         ("host node-a | events", "gpu-xid", at(1.05), {"xid": "79", "device": "GPU-a"}),
         (
@@ -150,7 +150,9 @@ def test_an_arrow_goes_from_the_victim_to_the_culprit(trace: wire.Trace) -> None
     ) in trace.slices
 
 
-def test_equal_pids_of_two_nodes_stay_two_processes_and_clocks_are_told(trace: wire.Trace) -> None:
+def test_equal_pids_of_two_nodes_stay_two_processes_and_clocks_are_reported(
+    trace: wire.Trace,
+) -> None:
     assert len(set(trace.processes.values())) == len(trace.processes) == 3
     assert all(0 < pid < 1 << 31 for pid in trace.processes.values())
     assert len(trace.sequences) == 2
@@ -162,8 +164,8 @@ def test_equal_pids_of_two_nodes_stay_two_processes_and_clocks_are_told(trace: w
 def test_files_of_nodes_put_one_behind_the_other_are_the_same_trace(
     tmp_path: Path, trace: wire.Trace
 ) -> None:
-    found = run(tmp_path / "run", report())
-    Perfetto().export(found, Output(tmp_path / "out", io.BytesIO(), folder=True))
+    result = run(tmp_path / "run", report())
+    Perfetto().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     files = sorted((tmp_path / "out").iterdir())
     assert [file.name for file in files] == [
         "node-a-0badcafe-1.pftrace",
@@ -176,16 +178,16 @@ def test_files_of_nodes_put_one_behind_the_other_are_the_same_trace(
 
 
 def test_without_a_history_it_says_what_the_trace_lacks(tmp_path: Path) -> None:
-    found = run(write(tmp_path / "run"), replace(report(), history=None))
-    said = Perfetto().export(found, Output(None, io.BytesIO()))
-    assert said == (NO_HISTORY_REMARK,)
+    result = run(write(tmp_path / "run"), replace(report(), history=None))
+    printed = Perfetto().export(result, Output(None, io.BytesIO()))
+    assert printed == (NO_HISTORY_REMARK,)
 
 
 def test_no_name_controls_a_viewer(tmp_path: Path) -> None:
     names = {"a": "gpu\x1b[2J\u202ea", "b": "b\n\x9b31m"}
-    found = run(write(tmp_path / "run", names, "x\x07\u200b"), report(names, "c\x1b]0;"), names)
+    result = run(write(tmp_path / "run", names, "x\x07\u200b"), report(names, "c\x1b]0;"), names)
     stdout = io.BytesIO()
-    Perfetto().export(found, Output(None, stdout))
+    Perfetto().export(result, Output(None, stdout))
     shown = wire.read(stdout.getvalue())
     texts = [s[0] + s[1] + str(s[4]) for s in shown.slices] + [i[0] + i[1] for i in shown.instants]
     assert any("\\x1b[2J\\u202ea" in text for text in texts)

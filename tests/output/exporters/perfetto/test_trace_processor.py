@@ -54,8 +54,8 @@ def ask(trace: Path, query: str) -> list[tuple[str, ...]]:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "run.pftrace"
-    found = run(write(tmp_path / "run"), report())
-    Perfetto().export(found, Output(path, io.BytesIO()))
+    result = run(write(tmp_path / "run"), report())
+    Perfetto().export(result, Output(path, io.BytesIO()))
     return path
 
 
@@ -126,19 +126,19 @@ def test_a_real_recording_says_in_sql_what_its_report_says(tmp_path: Path) -> No
     path = tmp_path / "run.pftrace"
     ours = [sys.executable, "-m", "clusterprof"]
     subprocess.run([*ours, "export", RECORDING, "--to", "perfetto", "-o", path], check=True)
-    said = subprocess.run(
+    result = subprocess.run(
         [*ours, "analyze", RECORDING, "--format", "json"], check=True, capture_output=True
     )
-    ranks = json.loads(said.stdout)["ranks"]
+    ranks = json.loads(result.stdout)["ranks"]
     query = f"""
         with lines as ({TRACK})
         select substr(process, 1, instr(process, ' ·') - 1), line, count(*), sum(s.dur)
         from slice s join lines on s.track_id = track
         where line in ('steps', 'lost time') group by 1, 2
     """
-    found = {(who, line): (int(n), int(ns)) for who, line, n, ns in ask(path, query)}
+    by_key = {(who, line): (int(n), int(ns)) for who, line, n, ns in ask(path, query)}
     for rank in ranks:
         who = f"rank {rank['rank']}"
-        assert found[who, "steps"][0] == rank["steps"]
+        assert by_key[who, "steps"][0] == rank["steps"]
         # The trace lays lost time over the run in equal stretches; the sum is the ledger's.
-        assert found[who, "lost time"][1] == rank["lost_ns"]
+        assert by_key[who, "lost time"][1] == rank["lost_ns"]

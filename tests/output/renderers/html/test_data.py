@@ -78,7 +78,8 @@ def test_planes_are_shares_of_the_stretch() -> None:
     assert history["started_at_ms"] == 1_790_000_000_000
     assert unpacked(history["in_step"], "u1") == [221, 255, 255, 255] * 2  # 65 of 75 s
     lost = {
-        ids[one["cause"]]: (one["rows"], unpacked(one["bytes"], "u1")) for one in history["lost"]
+        ids[bucket["cause"]]: (bucket["rows"], unpacked(bucket["bytes"], "u1"))
+        for bucket in history["lost"]
     }
     assert lost == {
         # 60/75, 20/75, 45/75 and 75/75 of 255
@@ -116,7 +117,7 @@ def test_ranks_by_cause() -> None:
     assert unpacked(made["ranks"]["lost_ns"], "<f8") == [90 * S + 7, 136 * S]
     felt = made["felt"]
     assert felt["full_ns"] == 120 * S
-    assert {one["cause"]: unpacked(one["bytes"], "<u2") for one in felt["causes"]} == {
+    assert {cause["cause"]: unpacked(cause["bytes"], "<u2") for cause in felt["causes"]} == {
         0: [43690, 65535],
         1: [3823, 7646],
         4: [1638, 1092],
@@ -209,8 +210,8 @@ def test_sums_over_the_run_are_those_of_the_report() -> None:
     report = with_history(cluster(4, 4), 50)
     made = document(report)["history"]
     unit = made["stretch_s"] / 255
-    sums = sum(sum(unpacked(one["bytes"], "u1")) for one in made["lost"]) * unit
-    cells = sum(len(one["rows"]) for one in made["lost"]) * 50
+    sums = sum(sum(unpacked(bucket["bytes"], "u1")) for bucket in made["lost"]) * unit
+    cells = sum(len(bucket["rows"]) for bucket in made["lost"]) * 50
     assert abs(sums - report.lost_ns / 1e9) <= cells * unit  # a rounding each, at most
     total = sum(unpacked(made["total"]["bytes"], "<u2")) / 65535 * made["stretch_s"] * 16
     assert total == pytest.approx(report.lost_ns / 1e9, rel=0.001)

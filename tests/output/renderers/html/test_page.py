@@ -71,7 +71,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
     def ids(self) -> list[str]:
-        return [said["id"] for _, said in self.elements if said.get("id")]  # type: ignore[misc]
+        return [printed["id"] for _, printed in self.elements if printed.get("id")]  # type: ignore[misc]
 
 
 def page(report: Report) -> Page:
@@ -80,41 +80,41 @@ def page(report: Report) -> Page:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_report_is_one_well_formed_page(name: str) -> None:
-    found = page(ALL[name]())
-    assert found.open == []
-    assert len(found.ids()) == len(set(found.ids()))
-    links = {said["href"] for element, said in found.elements if element == "a"}
-    assert {link for link in links if link[1:] not in found.ids() or link[0] != "#"} == set()  # type: ignore[index]
+    page_text = page(ALL[name]())
+    assert page_text.open == []
+    assert len(page_text.ids()) == len(set(page_text.ids()))
+    links = {printed["href"] for element, printed in page_text.elements if element == "a"}
+    assert {link for link in links if link[1:] not in page_text.ids() or link[0] != "#"} == set()  # type: ignore[index]
     sections = ["verdict", "causes", "when", "who", "unknown", "books"]
-    assert [one for one in found.ids() if one in sections] == sections
+    assert [value for value in page_text.ids() if value in sections] == sections
 
 
 def test_nothing_is_fetched_and_nothing_runs_but_our_script() -> None:
     html = Html().render(everything())
-    found = Page(html)
+    result = Page(html)
     assert html.isascii() and html.startswith("<!doctype html>\n")
-    assert [kind for kind, _ in found.scripts] == ["application/json", ""]
-    assert found.scripts[1][1] == page_module.load_script()
-    assert "".join(found.styles) == page_module.load_style()
-    names = {name for _, said in found.elements for name in said}
+    assert [kind for kind, _ in result.scripts] == ["application/json", ""]
+    assert result.scripts[1][1] == page_module.load_script()
+    assert "".join(result.styles) == page_module.load_style()
+    names = {name for _, printed in result.elements for name in printed}
     assert [name for name in names if name.startswith("on") or name in ("src", "style")] == []
-    assert {element for element, _ in found.elements} & {"link", "img", "iframe", "base"} == set()
+    assert {element for element, _ in result.elements} & {"link", "img", "iframe", "base"} == set()
     for text in (page_module.load_script(), page_module.load_style()):
         assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
         assert "</" not in text and "<!--" not in text
 
 
 def test_the_policy_lets_in_the_hashes_of_what_is_there() -> None:
-    found = page(storage_verdict())
-    (said,) = [s for e, s in found.elements if e == "meta" and "http-equiv" in s]
-    assert said["http-equiv"] == "Content-Security-Policy"
+    page_text = page(storage_verdict())
+    (element,) = [s for e, s in page_text.elements if e == "meta" and "http-equiv" in s]
+    assert element["http-equiv"] == "Content-Security-Policy"
 
     def hashed(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
-    assert said["content"] == (
-        f"default-src 'none'; script-src {hashed(found.scripts[1][1])};"
-        f" style-src {hashed(''.join(found.styles))}; base-uri 'none'; form-action 'none'"
+    assert element["content"] == (
+        f"default-src 'none'; script-src {hashed(page_text.scripts[1][1])};"
+        f" style-src {hashed(''.join(page_text.styles))}; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -140,7 +140,7 @@ def test_the_verdict_comes_first_and_answers_five_questions() -> None:
     assert places == sorted(places)
 
 
-def test_money_and_time_are_told_when_they_are_known() -> None:
+def test_money_and_time_are_reported_when_they_are_known() -> None:
     report = hour(2, 2, 4, 4)  # 4 GPU-hours, of which 2,464 s were lost: 1.71 EUR at 2.50
     text = page(report).text
     assert "1.71 EUR lost at 2.50 EUR per GPU-hour" in text
@@ -158,7 +158,7 @@ def test_commands_keep_their_lines() -> None:
     report = everything()
     html = Html().render(report)
     assert "tcp_slot_table_entries=128\nmount -o remount,nconnect=8 /data</code></pre>" in html
-    bare = tuple(dataclasses.replace(one, advice=()) for one in report.findings)
+    bare = tuple(dataclasses.replace(finding, advice=()) for finding in report.findings)
     html = Html().render(dataclasses.replace(report, findings=bare))
     assert "clusterprof explain net-transfer</code></pre>" in html
 
@@ -189,8 +189,8 @@ class TestHostileNames:
 
     def test_the_page_keeps_its_elements(self) -> None:
         def shape(report: Report) -> list[tuple[str, list[str]]]:
-            found = page(report)
-            return [(element, sorted(said)) for element, said in found.elements]
+            page_text = page(report)
+            return [(element, sorted(printed)) for element, printed in page_text.elements]
 
         clean = shape(poisoned(everything(1), "x"))
         for at in range(0, len(HOSTILE), 24):

@@ -72,8 +72,8 @@ def click(page: Browser, element: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_every_report_opens_without_a_complaint(name: str, show: Any) -> None:
     page = show(ALL[name]())
-    said = page.evaluate("document.getElementById('when-body').textContent")
-    assert said == "Not in this report: the history was not requested in this analysis."
+    drawn = page.evaluate("document.getElementById('when-body').textContent")
+    assert drawn == "Not in this report: the history was not requested in this analysis."
 
 
 def test_what_is_drawn_is_not_empty_in_either_theme(show: Any) -> None:
@@ -116,8 +116,8 @@ def test_the_keyboard_reaches_everything_on_the_timeline(show: Any) -> None:
     page.evaluate(f"{LINES}.focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.key(key)
-    said = page.evaluate("document.querySelector('.spoken').textContent")
-    assert said.startswith("rank 2 \u00b7 gpu-a10:30 to 1:00 (")  # of the run, and UTC
+    drawn = page.evaluate("document.querySelector('.spoken').textContent")
+    assert drawn.startswith("rank 2 \u00b7 gpu-a10:30 to 1:00 (")  # of the run, and UTC
     page.key("+")
     assert page.evaluate(RANGE) == "0:15 to 30:21 of 1:00:12"
     page.key("Enter")

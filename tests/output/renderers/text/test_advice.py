@@ -29,18 +29,22 @@ def advice(change: str, *commands: str) -> Advice:
     return Advice("do", "", change, "", "", "", commands=commands)
 
 
-def texts(one: Advice, width: int) -> list[str]:
-    return [line.text for line in wrap_change(one, width, "Change:")]
+def texts(item: Advice, width: int) -> list[str]:
+    return [line.text for line in wrap_change(item, width, "Change:")]
 
 
 def test_a_command_that_fits_goes_on_in_its_line_and_prose_flows_behind() -> None:
-    one = advice(f"{TAR} (about 1 GB a shard), read in order", TAR)
-    assert texts(one, 72) == [f"Change: {TAR} (about 1 GB", "a shard), read in order"]
+    recommendation = advice(f"{TAR} (about 1 GB a shard), read in order", TAR)
+    assert texts(recommendation, 72) == [f"Change: {TAR} (about 1 GB", "a shard), read in order"]
 
 
 def test_one_that_does_not_fit_has_lines_of_its_own() -> None:
-    one = advice(f"pack them: {TAR} (about 1 GB), read in order", TAR)
-    assert texts(one, 60) == ["Change: pack them:", f"  {TAR}", "(about 1 GB), read in order"]
+    recommendation = advice(f"pack them: {TAR} (about 1 GB), read in order", TAR)
+    assert texts(recommendation, 60) == [
+        "Change: pack them:",
+        f"  {TAR}",
+        "(about 1 GB), read in order",
+    ]
 
 
 def test_a_long_one_goes_on_behind_a_backslash_at_blanks_only() -> None:
@@ -64,8 +68,8 @@ def test_a_shell_reads_the_lines_as_the_command(width: int) -> None:
 
 
 def test_lines_that_have_no_room_cut_no_command() -> None:
-    one = advice(f"mount anew: {MOUNT} (or in fstab)", MOUNT)
-    lines = wrap_change(one, 72, "Change:")
+    recommendation = advice(f"mount anew: {MOUNT} (or in fstab)", MOUNT)
+    lines = wrap_change(recommendation, 72, "Change:")
     assert [line.text for line in limit_lines(lines, 3, 72)][1:] == wrap_command(MOUNT, 72)
     assert [line.text for line in limit_lines(lines, 2, 72)] == [f"Change: mount anew: {SEE_BELOW}"]
     prose = wrap_change(advice("word " * 60), 72, "Change:")
@@ -76,9 +80,12 @@ def test_lines_that_have_no_room_cut_no_command() -> None:
 
 def test_a_name_in_a_command_is_found_word_for_word_and_made_safe() -> None:
     command = "umount '/d\x1b[2J  x'"
-    one = advice(f"{command}; then again", command)
-    assert split_change(one) == [(True, "umount '/d\\x1b[2J  x'"), (False, "; then again")]
-    assert texts(one, 72) == ["Change: umount '/d\\x1b[2J  x'; then again"]
+    recommendation = advice(f"{command}; then again", command)
+    assert split_change(recommendation) == [
+        (True, "umount '/d\\x1b[2J  x'"),
+        (False, "; then again"),
+    ]
+    assert texts(recommendation, 72) == ["Change: umount '/d\\x1b[2J  x'; then again"]
     assert split_change(advice("nothing of it", "rm")) == [(False, "nothing of it")]
 
 
@@ -93,8 +100,8 @@ def test_an_option_stays_with_the_word_before_it() -> None:
 
 
 def test_the_page_has_the_commands_alone_to_copy() -> None:
-    one = advice(f"{TAR} (about 1 GB a shard)", TAR)
-    sentence, block = (str(part) for part in render_change(one))
+    recommendation = advice(f"{TAR} (about 1 GB a shard)", TAR)
+    sentence, block = (str(part) for part in render_change(recommendation))
     assert sentence == f"<p><code>{TAR}</code> (about 1 GB a shard)</p>"
     assert block == f'<pre class="copy"><code>{TAR}</code></pre>'
     assert [str(part) for part in render_change(advice(TAR, TAR)) if part] == [block]

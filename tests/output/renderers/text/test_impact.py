@@ -56,7 +56,7 @@ def test_every_line() -> None:
     ]
 
 
-def test_where_nothing_can_be_said_there_is_a_reason_or_no_line() -> None:
+def test_where_nothing_can_be_reported_there_is_a_reason_or_no_line() -> None:
     silent = replace(FULL, causes=(BUBBLE,), tokens_per_second=None, samples_per_second=None)
     silent = replace(silent, cost_per_million_tokens=None, yardsticks=(), saved_ns=None)
     assert describe_impact(replace(clean(), worth=silent)) == [

@@ -24,8 +24,8 @@ from tests.support.reports import S, storage_verdict
 
 def over(percents: list[int], in_step: list[int] | None = None, each_ns: int = S) -> Report:
     """A rank that lost so much of each stretch."""
-    in_step_ns = tuple(each_ns * one // 100 for one in in_step or [100] * len(percents))
-    lost = tuple(ns * one // 100 for ns, one in zip(in_step_ns, percents))
+    in_step_ns = tuple(each_ns * value // 100 for value in in_step or [100] * len(percents))
+    lost = tuple(ns * percent // 100 for ns, percent in zip(in_step_ns, percents))
     rank = RankHistory(0, in_step_ns, (("storage-local", lost),), ())
     return dataclasses.replace(
         storage_verdict(), history=History(0, each_ns, len(percents), (rank,))
@@ -55,22 +55,22 @@ SERIES: dict[str, tuple[list[int], str]] = {
 @pytest.mark.parametrize("name", SERIES)
 def test_a_series_is_called_what_it_looks_like(name: str) -> None:
     percents, words = SERIES[name]
-    found = detect_trend(over(percents))
-    assert found is not None and describe_trend(found) == words
+    trend = detect_trend(over(percents))
+    assert trend is not None and describe_trend(trend) == words
 
 
 @pytest.mark.parametrize("name", SERIES)
 def test_the_word_below_the_bars_is_that_of_the_bars(name: str) -> None:
     report = over(SERIES[name][0])
-    found = detect_trend(report)
-    assert found is not None
+    trend = detect_trend(report)
+    assert trend is not None
     screen = Terminal(80).render(report).splitlines()
     at = next(i for i, line in enumerate(screen) if line.startswith(" lost "))
-    assert summarize_trend(found) in screen[at + 1]
-    assert f"Over time: {describe_trend(found)}" in Plain().render(report).splitlines()
+    assert summarize_trend(trend) in screen[at + 1]
+    assert f"Over time: {describe_trend(trend)}" in Plain().render(report).splitlines()
     heights = [BARS.find(bar) for bar in draw_sparklines(split_run(report, 24))[1]]
     inner = sorted(heights)[1:-1]
-    if found.kind == "steady":
+    if trend.kind == "steady":
         assert max(inner) - min(inner) <= 1  # one bar, and that may be its edge
     else:
         assert max(inner) - min(inner) >= 2
@@ -79,22 +79,22 @@ def test_the_word_below_the_bars_is_that_of_the_bars(name: str) -> None:
 def test_noise_does_not_make_a_course_of_what_is_even() -> None:
     dice = random.Random(7)
     for _ in range(50):
-        found = detect_trend(over([20 + dice.randint(-4, 4) for _ in range(24)]))
-        assert found is not None and found.kind == "steady"
+        trend = detect_trend(over([20 + dice.randint(-4, 4) for _ in range(24)]))
+        assert trend is not None and trend.kind == "steady"
 
 
 def test_parts_outside_steps_and_short_runs_say_nothing() -> None:
     begun = over([0, 0] + [30] * 22, in_step=[0, 10] + [100] * 22)
-    found = detect_trend(begun)
-    assert found is not None and (found.kind, found.start_ns) == ("steady", 2 * S)
+    trend = detect_trend(begun)
+    assert trend is not None and (trend.kind, trend.start_ns) == ("steady", 2 * S)
     assert detect_trend(over([5, 5, 5, 40, 40, 40, 40])) is None  # seven parts
     assert detect_trend(storage_verdict()) is None
 
 
 def test_a_run_of_milliseconds_has_bars_and_times_in_milliseconds() -> None:
     report = over([2] * 8 + [40] * 16, each_ns=400_000)  # 9.6 ms
-    found = detect_trend(report)
-    assert found is not None and summarize_trend(found) == "from 3.2 ms on"
+    trend = detect_trend(report)
+    assert trend is not None and summarize_trend(trend) == "from 3.2 ms on"
     screen = Terminal(80, by=("time",)).render(report)
     assert "0.0 ms" in screen and "9.6 ms" in screen
     longer = over([2] * 8 + [40] * 16, each_ns=40_000_000)  # 0.96 s

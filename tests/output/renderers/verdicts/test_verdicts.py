@@ -63,7 +63,7 @@ def test_junit_has_a_test_for_every_rule() -> None:
     assert kinds == [["failure"], [], ["failure"], ["skipped"]]
     types = [failure.get("type") for failure in suite.iter("failure")]
     assert types == ["failed", "cannot-tell"]
-    values = {one.get("name"): one.get("value") for one in cases[1].iter("property")}
+    values = {part.get("name"): part.get("value") for part in cases[1].iter("property")}
     assert values == {
         "metric": "stall.storage_ratio",
         "value": "0.344827586",
@@ -74,7 +74,7 @@ def test_junit_has_a_test_for_every_rule() -> None:
     }
 
 
-def test_what_cannot_be_told_is_skipped_where_it_is_let_through() -> None:
+def test_an_undecided_rule_is_skipped_where_it_is_let_through() -> None:
     lenient = Policy(on_inconclusive="warn")
     root = Tree.fromstring(render_junit(failed(None, "gpu.sm_active >= 50%", policy=lenient)))
     assert (root.get("failures"), root.get("skipped")) == ("0", "1")
@@ -82,7 +82,7 @@ def test_what_cannot_be_told_is_skipped_where_it_is_let_through() -> None:
 
 def test_junit_of_a_change_has_its_interval() -> None:
     (case,) = Tree.fromstring(render_junit(changed())).iter("testcase")
-    values = {one.get("name"): one.get("value") for one in case.iter("property")}
+    values = {part.get("name"): part.get("value") for part in case.iter("property")}
     assert {"baseline", "change", "change_low", "change_high", "found_from", "steps"} <= set(values)
     assert float(values["change_low"] or 0) < float(values["change"] or 0)
 
@@ -101,9 +101,9 @@ def test_annotations_of_github() -> None:
 @pytest.mark.parametrize(("count", "lines"), [(9, 9), (10, 10), (11, 10), (60, 10)])
 def test_github_gets_ten_annotations_at_most(count: int, lines: int) -> None:
     rules = [f"gpu.busy_ratio >= 9{at / 100:.2f}%" for at in range(count)]
-    told = format_workflow_commands(failed(None, *rules)).splitlines()
-    assert len(told) == lines <= MAX_ANNOTATIONS
-    assert (count > 10) == told[-1].endswith(f"{count - 9} more rules: see the log")
+    stated = format_workflow_commands(failed(None, *rules)).splitlines()
+    assert len(stated) == lines <= MAX_ANNOTATIONS
+    assert (count > 10) == stated[-1].endswith(f"{count - 9} more rules: see the log")
 
 
 def test_a_summary_is_cut_with_a_notice() -> None:
@@ -190,7 +190,8 @@ def hostile(text: str) -> tuple[Verdict, Report]:
     report = storage_verdict()
     metric = Metric(text, 0.5, "ratio", text)
     culprits = tuple(
-        dataclasses.replace(one, node=text, resource=text) for one in report.findings[0].culprits
+        dataclasses.replace(culprit, node=text, resource=text)
+        for culprit in report.findings[0].culprits
     )
     finding = dataclasses.replace(report.findings[0], culprits=culprits)
     report = dataclasses.replace(report, title=text, metrics=(metric,), findings=(finding,))
