@@ -20,10 +20,10 @@ from tests.support.gate_runs import run, steady
 @functools.cache
 def made() -> dict[str, str]:
     """Three baselines, a good run and a slow one, as JSON."""
-    by_key = {f"base{i}": run(f"base{i}", steady(seed=i), started=i) for i in range(1, 4)}
-    by_key["good"] = run("good", steady(seed=8), started=8)
-    by_key["slow"] = run("slow", steady(ms=112, seed=9), storage=0.1, started=9)
-    return {name: Json().render(report) for name, report in by_key.items()}
+    runs = {f"base{i}": run(f"base{i}", steady(seed=i), started=i) for i in range(1, 4)}
+    runs["good"] = run("good", steady(seed=8), started=8)
+    runs["slow"] = run("slow", steady(ms=112, seed=9), storage=0.1, started=9)
+    return {name: Json().render(report) for name, report in runs.items()}
 
 
 @pytest.fixture

@@ -42,9 +42,9 @@ def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -
     assert first.culprits[0].rank == 1
     for truth in result.truth:
         ledger = ledger_of(result, truth.rank)
-        printed = dict(ledger.buckets).get(result.scenario.cause, 0) / ledger.in_step_ns
+        share = dict(ledger.buckets).get(result.scenario.cause, 0) / ledger.in_step_ns
         true = truth.causes.get(result.scenario.cause, 0) / truth.in_step_ns
-        assert abs(printed - true) <= THREE_POINTS
+        assert abs(share - true) <= THREE_POINTS
         assert abs(ledger.lost_ns / ledger.in_step_ns - truth.idle_ns / truth.in_step_ns) <= 0.03
     assert f"{result.scenario.cause}" in format_truth_comparison(result)
 
@@ -67,10 +67,10 @@ def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path, steps: in
     assert not first.culprits
     for truth in result.truth:
         ledger = ledger_of(result, truth.rank)
-        printed = dict(ledger.buckets)["net-transfer"] / ledger.in_step_ns
+        share = dict(ledger.buckets)["net-transfer"] / ledger.in_step_ns
         true = truth.causes["net-transfer"] / truth.in_step_ns
         assert true > 0.3
-        assert abs(printed - true) <= THREE_POINTS
+        assert abs(share - true) <= THREE_POINTS
 
 
 @pytest.mark.long
@@ -84,11 +84,11 @@ def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> No
     assert first.culprits[0].others_ns > 0.9 * first.lost_ns
     for truth in result.truth:
         ledger = ledger_of(result, truth.rank)
-        printed = dict(ledger.buckets).get(first.cause.id, 0) / ledger.in_step_ns
+        share = dict(ledger.buckets).get(first.cause.id, 0) / ledger.in_step_ns
         true = truth.causes[first.cause.id] / truth.in_step_ns
         assert (true < 0.01) if truth.rank == 2 else (true > 0.2)
         # What a busy machine adds to its lateness, or hides of it, is of the CPU or of no cause.
-        assert 0.6 * true - 0.01 <= printed <= true + THREE_POINTS
+        assert 0.6 * true - 0.01 <= share <= true + THREE_POINTS
 
 
 def test_a_folder_with_a_recording_is_refused(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_without_the_probe_the_family_is_named_and_never_a_leaf(
     assert family in named
     assert named <= {"storage", "cpu"}  # families only; contention of this machine is cpu
     for truth, ledger in zip(result.truth, sorted(result.report.ranks, key=lambda r: r.device)):
-        printed = dict(ledger.buckets).get(family, 0) / ledger.in_step_ns
+        share = dict(ledger.buckets).get(family, 0) / ledger.in_step_ns
         causes = [ns for cause, ns in truth.causes.items() if cause.startswith(f"{family}-")]
-        assert abs(printed - sum(causes) / truth.in_step_ns) <= 0.1
+        assert abs(share - sum(causes) / truth.in_step_ns) <= 0.1
 
 
 def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:

@@ -71,9 +71,9 @@ def bytes_of(text: str) -> Iterator[tuple[str, bytes]]:
 
 def change(path: str, value: Any) -> Callable[[Any], None]:
     def apply(document: Any) -> None:
-        *way, last = [int(item) if item.lstrip("-").isdigit() else item for item in path.split(".")]
-        for item in way:
-            document = document[item]
+        *way, last = [int(key) if key.lstrip("-").isdigit() else key for key in path.split(".")]
+        for key in way:
+            document = document[key]
         if value is KeyError:
             del document[last]
         elif callable(value):

@@ -62,7 +62,7 @@ def check_history(report: Report) -> None:
         assert (lost >= 0).all()
         assert (lost.sum(axis=0) <= np.array(rank.in_step_ns)).all()
         assert max(rank.in_step_ns, default=0) <= history.stretch_ns
-        buckets, stated = dict(ledger.buckets), {name: sum(ns) for name, ns in rank.lost}
-        waited = stated.pop(WAITING_FOR_RANKS, 0)
-        assert all(ns <= buckets[name] for name, ns in stated.items())
-        assert waited == ledger.lost_ns - sum(stated.values())
+        buckets, lost_by_cause = dict(ledger.buckets), {name: sum(ns) for name, ns in rank.lost}
+        waited = lost_by_cause.pop(WAITING_FOR_RANKS, 0)
+        assert all(ns <= buckets[name] for name, ns in lost_by_cause.items())
+        assert waited == ledger.lost_ns - sum(lost_by_cause.values())

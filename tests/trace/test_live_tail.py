@@ -136,9 +136,9 @@ def test_what_was_reported_in_the_middle_is_found_too(tmp_path: Path) -> None:
         Spans(9, 2, 0, 0, {}, {})
     )  # it marks spans, and nobody knows who it is
     tail.poll(KEEP_NS)
-    stated = [e for batch in tail.records(20 * SECOND) for e in batch if isinstance(e, Event)]
-    assert sorted(e.attributes["pid"] for e in stated) == [7, 9]
-    assert {e.t_ns for e in stated} == {20 * SECOND}
+    events = [e for batch in tail.records(20 * SECOND) for e in batch if isinstance(e, Event)]
+    assert sorted(e.attributes["pid"] for e in events) == [7, 9]
+    assert {e.t_ns for e in events} == {20 * SECOND}
 
 
 def test_the_end_and_what_comes_of_a_folder_that_vanishes(tmp_path: Path) -> None:

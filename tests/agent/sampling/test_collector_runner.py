@@ -66,7 +66,7 @@ def taken(collector: Later, ticks: int, notes: list[Any] | None = None) -> list[
 
 def series(devices: Sequence[str], seconds: Sequence[int], *values: Sequence[int]) -> Columns:
     times = array("q", [second * SECOND_NS for second in seconds])
-    columns = [array("q", column) for column in values]
+    columns = [array("q", cells) for cells in values]
     names = ("cpu.runnable_count",) * len(devices)
     return Columns("later", names, tuple(devices), times, columns, [None] * len(devices))
 

@@ -125,8 +125,8 @@ def test_sizes_that_are_not_known_are_not_made_up() -> None:
 def test_how_fast_it_was_is_not_reported_of_what_overlaps_with_computation() -> None:
     transfers = all_reduces(TOOK)
     transfers.cells = [replace(cell, overlapped=True) for cell in transfers.cells]
-    stated = flow_evidence(transfers, nic(), nic())
-    assert list(stated) == ["network.moved_bytes", "network.operation_bytes"]
+    evidence = flow_evidence(transfers, nic(), nic())
+    assert list(evidence) == ["network.moved_bytes", "network.operation_bytes"]
 
 
 def test_rates_read_as_their_makers_write_them() -> None:

@@ -28,7 +28,7 @@ def unseen_on(*nodes: Any) -> list[tuple[str, str]]:
     """Notes about sources, without those about causes that could not be evaluated."""
     sources = ("gpu", "lustre", "mounts", "rdma")
     coverage_gaps = list_coverage_gaps(nodes, [], {}, [])
-    return [(span.what, span.message) for span in coverage_gaps if span.what.startswith(sources)]
+    return [(gap.what, gap.message) for gap in coverage_gaps if gap.what.startswith(sources)]
 
 
 def unseen(devices: list[dict[str, Any]], *gaps: Gap) -> list[tuple[str, str]]:

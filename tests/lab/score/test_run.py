@@ -41,17 +41,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
-    stated = folder / "answers"
-    (stated / "one").mkdir(parents=True)
+    answers = folder / "answers"
+    (answers / "one").mkdir(parents=True)
     dump(
         Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
-        stated / "one" / "answer.json",
+        answers / "one" / "answer.json",
     )
     arguments = [
         "--runs",
         str(runs),
         "--answers",
-        f"rival={stated}",
+        f"rival={answers}",
         "--out",
         str(folder),
         "--no-rules",

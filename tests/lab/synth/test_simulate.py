@@ -199,13 +199,13 @@ def test_stories_hold_together(name: str) -> None:
     assert sum(row.ns for row in truth.lost) < truth.in_step_ns
     assert all(row.ns > 0 for row in truth.lost)
     wanted = CORPUS[name].wanted
-    assert {finding.cause for finding in truth.injected} == {
+    assert {fault.cause for fault in truth.injected} == {
         *wanted.leaves[:1],
         *(leaf for _, leaf in wanted.also),
     }
     nodes = {place.rank: place.node for place in truth.places}
-    for finding in truth.injected:
-        count = len(finding.culprits)
+    for fault in truth.injected:
+        count = len(fault.culprits)
         assert (
             count
             == {
@@ -213,8 +213,8 @@ def test_stories_hold_together(name: str) -> None:
                 "nobody": 0,
                 "everybody": len(nodes),
                 "several": count,
-                "node": list(nodes.values()).count(nodes[finding.culprits[0]])
-                if finding.culprits
+                "node": list(nodes.values()).count(nodes[fault.culprits[0]])
+                if fault.culprits
                 else -1,
             }[wanted.culprit]
         )

@@ -131,8 +131,8 @@ def test_a_closed_connection_is_distinguished_from_one_that_lives(kernel: Connec
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         accepted.close()
-    stated = list(kernel.query(known))
-    assert [answer is None for answer in stated] == [True, False] * 20
+    connections = list(kernel.query(known))
+    assert [answer is None for answer in connections] == [True, False] * 20
     for client, accepted in pairs[1::2]:
         client.close()
         accepted.close()

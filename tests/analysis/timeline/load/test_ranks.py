@@ -74,9 +74,9 @@ def test_an_emulated_device_belongs_to_who_opened_it() -> None:
 
 
 def test_a_process_may_call_its_device_by_another_name() -> None:
-    reported = {100: "GPU-3166", 101: "GPU-77"}
+    devices = {100: "GPU-3166", 101: "GPU-77"}
     mains = [
-        process(pid, spans=STEPS, registration=named(device=name)) for pid, name in reported.items()
+        process(pid, spans=STEPS, registration=named(device=name)) for pid, name in devices.items()
     ]
     devices = ({"id": "GPU-1f", "uuid": "GPU-3166"}, {"id": "GPU-2e", "uuid": "GPU-3265"})
     found_ranks = find_ranks(with_devices(chunk(2, mains), *devices))
