@@ -166,7 +166,7 @@ def read(folder: Path) -> list[NodeResult]:
     return [analyze_node(value, build_limits({})) for value in list_node_folders(folder)]
 
 
-def laid_beside(folder: Path) -> JobState:
+def analyze_together(folder: Path) -> JobState:
     return analyze_across_ranks(read(folder))
 
 

@@ -49,7 +49,9 @@ def both_ways(code: str, tmp_path: Path, **environ: str) -> list[Ring]:
     if job_python.IS_ANOTHER and theirs.returncode > 0:
         job_python.skip_what_cannot_run(theirs.stderr)
     assert ours.returncode == 0, ours.stderr.decode()
-    assert (ours.returncode, _said(ours)) == (theirs.returncode, _said(theirs)), theirs
+    assert (ours.returncode, _clean_stdout(ours)) == (theirs.returncode, _clean_stdout(theirs)), (
+        theirs
+    )
     rings = watcher.rings()
     assert [ring.switched_off for ring in rings] == [0] * len(rings)
     return rings
@@ -69,7 +71,7 @@ def _run(
     return run(*job, run_dir=run_dir, cwd=folder, seconds=LIVENESS_SECONDS, **environ)
 
 
-def _said(job: subprocess.CompletedProcess[bytes]) -> bytes:
+def _clean_stdout(job: subprocess.CompletedProcess[bytes]) -> bytes:
     """Return what a job printed, without lines that hold times or tell of a build."""
     dropped = rb"\{|\[20\d\d-|ninja: |\[\d+/\d+\] |Time to load "
     return re.sub(rb"(?m)^(" + dropped + rb").*\n", b"", job.stdout)

@@ -16,8 +16,8 @@ from tests.support.faulty_recordings import (
     HOUR,
     Machine,
     analysed,
+    analyze_together,
     by_rank,
-    laid_beside,
     pair,
     read,
     write_on,
@@ -35,7 +35,7 @@ def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -
         write_on(machine, script, tmp_path / f"n{number}")
     report = analysed(tmp_path)
     assert by_rank(report, 0) == [BLAMED]
-    across = laid_beside(tmp_path)
+    across = analyze_together(tmp_path)
     assert across.clock_reason == ""
     # Rank 1 cannot leave before rank 0 comes: clocks aligned by leaves may be off by 0.3 s.
     assert across.clock_bound_ns == pytest.approx(0.3 * SECOND, rel=1e-6)
@@ -66,7 +66,7 @@ def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_p
 def test_few_operations_in_common_leave_the_clocks_alone(tmp_path: Path) -> None:
     for number, script in enumerate(pair(steps=5)):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
-    across = laid_beside(tmp_path)
+    across = analyze_together(tmp_path)
     assert across.clock_bound_ns is None
     few = "too few operations in which their hosts wait for each other: node-0, node-1"
     assert across.clock_reason == few
@@ -92,7 +92,7 @@ def test_containers_of_one_machine_share_its_clock_and_stay_two(tmp_path: Path) 
     report = analysed(tmp_path)
     assert len(report.ranks) == 2
     assert by_rank(report, 0) == [BLAMED]
-    across = laid_beside(tmp_path)
+    across = analyze_together(tmp_path)
     assert (across.clock_bound_ns, across.clock_reason) == (0, "")
 
 
@@ -106,7 +106,7 @@ def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_pa
             scripts[1].main_spans[row] = (*span[:2], round(span[2] + late, 6), *span[3:])
     for number, script in enumerate(scripts):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
-    across = laid_beside(tmp_path)
+    across = analyze_together(tmp_path)
     # Aligned by who left when, the clocks are off by `late`; both stay 0.1 s.
     assert across.clock_bound_ns is not None
     assert late * SECOND <= across.clock_bound_ns <= 0.2 * SECOND
@@ -114,10 +114,10 @@ def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_pa
 
 def test_one_node_and_no_operations_have_no_bound_and_say_why(tmp_path: Path) -> None:
     write_on(Machine("node-0"), pair()[0], tmp_path / "one" / "n0")
-    across = laid_beside(tmp_path / "one")
+    across = analyze_together(tmp_path / "one")
     assert (across.clock_bound_ns, across.clock_reason) == (None, "one node: one clock")
     script = training([(0.1, 0.3)] * 20)
     write_on(Machine("node-0"), script, tmp_path / "none" / "n0")
-    across = laid_beside(tmp_path / "none")
+    across = analyze_together(tmp_path / "none")
     why = "no operations of different ranks were matched"
     assert (across.clock_bound_ns, across.clock_reason) == (None, why)

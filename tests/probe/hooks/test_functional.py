@@ -44,8 +44,8 @@ part = funcol.reduce_scatter_single(t, "sum", 0, world)                # 2
 assert funcol.wait_tensor(part).tolist() == [2.0 * n for n in range(5 * rank, 5 * rank + 5)]
 turned = funcol.all_to_all_single(t, None, None, world)                # 3
 print(turned.tolist())
-said = funcol.broadcast(t + rank, 1, world)                            # 4
-print(said.tolist())
+sent = funcol.broadcast(t + rank, 1, world)                            # 4
+print(sent.tolist())
 two = funcol.all_reduce_coalesced([t, torch.ones(5)], "sum", world)    # 5
 print(two[1].tolist(), two[0].tolist())
 raw = torch.ops._c10d_functional.all_reduce(t, "sum", world.group_name)  # 6
