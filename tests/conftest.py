@@ -26,6 +26,8 @@ HOSTS = Path(__file__).parent / "hosts"
 LAB = Path(__file__).resolve().parents[1] / "lab"
 if str(LAB) not in sys.path:
     sys.path.insert(0, str(LAB))  # its package need not be installed to be tested
+QUIET_FOLDERS = [Path(__file__).parent / name for name in ("lab/real", "scenarios/training")]
+"""Folders that compare measured times with the truth: nothing else may run beside their tests."""
 NOBODY = 65534
 
 # A shell that starts the tests in the background has them ignore these, and so all they start.
@@ -35,6 +37,13 @@ for number, usual in (
 ):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of some folders `quiet`."""
+    for item in items:
+        if any(folder in item.path.parents for folder in QUIET_FOLDERS):
+            item.add_marker(pytest.mark.quiet)
 
 
 @pytest.fixture
