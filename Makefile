@@ -9,7 +9,7 @@ LAB_TARGETS   := score score-full score-rivals score-whatif score-sabotage recor
 BENCH_TARGETS := peers blame-check fuzz import-answers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev torch test test-fast test-long check lint types contracts docs docs-check golden
+.PHONY: help demo dev torch test test-fast test-long accept check lint types contracts docs docs-check golden
 .PHONY: host bench clean $(LAB_TARGETS) $(BENCH_TARGETS)
 
 help: ## print the targets
@@ -40,16 +40,19 @@ dev: $(VENV)/dev ## create the virtual environment with everything but torch
 torch: $(VENV)/torch
 
 test: $(VENV)/torch ## run all tests, real torch training included (about ten minutes)
-	$(BIN)/python -m pytest tests -m "not quiet and not long" --numprocesses 2
-	$(BIN)/python -m pytest tests -m "quiet and not long"
+	$(BIN)/python -m pytest tests -m "not alone and not accept and not long" --numprocesses 2
+	$(BIN)/python -m pytest tests -m "alone and not accept and not long"
 
-test-fast: $(VENV)/dev ## run the tests that need neither torch nor a quiet machine
-	$(BIN)/python -m pytest tests -m "not quiet and not long and not torch" --numprocesses 2
+test-fast: $(VENV)/dev ## run the tests that need no torch and change nothing on the machine
+	$(BIN)/python -m pytest tests -m "not alone and not accept and not long and not torch" --numprocesses 2
 
 # Long variants of the tests, and many more generated examples (nightly).
 test-long: $(VENV)/torch
-	CLUSTERPROF_EXAMPLES=long $(BIN)/python -m pytest tests -m "(long or hypothesis) and not quiet" --numprocesses 2
-	$(BIN)/python -m pytest tests -m "long and quiet"
+	CLUSTERPROF_EXAMPLES=long $(BIN)/python -m pytest tests -m "(long or hypothesis) and not alone and not accept" --numprocesses 2
+	$(BIN)/python -m pytest tests -m "long and alone and not accept"
+
+accept: $(VENV)/torch ## compare answers with measured truth at a tolerance (nothing else may run)
+	$(BIN)/python -m pytest tests -m accept
 
 check: lint types contracts docs-check test ## run what CI runs
 
@@ -63,7 +66,7 @@ types: $(VENV)/dev ## check static types
 contracts: $(VENV)/dev ## check who imports whom
 	$(BIN)/lint-imports
 
-docs: $(VENV)/dev ## generate the pages of causes, collectors, signals, commands, importers and accuracy
+docs: $(VENV)/dev ## generate the pages of causes, collectors, signals, commands, importers, accuracy, and the schema
 	$(BIN)/python tests/tools/generate_docs.py
 
 docs-check: $(VENV)/dev

@@ -20,13 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
-from clusterprof.analysis.timeline.collectives.reference import (
-    CollectiveSpans,
-    build_rank_entries,
-    get_block,
-)
 from clusterprof.analysis.timeline.collectives.stream import OperationStream
 from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job
+from tests.support.synthetic.matching import CollectiveSpans, build_rank_entries, get_block
 from tests.support.synthetic.scenarios import LAYOUTS
 
 RANKS = 128
@@ -48,7 +44,7 @@ def settled(job: Job) -> int:
         books.add(block, blamed)
     assert int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(ops.blocked_ns.sum())
     assert carry is not None
-    kept = sum(getattr(carry.rows, one.name).nbytes for one in fields(carry.rows))
+    kept = sum(getattr(carry.rows, field.name).nbytes for field in fields(carry.rows))
     return kept + sum(column.nbytes for column in carry.entries)
 
 
@@ -83,8 +79,8 @@ def arrivals(job: Job) -> CollectiveSpans:
 def matched(people: list[RankEntry]) -> None:
     """Read the rows of all ranks and match them, block by block."""
     rows = sum(
-        one.operations.rank.size
-        for one in OperationStream(people, {}, (0,), get_block).read_batches(BLOCK)
+        read_batch.operations.rank.size
+        for read_batch in OperationStream(people, {}, (0,), get_block).read_batches(BLOCK)
     )
     assert rows == sum(int(one.operations.counts.sum()) for one in people)
 

@@ -19,9 +19,8 @@ sys.path.insert(0, str(FOLDER))
 
 from baselines.rules import RULES
 
-from clusterprof.analysis.attribution.wait_for.totals import find_peer_groups
 from tests.support.synthetic.scenarios import any_fault
-from tests.support.synthetic.score import booked
+from tests.support.synthetic.score import booked, find_peer_groups, rank_culprits
 
 # Layout, ranks, jobs, steps.
 JOBS = (
@@ -54,7 +53,7 @@ def main() -> int:
             job = any_fault(layout, ranks, 1000 + seed, steps, decoy=seed % 2 == 1)
             guilty = job.faults[0].rank
             books = booked(job)
-            found = books.culprits(find_peer_groups(job.ops, ranks))
+            found = rank_culprits(books, find_peer_groups(job.ops, ranks))
             says = {OURS: found[0][0] if found else -1}
             says.update({name: rule(job) for name, rule in RULES.items()})
             hard = says["slowest total compute"] != guilty

@@ -39,7 +39,7 @@ def report(title: str, bare: dict[str, str], probed: dict[str, str]) -> None:
     """Print the difference of the pairs: median, its 95 % interval, p95."""
     differences, alone = [], []
     for pair in range(PAIRS):
-        # Each second pair the other way round: whoever comes second finds warmer caches.
+        # Each second pair the other way round: the second one finds warmer caches.
         if pair % 2:
             with_us, without = start(probed), start(bare)
         else:

@@ -5,7 +5,7 @@
  * stdin: a path per line, an empty line, then any number of lines with a number of samples and, if
  * they are not to be back to back, the nanoseconds from one to the next; stdout: for each of those
  * lines the CPU time of one sample (user + system) in nanoseconds. (One process for all of them: a
- * new one each time would be news to whoever looks for new processes.)
+ * new one each time would be reported by programs that look for new processes.)
  *
  * A sample reads every file once, as a reader that wants whole files must: on to the end when a
  * reading fills its page almost. `parse` also turns every number in it into an integer. Compiled by

@@ -7,15 +7,19 @@ rank's waits (`feed`) and the chunks of a recording in memory, per node-hour.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from clusterprof.analysis.timeline import intervals
 from clusterprof.analysis.timeline.intervals import Intervals
-from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Header, Record, Rows, Spans
+from tests.support.builders import build_chunks
 
 PIECES = 2_000_000
 PLAIN = 50_000

@@ -52,7 +52,7 @@ while True:
     time.sleep(0.049)
 """
 
-# Works when it is told to, a slice of 20 pieces of about 5 ms, as spans or not; says how long it
+# Works when it is asked to, a slice of 20 pieces of about 5 ms, as spans or not; says how long it
 # took. One process does both: two would differ by the luck of their memory's layout, which is more.
 WORK = """
 import contextlib, sys, time, clusterprof

@@ -115,7 +115,7 @@ def parse_quantity(text: str) -> tuple[float, str]:
     if written == "":
         return number, ""
     if written not in _WRITTEN_UNITS:
-        raise ValueError(f"{written!r} is not a unit; known are {', '.join(_WRITTEN_UNITS)}")
+        raise ValueError(f"{written!r} is not a unit; choose from {', '.join(_WRITTEN_UNITS)}")
     unit, factor = _WRITTEN_UNITS[written]
     # dividing by 100 is exact where multiplying by 0.01 is not: 7% must equal 0.07
     return (number / 100 if unit == "ratio" else number * factor), unit

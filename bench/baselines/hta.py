@@ -83,7 +83,7 @@ def _stragglers(seen: Seen) -> tuple[int, ...] | None:
     if not by_kind:
         return None
     spread = {
-        name: sum(np.std([one.blocked_ns for one in stays.values()]) for stays in some)
+        name: sum(np.std([stay.blocked_ns for stay in stays.values()]) for stays in some)
         for name, some in by_kind.items()
     }
     chosen = by_kind[max(spread, key=lambda name: spread[name])]

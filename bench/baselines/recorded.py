@@ -59,11 +59,11 @@ def recorded(recording: Path) -> Recorded:
     for folder in list_node_folders(recording):
         records = list(NodeReader(folder))
         rank_of = {
-            one.attributes["pid"]: one.attributes["rank"]
-            for one in records
-            if isinstance(one, Event)
-            and one.kind == "process-registered"
-            and one.attributes.get("rank") is not None
+            record.attributes["pid"]: record.attributes["rank"]
+            for record in records
+            if isinstance(record, Event)
+            and record.kind == "process-registered"
+            and record.attributes.get("rank") is not None
         }
         spans = _spans(records)
         ratio = _iowait_ratio(records)
@@ -80,19 +80,21 @@ def recorded(recording: Path) -> Recorded:
 
 def _spans(records: list[Any]) -> dict[int, np.ndarray]:
     parts = defaultdict(list)
-    for one in records:
-        if isinstance(one, Spans):
+    for record in records:
+        if isinstance(record, Spans):
             names = ("start_ns", "end_ns", "kind", "a", "b", "d")
-            parts[one.pid].append(np.stack([np.asarray(one.columns[n]) for n in names], axis=1))
+            parts[record.pid].append(
+                np.stack([np.asarray(record.columns[n]) for n in names], axis=1)
+            )
     return {pid: np.concatenate(some) for pid, some in parts.items()}
 
 
 def _iowait_ratio(records: list[Any]) -> float:
     first: dict[str, float] = {}
     last: dict[str, float] = {}
-    for one in records:
-        if isinstance(one, Columns):
-            for name, device, values in zip(one.signals, one.devices, one.values):
+    for record in records:
+        if isinstance(record, Columns):
+            for name, device, values in zip(record.signals, record.devices, record.values):
                 if name in _CPU and device == "all" and len(values):
                     first.setdefault(name, float(values[0]))
                     last[name] = float(values[-1])

@@ -52,8 +52,8 @@ def per_stage_max(job: Job) -> int:
 def stage_frontier(job: Job) -> int:
     """StageFrontier's increments, with one barrier per step, charged to who attains them.
 
-    Only as far as they exceed the median rank's stage: a stage that takes all ranks the same is
-    nobody's.
+    Only as far as they exceed the median rank's stage: a stage that takes all ranks the same time
+    has no culprit.
     """
     table = stages(job)
     late = np.maximum(increments(table) - np.median(table, axis=1), 0)

@@ -94,7 +94,7 @@ def all_rules(recording: Path, truth: Truth) -> Answer:
 def _system(usages: list[Usage]) -> Iterator[tuple[float, Said]]:
     """What fired, with the share of datapoints it fired on, in percent; symptoms last."""
     for family, busy, above in (("storage", "iowait", IOWAIT_ABOVE), ("cpu", "cpu", CPU_ABOVE)):
-        seen = [(one.gpu, getattr(one, busy)) for one in usages]
+        seen = [(usage.gpu, getattr(usage, busy)) for usage in usages]
         percent = [
             100 * np.mean((gpu < GPU_BELOW) & (other > above))
             for gpu, other in seen
@@ -148,7 +148,7 @@ def _low(gpu: np.ndarray) -> bool:
 def _distance(usages: list[Usage]) -> float:
     """The largest between the histograms of any two GPUs."""
     bins = np.linspace(0, 100, 11)
-    parts = [np.histogram(np.clip(one.gpu, 0, 100), bins)[0] / len(one.gpu) for one in usages]
+    parts = [np.histogram(np.clip(usage.gpu, 0, 100), bins)[0] / len(usage.gpu) for usage in usages]
     table = np.reshape(parts, (-1, 10))
     return max((float(np.abs(table - one).sum(axis=1).max()) / 2 for one in table), default=0.0)
 

@@ -27,7 +27,7 @@ _TRAINING = (layout.STEP, layout.DATA_WAIT, layout.COLLECTIVE, layout.FORWARD)
 def see(recording: Path, clocks: Mapping[str, tuple[int, float]]) -> Seen:
     """Read all nodes of a recording; the last one read is kept."""
     files = sorted(path for path in recording.rglob("*") if path.is_file())
-    stamp = tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files)
+    stamp = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     return _see(recording, stamp, tuple(sorted((name, *one) for name, one in clocks.items())))
 
 
@@ -56,8 +56,8 @@ class _Reading:
 
     def __init__(self, folder: Path, clocks: Mapping[str, tuple[int, float]]) -> None:
         self.records = list(NodeReader(folder))
-        headers = [one for one in self.records if isinstance(one, Header)]
-        self.devices = [dict(one) for header in headers[:1] for one in header.devices]
+        headers = [record for record in self.records if isinstance(record, Header)]
+        self.devices = [dict(device) for header in headers[:1] for device in header.devices]
         names = [str(v) for header in headers[:1] for v in header.node.values()]
         self.offset_ns, self.drift = next(
             (clocks[name] for name in [*names, folder.name] if name in clocks), (0, 0.0)
@@ -103,7 +103,7 @@ class _Reading:
     ) -> Rank:
         table = spans.get(pid, NO_SPANS)
         loads = [spans[one] for one in (pid, *mine) if one in spans]
-        fetches = _by_start([one[one[:, KIND] == layout.FETCH] for one in loads])
+        fetches = _by_start([load[load[:, KIND] == layout.FETCH] for load in loads])
         device = str(attributes.get("device") or "")
         owned = [str(one.get("id")) for one in self.devices if one.get("pid") == pid]
         local = parse_identity(attributes).node_local_rank
@@ -115,12 +115,12 @@ class _Reading:
 
     def _series(self) -> None:
         parts: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
-        for one in self.records:
-            if isinstance(one, Columns):
-                t_ns = self.true(one.t_ns)
-                for at, key in enumerate(zip(one.signals, one.devices)):
-                    values = np.asarray(one.values[at], np.float64)
-                    mask = one.masks[at] or bytes(len(t_ns))
+        for record in self.records:
+            if isinstance(record, Columns):
+                t_ns = self.true(record.t_ns)
+                for at, key in enumerate(zip(record.signals, record.devices)):
+                    values = np.asarray(record.values[at], np.float64)
+                    mask = record.masks[at] or bytes(len(t_ns))
                     kept = np.frombuffer(mask, np.uint8) == 0
                     parts[key].append((t_ns[kept], values[kept]))
         for key, some in parts.items():
@@ -128,29 +128,29 @@ class _Reading:
             if len(t_ns):
                 order = np.argsort(t_ns, kind="stable")
                 self.node.series[key] = Series(t_ns[order], values[order])
-        ends = [one.t_ns for one in self.node.series.values()]
+        ends = [sery.t_ns for sery in self.node.series.values()]
         if ends:
             low, high = min(t[0] for t in ends), max(t[-1] for t in ends)
             self.node.span_ns = (int(low), int(high))
 
     def _spans(self) -> dict[int, np.ndarray]:
         parts: dict[int, list[np.ndarray]] = defaultdict(list)
-        for one in self.records:
-            if isinstance(one, Spans):
-                table = np.stack([np.asarray(one.columns[name]) for name in SPAN_FIELDS], axis=1)
+        for record in self.records:
+            if isinstance(record, Spans):
+                table = np.stack([np.asarray(record.columns[name]) for name in SPAN_FIELDS], axis=1)
                 for column in (START, END):
                     table[:, column] = self.true(table[:, column])
-                parts[one.pid].append(table)
+                parts[record.pid].append(table)
         return {pid: _by_start(some) for pid, some in parts.items()}
 
     def _threads(self) -> dict[int, int]:
         """Note run delays; return the parent of each process."""
         first: dict[int, float] = {}
         parents: dict[int, int] = {}
-        for one in self.records:
-            if not isinstance(one, Rows):
+        for record in self.records:
+            if not isinstance(record, Rows):
                 continue
-            columns = {name: np.asarray(c) for name, c in zip(one.names, one.columns)}
+            columns = {name: np.asarray(c) for name, c in zip(record.names, record.columns)}
             if "parent_pid" in columns:
                 parents.update(zip(columns["pid"].tolist(), columns["parent_pid"].tolist()))
             if {"pid", "tid", "run_delay_ns_total"} <= columns.keys():

@@ -17,7 +17,7 @@ def main(path: str) -> None:
         json.dumps(
             {
                 "version": version("nsys-ai"),
-                "window_ms": sum(one["total_span_ms"] for one in bubbles),
+                "window_ms": sum(bubble["total_span_ms"] for bubble in bubbles),
                 "idle_ms": sum(one["bubble_ms"] for one in bubbles),
                 "exposed_comm_ms": sum(one.get("nccl_only_ms", 0.0) for one in overlap),
                 "idle_of_kernels_only_ms": sum(one.get("idle_ms", 0.0) for one in overlap),

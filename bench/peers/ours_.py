@@ -18,7 +18,7 @@ def main(path: Path) -> None:
     books = [one for node in made.across.nodes for one in node.ranks]
     window_ns = sum(rank.in_step_ns for rank in ranks)
     lost_ns = sum(rank.lost_ns for rank in ranks)
-    busy = [one.accumulator.totals.get("busy") for one in books]
+    busy = [book.accumulator.totals.get("busy") for book in books]
     measured = any(rank.device for rank in ranks)
     idle_ns = window_ns - sum(ns or 0 for ns in busy) if measured else None
     data_ns = sum(

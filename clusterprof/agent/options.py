@@ -1,8 +1,10 @@
-"""The options of a recording: of `clusterprof record` and of `python -m clusterprof.agent`.
+"""Options of the command line, and the reader of those commands that must start fast.
 
-Both parse them with argparse: a command-line library with rich output would cost each
-rank of a job 0.3 s of CPU time. An invalid option is a `UsageError` that names the
-nearest valid one.
+`Parser` (argparse) reads `clusterprof record`, `python -m clusterprof.agent` and usual
+command lines of `clusterprof analyze`: a command-line library with rich output would cost
+each rank of a job 0.3 s of CPU time. An invalid option is a `UsageError` that names the
+nearest valid one. Each `Option` is defined once; typer's declarations, which show the help,
+are made from it (`cli.common.declare_option`).
 
 The effective sampling plan: plain numbers combined from the profile and the command line.
 
@@ -18,13 +20,12 @@ The request to a recorder, and its reply once it records.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from clusterprof.errors import UsageError
 from clusterprof.units import SECOND_NS
@@ -34,35 +35,74 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """An option that takes a value."""
+    """An option of the command line."""
 
     flags: tuple[str, ...]
-    metavar: str
+    metavar: str | None
+    """Name of the value; None = the name of its type."""
     help: str
     type: Callable[[str], Any] = str
+    action: Literal["store", "append", "store_true", "switch"] = "store"
+    """Takes a value, takes one each time, is a flag, or a flag with a `--no-` form."""
+    parameter: str = ""
+    """Name of the parameter; "" = that of the flag."""
+    minimum: int | None = None
+    """Least value of a whole number."""
 
 
-OUT = Option(("-o", "--out"), "DIR", "Default: clusterprof-out/<job>.", Path)
-PROFILE = Option(("--profile",), "NAME", "Profile: a shipped one by name, or a file.")
+OUT = Option(
+    ("-o", "--out"), "DIR", "Folder of the recording. Default: clusterprof-out/<job>.", Path
+)
+PROFILE = Option(("--profile",), "NAME", "Name of a shipped profile, or a file.")
 DURATION = Option(("--duration",), "TIME", "Stop recording after this time (90s, 10m, 2h).")
 HZ = Option(("--hz",), "N", "Samples per second; slow sources keep their own rate.", float)
-INJECT = Option(("--inject",), "auto|off|strict", "Whether Pythons of the job report spans.")
-PID = Option(("--pid",), "PID", "Attach to a running process (no spans).", int)
-KEEP_FREE = Option(("--keep-free",), "SIZE", "Pause writing when less disk than this is left.")
+INJECT = Option(
+    ("--inject",),
+    "auto|off|strict",
+    "Whether the probe is loaded into the Python processes of the job.",
+)
+PID = Option(("--pid",), "PID", "Attach to a running process; no spans are recorded.", int)
+KEEP_FREE = Option(
+    ("--keep-free",), "SIZE", "Pause writing while less disk space than this is free."
+)
+GPU_EVENTS = Option(
+    ("--gpu-events",),
+    None,
+    "Let the probe record events on the job's CUDA streams.",
+    bool,
+    "switch",
+)
 
-RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, KEEP_FREE)
+RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE)
 HELP = ("-h", "--help")
+_MAX_DIGITS = 9
+
+
+def _make_unused_formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, width=80)
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UsageError` and suggests the nearest valid option."""
 
     def __init__(self, prog: str, **settings: Any) -> None:
+        if not settings.get("add_help", True):  # the terminal's width would import shutil
+            settings["formatter_class"] = _make_unused_formatter
         super().__init__(prog=prog, allow_abbrev=False, **settings)
 
     def add_option(self, option: Option) -> None:
-        """Add one of the options defined above."""
-        self.add_argument(*option.flags, metavar=option.metavar, help=option.help, type=option.type)
+        """Add an option."""
+        settings: dict[str, Any] = {"help": option.help}
+        if option.parameter:
+            settings["dest"] = option.parameter
+        if option.action == "switch":
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            settings["action"] = option.action
+        if option.action in ("store", "append"):
+            read = option.type if option.minimum is None else _make_number_reader(option.minimum)
+            settings |= {"metavar": option.metavar, "type": read}
+        self.add_argument(*option.flags, **settings)
 
     def parse(self, words: Sequence[str] | None) -> argparse.Namespace:
         """Parse the words.
@@ -95,6 +135,19 @@ class Parser(argparse.ArgumentParser):
         return f"see: {self.prog} --help"
 
 
+def _make_number_reader(minimum: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number of at most nine digits."""
+
+    def read_number(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+            raise ValueError(f"{text!r} is not a whole number")
+        if int(text) < minimum:
+            raise ValueError(f"{text} is less than {minimum}")
+        return int(text)
+
+    return read_number
+
+
 class RecordOptions(NamedTuple):
     """The options and the command of `clusterprof record`; None = not given."""
 
@@ -118,8 +171,7 @@ def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
     parser = Parser("clusterprof record", add_help=False)
     for option in RECORD_OPTIONS:
         parser.add_option(option)
-    parser.add_argument("--gpu-events", action=argparse.BooleanOptionalAction, default=True)
-    parser.set_defaults(inject="auto")
+    parser.set_defaults(inject="auto", gpu_events=True)
     options, command = _split_arguments(words)
     if options is None:
         return None
@@ -128,13 +180,20 @@ def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
 
 def format_suggestion(word: str, candidates: Iterable[str]) -> str:
     """Return '; did you mean …?' when a candidate is close to the word, else ''."""
+    import difflib  # only after a mistake
+
     close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _split_arguments(words: Sequence[str]) -> tuple[list[str] | None, Sequence[str]]:
     """Return the options as `--name=value`, and the command; (None, ()) for help."""
-    long_flags = {flag: option.flags[-1] for option in RECORD_OPTIONS for flag in option.flags}
+    long_flags = {
+        flag: option.flags[-1]
+        for option in RECORD_OPTIONS
+        if option.action == "store"
+        for flag in option.flags
+    }
     options: list[str] = []
     remaining = list(words)
     while remaining:
@@ -190,8 +249,10 @@ class Plan:
     def helper_options(self, name: str) -> tuple[str, ...]:
         """Return the extra command-line options of an isolated collector's helper."""
         sampling = self.profile.get("sampling")
-        use_gpm = isinstance(sampling, Mapping) and sampling.get("gpm") is True
-        return ("--gpm", "off") if name == "gpu_nvidia" and not use_gpm else ()
+        gpm = sampling.get("gpm", "auto") if isinstance(sampling, Mapping) else "auto"
+        if name != "gpu_nvidia" or gpm not in (True, False):
+            return ()
+        return ("--gpm", "on" if gpm else "off")
 
     def interval_ns(self, name: str, default_ns: int) -> int:
         """Return the collector's interval, ns: its own, unless it belongs to the fast group.
@@ -314,8 +375,7 @@ class RecordingRequest:
     roots: Roots = field(default_factory=_make_roots)
 
 
-@dataclass(frozen=True, slots=True)
-class UnavailableCollector:
+class UnavailableCollector(NamedTuple):
     """A collector that is unavailable, and the reason."""
 
     collector: str
@@ -324,8 +384,7 @@ class UnavailableCollector:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingStarted:
+class RecordingStarted(NamedTuple):
     """The recorder's reply when the recording has begun."""
 
     folder: Path

@@ -132,7 +132,7 @@ def analyze(
     """Analyze where the device time of a recording went, and the causes of lost time.
 
     paths: one recording, or several folders or files that belong to one run; each node
-    counts once. Files of other tools are imported first (docs/importers.md).
+    counts once. Files of other tools are imported first (docs/importers).
     jobs: number of processes that share the nodes.
     limits: limits of causes by cause id, as in a profile.
     facts: facts of the site, as in a profile.

@@ -1,4 +1,5 @@
-"""Convert errors to messages and exit codes, in this one place.
+"""Convert errors to messages and exit codes, in this one place; write to a stdout that may be
+full, closed or broken.
 
 `record` is parsed without typer: every rank of a job runs it, and typer alone costs 0.3
 s of CPU. So is `analyze` for usual command lines. All other commands, and every help
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
-from clusterprof.cli.stdout import close_stdout, is_stdout_error, write_pending_stdout
 from clusterprof.errors import EXIT_CRASH, EXIT_OK, ClusterprofError, OutputFailed
+from clusterprof.util.atomic_file import WRITE_ERRNOS, convert_write_error
 
 EXIT_INTERRUPTED = 130
 _COMMANDS_WITHOUT_JOB = frozenset({"analyze", "gate", "compare", "export"})
@@ -73,3 +75,50 @@ def _print_error(message: str, remedy: str = "") -> None:
     from clusterprof.cli.common import print_error
 
     print_error(message, remedy)
+
+
+def write_stdout(text: str) -> None:
+    """Write to stdout; characters its encoding lacks are escaped.
+
+    Raises: OutputFailed when stdout is closed or cannot be written.
+    """
+    if sys.stdout is None:
+        raise OutputFailed("cannot write to stdout: it is closed")
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise convert_write_error("to stdout", error) from None
+
+
+def write_pending_stdout() -> None:
+    """Flush stdout.
+
+    Raises: OutputFailed when the data cannot be written.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise convert_write_error("to stdout", error) from None
+
+
+def close_stdout() -> None:
+    """Redirect stdout to the null device, since a flush at exit would fail again with a
+    traceback.
+    """
+    if sys.stdout is None:
+        return
+    with suppress(OSError, ValueError):
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
+        os.close(null_device)
+
+
+def is_stdout_error(error: OSError) -> bool:
+    """Return whether an error names no file and means that a disk is full or fails."""
+    return error.filename is None and error.errno in WRITE_ERRNOS

@@ -73,8 +73,9 @@ def _run_root(
         ),
     ] = False,
 ) -> None:
-    """Explain why the GPUs of a training job are idle: record it unchanged, then analyze the
-    recording.
+    """Find out why the GPUs of a training job are idle.
+
+    First record the unchanged job with `record`, then read the report of `analyze`.
     """
     if ctx.invoked_subcommand is None:
         print(ctx.get_help(), file=sys.stderr)

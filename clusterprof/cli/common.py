@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from clusterprof.agent.options import Option
 from clusterprof.errors import ClusterprofError, OutputFailed, PartialRecording, UsageError
 
 if TYPE_CHECKING:
@@ -25,9 +26,25 @@ FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
 _TABLE_FORMATS = ("terminal", "plain", "markdown")
 _NO_OPTIONS: Mapping[str, Any] = {}
 RUN_HELP = (
-    "The recording, or its node folders kept apart: host1/ host2/; or traces of other tools"
-    " (docs/importers.md)"
+    "A recording, the folders of its nodes (host1/ host2/), or traces of other tools"
+    " (docs/importers)"
 )
+
+
+PROFILE = Option(("--profile",), "NAME", "Name of a shipped profile, or a file.")
+JOBS = Option(("--jobs",), "N", "Number of processes that analyze the nodes.", int, minimum=1)
+OUTPUT = Option(("-o", "--output"), "FILE", "Write to this file.", Path)
+WIDTH = Option(("--width",), "N", "Columns of the output; 0 = terminal width.", int, minimum=0)
+NO_COLOR = Option(("--no-color",), None, "Print without colors.", bool, "store_true")
+AS_JSON = Option(("--json",), None, "Same as --format json.", bool, "store_true", "as_json")
+
+
+def declare_option(option: Option) -> Any:
+    """Return the declaration of an option for typer."""
+    import typer
+
+    flags = [] if option.action == "switch" else option.flags  # typer adds the `--no-` form
+    return typer.Option(*flags, metavar=option.metavar, help=option.help, min=option.minimum)
 
 
 def print_error(message: str, remedy: str = "") -> None:
@@ -43,8 +60,8 @@ def print_error(message: str, remedy: str = "") -> None:
 
 
 def write_result(text: str, output: Path | None) -> None:
-    """Write a result to stdout, or atomically into a file (see cli.stdout)."""
-    from clusterprof.cli.stdout import write_pending_stdout
+    """Write a result to stdout, or atomically into a file (see cli.app)."""
+    from clusterprof.cli.app import write_pending_stdout
     from clusterprof.util.atomic_file import write_file
 
     if output is not None:
@@ -56,7 +73,7 @@ def write_result(text: str, output: Path | None) -> None:
 
 def write_line(text: str) -> None:
     """Write one line to stdout; characters its encoding lacks are escaped."""
-    from clusterprof.cli.stdout import write_stdout
+    from clusterprof.cli.app import write_stdout
 
     write_stdout(text + "\n")
 

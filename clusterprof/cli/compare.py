@@ -8,36 +8,44 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common, runs
+from clusterprof.cli.common import AS_JSON, JOBS, NO_COLOR, OUTPUT, PROFILE, WIDTH, declare_option
 
 _FORMATS = ("terminal", "plain", "markdown", "json")
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Baseline run: recording or report.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Candidate run.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="Baseline: a recording or a report.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Candidate: a recording or a report.")],
     fail_on: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="A rule such as 'step.p50_ns: +5%': exit 3 or 4 like gate. Repeatable."),
+        typer.Option(
+            metavar="RULE", help="'step.p50_ns: +5%': exit with 3 or 4 as `gate` does. Repeatable."
+        ),
     ] = None,
     allow_unlike: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="FIELD", help="Allow the runs to differ in this field. Repeatable."),
+        typer.Option(
+            metavar="FIELD", help="Compare although the runs differ in this field. Repeatable."
+        ),
     ] = None,
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="terminal, plain, markdown or json.")
+        str, typer.Option("--format", metavar="FORMAT", help="terminal, plain, markdown or json.")
     ] = "terminal",
-    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    as_json: Annotated[bool, declare_option(AS_JSON)] = False,
     output: Annotated[
-        Optional[Path], typer.Option("-o", "--output", help="Write to this file.")  # noqa: UP045
+        Optional[Path], declare_option(OUTPUT)  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
+    width: Annotated[int, declare_option(WIDTH)] = 0,
+    no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
+    jobs: Annotated[int, declare_option(JOBS)] = 1,
 ) -> None:
-    """Show which cause changed from run A to run B, and whether chance explains it."""
+    """Show which causes changed from run A to run B, and by how much.
+
+    Also shows whether each change is larger than the noise between steps and between runs.
+    """
     from clusterprof.cli.gate import build_policy
     from clusterprof.gate import parse_change
     from clusterprof.gate.compare import compare_runs as compared

@@ -10,22 +10,24 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.common import NO_COLOR, WIDTH, declare_option
 
 
 def demo(
     scenario: Annotated[
         str,
         typer.Option(
-            help="Which fault: storage, cpu, mixed, checkpoint, network, straggler, or clean."
+            metavar="NAME",
+            help="The fault: storage, cpu, mixed, checkpoint, network, straggler or clean.",
         ),
     ] = "storage",
     keep: Annotated[
-        Optional[Path], typer.Option(help="Keep recording and ground truth here.")  # noqa: UP045
+        Optional[Path], typer.Option(metavar="DIR", help="Keep the recording and the truth here.")  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
+    width: Annotated[int, declare_option(WIDTH)] = 0,
+    no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
 ) -> None:
-    """Record and analyze a demo job on emulated accelerators, in a minute."""
+    """Record and analyze a small job with a known fault; needs no GPU."""
     from clusterprof.demo.run import format_truth_comparison, run_scenario
 
     result = run_scenario(scenario, keep)

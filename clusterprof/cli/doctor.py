@@ -32,26 +32,28 @@ _PATH_TIMEOUT_S = 1.0  # a path on a dead server is reported as hung instead of 
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Print a profile's effective values and their origin."),
+        typer.Option(
+            metavar="NAME", help="Print the values of a profile and where each comes from."
+        ),
     ] = None,
     job: Annotated[
         bool,
         typer.Option(
             "--job",
-            help="Inside a job: devices of ranks, CPU cores, files, links, and what to change.",
+            help="Inside a job: check devices, CPU cores, file systems and links of the ranks.",
         ),
     ] = False,
     paths: Annotated[
         list[str] | None,
-        typer.Option("--path", metavar="PATH", help="With --job: a data path. Repeatable."),
+        typer.Option(
+            "--path", metavar="PATH", help="With --job: also check this data folder. Repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Open every collector once: show what is available, what is not, the remedy, and its
-    owner.
-    """
+    """Check what can be recorded here, and who can enable the rest."""
     with common.report_errors_as_json(as_json):
         if profile is not None and (job or paths):
             raise UsageError("--profile and --job cannot be combined", "give one of them")

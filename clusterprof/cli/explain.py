@@ -28,11 +28,11 @@ def explain(
         str | None,
         typer.Argument(
             metavar="CAUSE",
-            help="Id of a cause or family, a metric, or a rule of a gate; without it all causes.",
+            help="A cause, a family of causes, a metric, or a gate rule. Default: list all causes.",
         ),
     ] = None,
 ) -> None:
-    """Print the page of a cause or a metric, or list all causes by family."""
+    """Print the page of a cause or a metric, or list all causes."""
     common.write_result(_find_page(cause), None)
 
 
@@ -62,4 +62,4 @@ def _find_page(wanted: str | None) -> str:
     from clusterprof.config import format_suggestion
 
     hint = format_suggestion(wanted, [*ids, *families, UNATTRIBUTED_CAUSE.id, *list_metric_names()])
-    raise UsageError(f"unknown cause {wanted!r}{hint}", "clusterprof explain lists all")
+    raise UsageError(f"unknown cause {wanted!r}{hint}", "`clusterprof explain` lists all causes")

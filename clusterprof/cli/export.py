@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.common import JOBS, PROFILE, declare_option
 
 if TYPE_CHECKING:
     from clusterprof.output.exporters.base import Exporter
@@ -29,31 +30,43 @@ def export(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
     to: Annotated[
         str,
-        typer.Option("--to", help="perfetto, parquet, csv, json, openmetrics, otlp, recording."),
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="perfetto, parquet, csv, json, openmetrics, otlp, recording.",
+        ),
     ],
     output: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("-o", "--output", help="Write to this file, or into this FOLDER/."),
+        typer.Option("-o", "--output", metavar="PATH", help="Write to this file or FOLDER/."),
     ] = None,
     tables: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--table", help="Only this table (parquet, csv, json). Repeatable."),
+        typer.Option(
+            "--table", metavar="NAME", help="Only this table (parquet, csv, json). Repeatable."
+        ),
     ] = None,
     signals: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--signal", help="Only samples of matching signals: 'gpu.*'. Repeatable."),
+        typer.Option(
+            "--signal",
+            metavar="PATTERN",
+            help="Only samples of these signals: 'gpu.*'. Repeatable.",
+        ),
     ] = None,
     endpoint: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Address of the OTLP receiver: http://HOST:4318."),
+        typer.Option(metavar="URL", help="Address of the OTLP receiver: http://HOST:4318."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of OTLP in seconds.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Timeout of OTLP.")
+    ] = 10.0,
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
+    jobs: Annotated[int, declare_option(JOBS)] = 1,
 ) -> None:
-    """Write a recording for other programs: a trace, tables, or metrics."""
+    """Write a recording for other programs: trace, tables or metrics."""
     if to == _RECORDING_FORMAT:
         _check_options(to, tables, signals, endpoint, output)
         _export_recording(run, output, jobs)
@@ -96,7 +109,9 @@ def _export_recording(files: Sequence[Path], output: str | None, jobs: int) -> N
         common.print_error(note)
     if not any(folder.iterdir()):
         folder.rmdir()
-        raise NoRecording("nothing in these files could be used", "docs/importers.md says what can")
+        raise NoRecording(
+            "nothing in these files could be used", "docs/importers lists the supported formats"
+        )
 
 
 def _build_exporter(
@@ -114,7 +129,7 @@ def _build_exporter(
         selected: Exporter = exporter_type(tables, signals)
     elif to == "otlp":
         if endpoint is None:
-            raise UsageError("--to otlp needs an address", "--endpoint http://HOST:4318")
+            raise UsageError("--to otlp needs an address", "add: --endpoint http://HOST:4318")
         selected = exporter_type(endpoint, timeout_s, os.environ)
     else:
         selected = exporter_type()
@@ -142,10 +157,10 @@ def _check_options(
 def dump(
     path: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Recordings, nodes' folders, or files of them."),
+        typer.Argument(metavar="PATH...", help="Recordings, folders of nodes, or files in them."),
     ],
 ) -> None:
-    """Print what a recording holds, as JSON lines."""
+    """Print the contents of a recording as JSON lines."""
     from clusterprof.trace.dump import export_records as lines_of
 
     for line in lines_of(*path):

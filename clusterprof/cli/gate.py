@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common, runs
+from clusterprof.cli.common import AS_JSON, JOBS, OUTPUT, declare_option
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,24 +35,45 @@ _Files = Optional[list[Path]]  # noqa: UP045
 
 _Assert = typer.Option(
     "--assert",
-    help="A rule: 'gpu.busy_ratio >= 70%', or on a change 'step.p50_ns: +5%'; with 'warn:' before"
+    metavar="RULE",
+    help="A rule: 'gpu.busy_ratio >= 70%', or for a change 'step.p50_ns: +5%'. Put 'warn:' before"
     " it for a warning. Repeatable.",
 )
-_MaxStall = typer.Option(help="storage=5%: fail if more time in steps is lost to it. Repeatable.")
-_MinUtil = typer.Option(help="70%: fail if devices are busy for less of the time in steps.")
-_Level = typer.Option(help="METRIC=off, warn or error: level of its rules. Repeatable.")
+_MaxStall = typer.Option(
+    metavar="CAUSE=LIMIT",
+    help="storage=5%: fail if more of the step time is lost to it. Repeatable.",
+)
+_MinUtil = typer.Option(
+    metavar="LIMIT", help="70%: fail if the devices are busy for less of the step time."
+)
+_Level = typer.Option(
+    metavar="METRIC=LEVEL", help="Level of the rules of a metric: off, warn or error. Repeatable."
+)
 _Repeat = typer.Option(metavar="RUN", help="Another run of the same job. Repeatable.")
-_Aggregate = typer.Option(help="Combine several runs: median, pessimistic or optimistic.")
+_Aggregate = typer.Option(
+    metavar="HOW", help="How to combine several runs: median, pessimistic or optimistic."
+)
 _Baseline = typer.Option(metavar="RUN", help="Baseline run for rules on changes. Repeatable.")
 _AllowUnlike = typer.Option(
-    metavar="FIELD", help="Allow the runs to differ in this field. Repeatable."
+    metavar="FIELD", help="Compare although the runs differ in this field. Repeatable."
 )
-_MinSteps = typer.Option(min=0, help="With fewer steps the result is cannot tell.")
-_MinCoverage = typer.Option(min=0, max=1, help="With less time sampled: cannot tell.")
-_OnInconclusive = typer.Option(help="When it cannot tell: fail (exit 4), warn or pass (exit 0).")
-_Format = typer.Option("--format", help="plain, json, markdown or junit.")
-_OneLine = typer.Option("--one-line", help="One line of ASCII, for a job's comment.")
-_Github = typer.Option("--github", help="Annotations on stderr, and GITHUB_STEP_SUMMARY.")
+_MinSteps = typer.Option(min=0, metavar="N", help="With fewer steps the result is: cannot tell.")
+_MinCoverage = typer.Option(
+    min=0, max=1, metavar="RATIO", help="With less of the time sampled the result is: cannot tell."
+)
+_OnInconclusive = typer.Option(
+    metavar="RESULT", help="If it cannot tell: fail (exit 4), warn or pass (exit 0)."
+)
+_Format = typer.Option("--format", metavar="FORMAT", help="plain, json, markdown or junit.")
+_Profile = typer.Option(metavar="NAME", help="Shipped profile (ci), or a file.")
+_Markdown = typer.Option(metavar="FILE", help="Also write a Markdown comment.")
+_GitlabMetrics = typer.Option(metavar="FILE", help="Also write GitLab metrics.")
+_OneLine = typer.Option(
+    "--one-line", help="Print one line of ASCII, for the comment of a Slurm job."
+)
+_Github = typer.Option(
+    "--github", help="Write annotations to stderr and a summary to GITHUB_STEP_SUMMARY."
+)
 
 
 def gate(
@@ -64,21 +86,24 @@ def gate(
     aggregate: Annotated[_Text, _Aggregate] = None,
     baseline: Annotated[_Files, _Baseline] = None,
     allow_unlike: Annotated[_Texts, _AllowUnlike] = None,
-    profile: Annotated[_Text, typer.Option(help="Shipped profile (ci), or a file.")] = None,
+    profile: Annotated[_Text, _Profile] = None,
     min_steps: Annotated[Optional[int], _MinSteps] = None,  # noqa: UP045
     min_coverage: Annotated[Optional[float], _MinCoverage] = None,  # noqa: UP045
     on_inconclusive: Annotated[_Text, _OnInconclusive] = None,
     format_: Annotated[str, _Format] = "plain",
-    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    as_json: Annotated[bool, declare_option(AS_JSON)] = False,
     one_line: Annotated[bool, _OneLine] = False,
-    output: Annotated[_File, typer.Option("-o", "--output", help="Write to this file.")] = None,
-    junit: Annotated[_File, typer.Option(help="Also write JUnit XML to this file.")] = None,
-    markdown: Annotated[_File, typer.Option(help="Also write a Markdown comment.")] = None,
-    gitlab_metrics: Annotated[_File, typer.Option(help="Also write GitLab metrics.")] = None,
+    output: Annotated[_File, declare_option(OUTPUT)] = None,
+    junit: Annotated[_File, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
+    markdown: Annotated[_File, _Markdown] = None,
+    gitlab_metrics: Annotated[_File, _GitlabMetrics] = None,
     github: Annotated[bool, _Github] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes for the nodes.")] = 1,
+    jobs: Annotated[int, declare_option(JOBS)] = 1,
 ) -> None:
-    """Test a run, alone or against baselines: exit 0 passed, 3 failed, 4 cannot tell."""
+    """Check a run against rules, alone or against baselines.
+
+    Exit status: 0 = passed, 3 = failed, 4 = cannot tell.
+    """
     from clusterprof.gate import judge_runs
 
     with common.report_errors_as_json(as_json or format_ == "json"):

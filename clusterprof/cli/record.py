@@ -5,36 +5,31 @@ cli.recording runs it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from clusterprof.agent import options
-
-
-def _make_option(option: options.Option) -> Any:
-    return typer.Option(*option.flags, metavar=option.metavar, help=option.help)
+from clusterprof.cli.common import declare_option
 
 
 def record(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="CMD", help="The job; without it the whole node.")
+        list[str] | None, typer.Argument(metavar="CMD", help="The command of the job.")
     ] = None,
-    out: Annotated[Path | None, _make_option(options.OUT)] = None,
-    profile: Annotated[str | None, _make_option(options.PROFILE)] = None,
-    duration: Annotated[str | None, _make_option(options.DURATION)] = None,
-    hz: Annotated[float | None, _make_option(options.HZ)] = None,
-    inject: Annotated[str, _make_option(options.INJECT)] = "auto",
-    pid: Annotated[int | None, _make_option(options.PID)] = None,
-    gpu_events: Annotated[
-        bool, typer.Option(help="Let the probe record events on the job's CUDA streams.")
-    ] = True,
-    keep_free: Annotated[str | None, _make_option(options.KEEP_FREE)] = None,
+    out: Annotated[Path | None, declare_option(options.OUT)] = None,
+    profile: Annotated[str | None, declare_option(options.PROFILE)] = None,
+    duration: Annotated[str | None, declare_option(options.DURATION)] = None,
+    hz: Annotated[float | None, declare_option(options.HZ)] = None,
+    inject: Annotated[str, declare_option(options.INJECT)] = "auto",
+    pid: Annotated[int | None, declare_option(options.PID)] = None,
+    gpu_events: Annotated[bool, declare_option(options.GPU_EVENTS)] = True,
+    keep_free: Annotated[str | None, declare_option(options.KEEP_FREE)] = None,
 ) -> None:
-    """Record a job: `record -- CMD` starts a recorder beside CMD and becomes CMD.
+    """Record this node while CMD runs unchanged: record -- CMD.
 
-    CMD keeps its process, signals, terminal and exit status. Without CMD the node is recorded
-    until Ctrl-C, SIGTERM or --duration; with --pid until that process ends.
+    CMD keeps its process, signals, terminal and exit status. Without CMD, the node is recorded
+    until Ctrl-C, SIGTERM or --duration. With --pid, it is recorded until that process ends.
     """
     from clusterprof.cli.recording import run_record
 

@@ -12,6 +12,7 @@ every message.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import re
@@ -24,6 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterprof.agent.options import Option, Parser
 from clusterprof.cli import common
 from clusterprof.errors import UsageError
 
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from clusterprof.report.model import Report
 
 
-RUN_OR_REPORT_HELP = "The recording, its node folders, or its report written by `analyze --json`"
+RUN_OR_REPORT_HELP = (
+    "A recording, the folders of its nodes, or a report written by `analyze --json`"
+)
 
 
 def load_run(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
@@ -199,22 +203,35 @@ class _Bar:
             self._bar = None
 
 
-FLAG_PARAMETERS = {"--json": "as_json", "--strict": "strict", "--no-color": "no_color"}
-OPTION_PARAMETERS = {
-    "--format": "format_",
-    "-o": "output",
-    "--output": "output",
-    "--profile": "profile",
-    "--jobs": "jobs",
-    "--width": "width",
-    "--by": "by",
-    "--top": "top",
-    "--since": "since",
-    "--until": "until",
-    "--steps": "steps",
-}
-_MIN_VALUES = {"jobs": 1, "top": 1, "width": 0}
-_MAX_DIGITS = 9
+FORMAT = Option(("--format",), "FORMAT", ", ".join(common.FORMATS) + ".", parameter="format_")
+STRICT = Option(
+    ("--strict",), None, "Exit with 6 if any input could not be read.", bool, "store_true"
+)
+BY = Option(
+    ("--by",),
+    "WHAT",
+    "Add a table by node, rank, cause, step or time. Repeatable.",
+    action="append",
+)
+TOP = Option(("--top",), "N", "Rows in these tables and in the table of ranks.", int, minimum=1)
+SINCE = Option(("--since",), "TIME", f"Analyze only the time from here on: {TIME_HELP}")
+UNTIL = Option(("--until",), "TIME", "Analyze only the time before this.")
+STEPS = Option(("--steps",), "A:B", "Analyze only steps A to B - 1 of every rank.")
+ANALYZE_OPTIONS = (
+    FORMAT,
+    common.AS_JSON,
+    common.OUTPUT,
+    common.PROFILE,
+    common.JOBS,
+    STRICT,
+    common.WIDTH,
+    common.NO_COLOR,
+    BY,
+    TOP,
+    SINCE,
+    UNTIL,
+    STEPS,
+)
 
 
 def run_analysis(
@@ -279,39 +296,17 @@ def parse_plain_arguments(words: Sequence[str]) -> dict[str, Any] | None:
     """Parse the words after `analyze` to arguments of `run_analysis`; None when typer has to
     parse them.
     """
-    arguments: dict[str, Any] = {}
-    paths: list[Path] = []
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("-"):
-            paths.append(Path(word))
-        elif word in FLAG_PARAMETERS:
-            arguments[FLAG_PARAMETERS[word]] = True
-        else:
-            name, joined, value = word.partition("=") if word.startswith("--") else (word, "", "")
-            option = OPTION_PARAMETERS.get(name)
-            value = value if joined else next(rest, "")
-            if option is None or value.startswith("-") or not _add_option(arguments, option, value):
-                return None
-    if not paths or "" in words:
+    is_unusual = any(word[:1] == "-" != word[1:2] and word != "-o" for word in words)
+    if is_unusual or "" in words:  # bundled or joined short options, help, "-"
         return None
-    return {"paths": paths, **arguments}
-
-
-def _add_option(arguments: dict[str, Any], option: str, value: str) -> bool:
-    """Add the value of an option; False where typer has to report an error."""
-    if option == "by":
-        arguments.setdefault(option, []).append(value)
-    elif option in arguments or not value:
-        return False
-    elif option in _MIN_VALUES:
-        number = int(value) if _is_whole_number(value) else -1
-        arguments[option] = number
-        return number >= _MIN_VALUES[option]
-    else:
-        arguments[option] = Path(value) if option == "output" else value
-    return True
-
-
-def _is_whole_number(value: str) -> bool:
-    return value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
+    parser = Parser("clusterprof analyze", add_help=False, argument_default=argparse.SUPPRESS)
+    for option in ANALYZE_OPTIONS:
+        parser.add_option(option)
+    try:
+        values, paths = parser.parse_known_args(words)
+    except UsageError:
+        return None
+    arguments = vars(values)
+    if not paths or any(path.startswith("-") for path in paths) or "" in arguments.values():
+        return None
+    return {"paths": [Path(path) for path in paths], **arguments}

@@ -7,9 +7,9 @@ the state.
 
 from __future__ import annotations
 
+import io
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -22,9 +22,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common
+from clusterprof.cli.common import NO_COLOR, PROFILE, WIDTH, declare_option
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from clusterprof.analysis.live import LiveJob
     from clusterprof.output.renderers.live import View
     from clusterprof.report.live import LiveView
@@ -42,17 +45,17 @@ def top(
         Optional[list[Path]],  # noqa: UP045
         typer.Argument(metavar="[RUN...]", help="A recording; default: the newest in this folder."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one draw_screen and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
     interval: Annotated[str, typer.Option(help="Time between two updates.")] = "2s",
     window: Annotated[str, typer.Option(help="Length of the window that is shown.")] = "1min",
     sort: Annotated[str, typer.Option(help="lost, caused, busy, step or name.")] = "lost",
     by: Annotated[str, typer.Option(help="rank, node, or auto: whichever fits.")] = "auto",
     format_: Annotated[str, typer.Option("--format", help="terminal or plain.")] = "terminal",
     profile: Annotated[
-        Optional[str], typer.Option(help="Shipped profile, or a file.")  # noqa: UP045
+        Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
-    width: Annotated[int, typer.Option(min=0, help="Columns; 0 = the terminal's.")] = 0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Without colors.")] = False,
+    width: Annotated[int, declare_option(WIDTH)] = 0,
+    no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
 ) -> None:
     """Watch a job while it is recorded: busy devices, lost time by cause, and late ranks."""
     from clusterprof.analysis.detectors.registry import list_limit_classes
@@ -198,20 +201,21 @@ class _Poller(threading.Thread):
 
 
 def _show_screen(job: LiveJob, view: View, width: int, color: bool, interval_s: float) -> None:
-
     try:
-        with Screen() as screen:
+        with Screen(color) as screen:
             looker = _Poller(job, interval_s, screen)
             looker.start()
-            _run_until_quit(screen, looker, view, width, color)
+            _run_until_quit(screen, looker, view, width)
     except Interrupted as signalled:
         raise typer.Exit(128 + signalled.number) from None
 
 
-def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int, color: bool) -> None:
+def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int) -> None:
     from dataclasses import replace
 
-    from clusterprof.output.renderers import live as drawing
+    from rich.text import Text
+
+    from clusterprof.output.renderers.live import draw_screen_lines
 
     while True:
         if looker.error is not None:
@@ -219,10 +223,10 @@ def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int, col
         columns, lines = screen.size()
         view = replace(view, width=width or columns, height=lines)
         if looker.live is None:
-            screen.draw([" clusterprof top: reading the recording …"])
+            screen.draw([Text(" clusterprof top: reading the recording …")])
         else:
             foot = f"{looker.status} {_KEY_HELP}"
-            screen.draw(drawing.draw_screen(looker.live, view, color, foot)[:lines])
+            screen.draw(draw_screen_lines(looker.live, view, foot))
         key = screen.key(60.0)
         if key == "q":
             return
@@ -248,8 +252,6 @@ def update_view(view: View, key: str) -> View:
     return view
 
 
-_ENTER_SCREEN = "\x1b[?1049h\x1b[?25l"  # switch to the alternate screen and hide the cursor
-_LEAVE_SCREEN = "\x1b[?25h\x1b[?1049l"
 _SPECIAL_KEYS = {
     "\x1b[A": "up",
     "\x1b[B": "down",
@@ -274,9 +276,20 @@ class Interrupted(BaseException):
 class Screen:
     """A context in which stdout shows one screen and stdin gives single keys."""
 
-    def __init__(self) -> None:
-        self._in, self._out = sys.stdin, sys.stdout
+    def __init__(self, color: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        from clusterprof.output.renderers.terminal_tables import THEME
+
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        self._console = Console(
+            color_system="standard" if color else None, force_terminal=True, theme=THEME
+        )
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._saved_terminal: Any = None
+        self._is_stop_requested = False
         self._handlers: dict[int, Any] = {}
         self._pipe = (-1, -1)
 
@@ -287,7 +300,7 @@ class Screen:
         self._enter()
         for number, handler in (
             (signal.SIGWINCH, self._on_wake),
-            (signal.SIGCONT, self._on_continue),
+            (signal.SIGCONT, self._on_wake),
             (signal.SIGTSTP, self._on_stop),
             (signal.SIGTERM, self._on_end),
             (signal.SIGHUP, self._on_end),
@@ -311,18 +324,21 @@ class Screen:
             self._pipe = (-1, -1)
 
     def size(self) -> tuple[int, int]:
-        """Return the current columns and lines."""
-        size = shutil.get_terminal_size((80, 24))
-        try:
-            size = os.get_terminal_size(self._out.fileno())
-        except OSError:
-            pass
-        return size.columns, size.lines
+        """Return the current columns and lines, whatever COLUMNS and LINES say."""
+        from rich.console import ConsoleDimensions
 
-    def draw(self, lines: Sequence[str]) -> None:
+        try:
+            self._console.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))
+        except OSError:
+            pass  # the terminal is closed: `key` notices
+        return self._console.size
+
+    def draw(self, lines: Sequence[Text]) -> None:
         """Show only these lines, from the top."""
-        text = "\r\n".join(f"{line}\x1b[K" for line in lines)
-        self._write(f"\x1b[H{text}\x1b[J")
+        from rich.text import Text
+
+        text = Text("\n", no_wrap=True, overflow="crop").join(lines)
+        self._live.update(text, refresh=True)
 
     def wake(self) -> None:
         """Make `key` return; may be called by another thread."""
@@ -334,14 +350,17 @@ class Screen:
     def key(self, timeout_s: float) -> str:
         """Return the next key, or "" after the timeout, a resize or a call of `wake`."""
         try:
-            ready, _, _ = select.select([self._in.fileno(), self._pipe[0]], [], [], timeout_s)
+            ready, _, _ = select.select([sys.stdin.fileno(), self._pipe[0]], [], [], timeout_s)
         except InterruptedError:
             return ""
         if self._pipe[0] in ready:
             os.read(self._pipe[0], 4096)
-        if self._in.fileno() not in ready:
+        if self._is_stop_requested:
+            self._suspend()
             return ""
-        data = os.read(self._in.fileno(), 64)
+        if sys.stdin.fileno() not in ready:
+            return ""
+        data = os.read(sys.stdin.fileno(), 64)
         if not data:
             return "q"  # the terminal is closed
         text = data.decode("utf-8", "replace")
@@ -351,22 +370,26 @@ class Screen:
         import termios
         import tty
 
-        self._saved_terminal = termios.tcgetattr(self._in.fileno())
-        tty.setcbreak(self._in.fileno(), termios.TCSADRAIN)
-        self._write(_ENTER_SCREEN)
+        self._saved_terminal = termios.tcgetattr(sys.stdin.fileno())
+        tty.setcbreak(sys.stdin.fileno(), termios.TCSADRAIN)
+        self._live.start()
 
     def _leave(self) -> None:
         import termios
 
-        if self._saved_terminal is not None:
-            termios.tcsetattr(self._in.fileno(), termios.TCSADRAIN, self._saved_terminal)
-            self._saved_terminal = None
-        self._write(_LEAVE_SCREEN)
+        try:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._saved_terminal)
+        finally:
+            self._live.stop()
 
-    def _write(self, text: str) -> None:
-        encoding = self._out.encoding or "utf-8"
-        self._out.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        self._out.flush()
+    def _suspend(self) -> None:
+        """Stop the process with the terminal as it was; take it again when continued."""
+        self._is_stop_requested = False
+        self._leave()
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        self._enter()
 
     # --- signals --------------------------------------------------------------------------------
 
@@ -377,12 +400,5 @@ class Screen:
         raise Interrupted(number)
 
     def _on_stop(self, number: int, frame: object) -> None:
-        self._leave()
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-
-    def _on_continue(self, number: int, frame: object) -> None:
-        signal.signal(signal.SIGTSTP, self._on_stop)
-        if self._saved_terminal is None:
-            self._enter()
+        self._is_stop_requested = True  # not here: a screen may be half drawn
         self.wake()

@@ -34,7 +34,7 @@ def format_suggestion(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(sorted(choices)[:12])}" if choices else ""
+    return f"; choose from {', '.join(sorted(choices)[:12])}" if choices else ""
 
 
 def _make_number_parser(at_least: float, at_most: float = math.inf) -> Callable[[Any], float]:
@@ -82,6 +82,12 @@ def _parse_boolean(raw: Any) -> bool:
     return raw
 
 
+def _parse_boolean_or_auto(raw: Any) -> bool | str:
+    if raw != "auto" and not isinstance(raw, bool):
+        raise ValueError("must be true, false or auto")
+    return bool(raw) if isinstance(raw, bool) else "auto"
+
+
 def _parse_text(raw: Any) -> str:
     if not isinstance(raw, str):
         raise ValueError("must be text")
@@ -114,7 +120,7 @@ def _parse_limit(raw: Any) -> Any:
 KEYS: dict[str, Key] = {
     "extends": Key("", _parse_text),
     "sampling.hz": Key(10.0, _make_number_parser(0.01, 1000)),
-    "sampling.gpm": Key(False, _parse_boolean),
+    "sampling.gpm": Key("auto", _parse_boolean_or_auto),
     "sampling.collectors.*.enabled": Key(True, _parse_boolean),
     "sampling.collectors.*.hz": Key(None, _make_number_parser(0.001, 1000)),
     "recording.segment_bytes": Key(64 << 20, _parse_size),

@@ -127,7 +127,7 @@ def find_scenario(name: str, steps: int = 0) -> Scenario:
     for scenario in SCENARIOS:
         if scenario.name == name:
             return replace(scenario, steps=steps) if steps else scenario
-    raise KeyError(f"unknown scenario {name!r}; known are {', '.join(s.name for s in SCENARIOS)}")
+    raise KeyError(f"unknown scenario {name!r}; choose from {', '.join(s.name for s in SCENARIOS)}")
 
 
 _READS_AT_ONCE = 8

@@ -5,7 +5,7 @@
 The outcome is *cannot tell* for a metric that was not measured, is too short, poorly
 covered or damaged, is known only as "at most" on the wrong side of a limit, or may hide
 in unattributed time. It fails closed unless the policy says otherwise. A rule that
-certainly failed outweighs one that cannot be told. A gate without rules is a usage
+certainly failed outweighs one that cannot be decided. A gate without rules is a usage
 error: it would pass everything.
 """
 
@@ -235,7 +235,7 @@ def _compare_range(lowest: float, highest: float, operator: Operator, limit: flo
     does.
 
     "At most 8 %" certainly satisfies <= 10 % and certainly violates >= 9 %; <= 5 % cannot
-    be told.
+    be decided.
     """
     passes, fails = {
         ">=": (lowest >= limit, highest < limit),

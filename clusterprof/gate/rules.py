@@ -207,7 +207,7 @@ def require_rules(rules: Sequence[AnyRule]) -> None:
     """
     if all(rule.level == "off" for rule in rules):
         raise UsageError(
-            "the gate has no rules, and would pass everything",
+            "the gate has no rules, so every run would pass",
             "give --assert 'gpu.busy_ratio >= 70%', or --profile ci",
         )
 
@@ -295,7 +295,7 @@ def find_metric(name: str, report: Report, text: str) -> Metric:
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise UsageError(
         f"the rule {text!r}: unknown metric {name!r}{hint}",
-        f"known are {', '.join(sorted(known)) or 'none in this report'}",
+        f"known metrics: {', '.join(sorted(known)) or 'none in this report'}",
     )
 
 

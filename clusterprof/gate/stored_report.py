@@ -1,206 +1,34 @@
 """Load a report that `analyze --json` wrote, strictly, so that a gate need not analyze
 again.
 
-A file that does not fit the schema, does not add up to the nanosecond or contradicts
-itself is
-rejected: nothing is filled in. Unknown keys are ignored; newer versions only add keys.
+A file that does not fit `report.document`, does not add up to the nanosecond or contradicts
+itself is rejected: nothing is filled in. Unknown keys are ignored, because newer versions add keys;
+so are the parts that no verdict needs.
 
-Define which fields a stored report must have; every field is required.
-
-Check the sums that every report keeps; a report that fails was cut, edited or mixed up.
+Every report keeps certain sums; a report that fails them was cut, edited or mixed up.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, TypeVar
 
 import msgspec
 
 from clusterprof.errors import NoRecording
+from clusterprof.report import document, model
 from clusterprof.report.history import StepStats
-from clusterprof.report.model import (
-    UNATTRIBUTED,
-    Cause,
-    CoverageGap,
-    Culprit,
-    Finding,
-    Grade,
-    JobFacts,
-    Metric,
-    NodeFacts,
-    RankLedger,
-    Report,
-    RunFingerprint,
-)
+from clusterprof.report.model import UNATTRIBUTED, Cause, Finding, RankLedger, Report
 from clusterprof.units import infer_unit
 
-Ns = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Natural = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class Struct(msgspec.Struct, frozen=True):
-    """Every field is required."""
-
-
-class BucketStored(Struct, frozen=True):
-    cause: str
-    ns: Ns
-
-
-class ReasonStored(Struct, frozen=True):
-    reason: str
-    ns: Ns
-
-
-class LedgerStored(Struct, frozen=True):
-    window_ns: Ns
-    unmeasured_ns: Ns
-    outside_ns: Ns
-    in_step_ns: Ns
-    productive_ns: Ns
-    lost_ns: Ns
-    buckets: list[BucketStored]
-    outside_buckets: list[BucketStored]
-    unattributed_ns: Ns
-    unattributed_reasons: list[ReasonStored]
-
-
-class RankStored(Struct, frozen=True):
-    node: str
-    rank: Ns | None
-    pid: int
-    device: str
-    source: str
-    steps: Ns
-    coverage_ratio: Ratio | None
-    window_ns: Ns
-    unmeasured_ns: Ns
-    outside_ns: Ns
-    in_step_ns: Ns
-    productive_ns: Ns
-    lost_ns: Ns
-    buckets: list[BucketStored]
-    outside_buckets: list[BucketStored]
-
-
-class CulpritStored(Struct, frozen=True):
-    node: str
-    rank: Ns | None
-    device: str
-    resource: str
-
-
-class FindingStored(Struct, frozen=True):
-    cause: str
-    family: str
-    title: str
-    advice: str
-    lost_ns: Ns
-    share_ratio: Ratio | None
-    recoverable_ns: Ns | None
-    confidence_ratio: Ratio | None
-    grade: Grade
-    upper_bound: bool
-    outside_steps: bool
-    culprits: list[CulpritStored]
-
-
-class MetricStored(Struct, frozen=True):
-    name: str
-    value: float | None
-    unit: str
-    bound: Literal["exact", "at most", "at least"]
-    why_missing: str
-
-
-class NodeStored(Struct, frozen=True):
-    name: str
-    key: str
-    boot_id: str
-    duration_ns: Ns
-    damaged_bytes: Ns
-    dropped_spans: Ns
-    recorder_cpu_ratio: Natural | None
-
-
-class JobStored(Struct, frozen=True):
-    world_size: Ns | None
-    gpus: Ns
-    coverage_ratio: Ratio | None
-
-
-class BlindStored(Struct, frozen=True):
-    what: str
-    kind: str
-    message: str
-    remedy: str
-
-
-class CauseStored(Struct, frozen=True):
-    cause: str
-    family: str
-    ns: list[Ns]
-
-
-class StepsStored(Struct, frozen=True):
-    width: Annotated[int, msgspec.Meta(ge=1)]
-    steps: list[Ns]
-    step_ns: list[Ns]
-    in_step_ns: list[Ns]
-    measured_ns: list[Ns]
-    busy_ns: list[Ns]
-    lost_ns: list[Ns]
-    lost: list[CauseStored]
-    lengths: list[str]
-
-
-class ModelStored(Struct, frozen=True):
-    model: str
-    gpus: Annotated[int, msgspec.Meta(ge=1)]
-
-
-class VersionStored(Struct, frozen=True):
-    name: str
-    version: str
-
-
-class FingerprintStored(Struct, frozen=True):
-    started_at_ns: Ns | None
-    recordings: list[str]
-    gpu_models: list[ModelStored]
-    nodes: Ns | None
-    world_size: Ns | None
-    batch_size: Natural | None
-    tokens: Natural | None
-    measured_by: list[str]
-    frameworks: list[VersionStored]
-    drivers: list[str]
-    recorder: list[str]
-    restarts: Ns
-
-
-class ReportStored(Struct, frozen=True):
-    format: Literal["clusterprof-report"]
-    schema_version: Literal[1]
-    title: str
-    emulated: bool
-    job: JobStored | None
-    ledger: LedgerStored
-    findings: list[FindingStored]
-    ranks: list[RankStored]
-    metrics: list[MetricStored]
-    not_seen: list[BlindStored]
-    nodes: list[NodeStored]
-    notes: list[str]
-    steps: StepsStored | None
-    likeness: FingerprintStored | None
-
-
+_Model = TypeVar("_Model")
+_Undecoded = dict[str, msgspec.Raw]
 _RATIO_PREFIXES = ("gpu.", "lost.", "productive.", "stall.", "unattributed.", "coverage.", "au_")
 _LEDGER_FIELDS = (
     "window_ns",
@@ -331,7 +159,7 @@ def load_report(path: Path) -> Report:
             raise NoRecording(f"{path}: is larger than {MAX_BYTES >> 30} GiB", _EXPORT_COMMAND)
         # decoded as text first: the JSON decoder does not validate the bytes of keys it ignores
         text = path.read_bytes().decode("utf-8")
-        stored = msgspec.json.decode(text, type=ReportStored)
+        stored = _decode_document(text)
         json.loads(text, object_pairs_hook=_check_duplicate_keys)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
@@ -362,87 +190,104 @@ def _format_hint() -> str:
     return f"a report is made by: {_EXPORT_COMMAND}"
 
 
-def _convert_report(stored: ReportStored, title: str) -> Report:
-    ledger = stored.ledger
-    if {cause: ns for cause, ns in _convert_buckets(ledger.buckets) if ns} != _sum_buckets(
-        stored.ranks
-    ):
+class _Findings(msgspec.Struct):
+    """The findings of a report, their keys not decoded yet."""
+
+    findings: tuple[_Undecoded, ...] = ()
+
+
+def _decode_document(text: str) -> document.Report:
+    """Decode the keys without a default, of the report and its findings; no verdict needs others.
+
+    Raises: ValidationError with the place of the first wrong value.
+    """
+    parts: dict[str, object] = {**msgspec.json.decode(text, type=_Undecoded)}
+    findings = msgspec.json.decode(text, type=_Findings).findings
+    if "findings" in parts:
+        parts["findings"] = [_select_required(finding, document.Finding) for finding in findings]
+    required = _select_required(parts, document.Report)
+    return msgspec.json.decode(msgspec.json.encode(required), type=document.Report)
+
+
+def _select_required(
+    parts: Mapping[str, object], type_: type[document.Document]
+) -> dict[str, object]:
+    return {name: parts[name] for name in _list_required_keys(type_) if name in parts}
+
+
+@cache
+def _list_required_keys(type_: type[document.Document]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(type_) if field.required)
+
+
+def _convert_report(stored: document.Report, title: str) -> Report:
+    ranks = tuple(map(_convert_rank, stored.ranks))
+    buckets = {bucket.cause: bucket.ns for bucket in stored.ledger.buckets}
+    if {cause: ns for cause, ns in buckets.items() if ns} != _sum_buckets(ranks):
         raise ValueError("does not add up: causes of all ranks")
-    if dict(_convert_buckets(ledger.buckets)).get(UNATTRIBUTED, 0) != ledger.unattributed_ns:
+    if buckets.get(UNATTRIBUTED, 0) != stored.ledger.unattributed_ns:
         raise ValueError("does not add up: unattributed time and its bucket")
-    return Report(
+    return _build_model(
+        Report,
+        stored.ledger,
         title=title,
         emulated=stored.emulated,
-        nodes=tuple(NodeFacts(**msgspec.structs.asdict(node)) for node in stored.nodes),
-        ranks=tuple(map(_convert_rank, stored.ranks)),
-        window_ns=ledger.window_ns,
-        unmeasured_ns=ledger.unmeasured_ns,
-        outside_ns=ledger.outside_ns,
-        in_step_ns=ledger.in_step_ns,
-        productive_ns=ledger.productive_ns,
-        lost_ns=ledger.lost_ns,
+        nodes=tuple(_build_model(model.NodeFacts, node) for node in stored.nodes),
+        ranks=ranks,
         findings=tuple(map(_convert_finding, stored.findings)),
-        unattributed_ns=ledger.unattributed_ns,
-        unattributed_reasons=tuple((r.reason, r.ns) for r in ledger.unattributed_reasons),
-        outside_buckets=_convert_buckets(ledger.outside_buckets),
-        metrics=tuple(map(_convert_metric, stored.metrics)),
-        blinds=tuple(CoverageGap(**msgspec.structs.asdict(blind)) for blind in stored.not_seen),
-        notes=tuple(stored.notes),
-        job=None if stored.job is None else JobFacts(**msgspec.structs.asdict(stored.job)),
-        steps=None if stored.steps is None else _convert_steps(stored.steps),
-        likeness=None if stored.likeness is None else _convert_fingerprint(stored.likeness),
+        metrics=tuple(_build_model(model.Metric, metric) for metric in stored.metrics),
+        blinds=stored.not_seen,
+        notes=stored.notes,
+        job=stored.job and _build_model(model.JobFacts, stored.job),
+        steps=stored.steps and _convert_steps(stored.steps),
+        likeness=stored.likeness and _build_model(model.RunFingerprint, stored.likeness),
     )
 
 
-def _sum_buckets(ranks: list[RankStored]) -> dict[str, int]:
-    out: dict[str, int] = {}
-    for rank in ranks:
-        for cause, ns in _convert_buckets(rank.buckets):
-            out[cause] = out.get(cause, 0) + ns
-    return {cause: ns for cause, ns in out.items() if ns}
+def _sum_buckets(ranks: Iterable[RankLedger]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for cause, ns in chain.from_iterable(rank.buckets for rank in ranks):
+        sums[cause] = sums.get(cause, 0) + ns
+    return {cause: ns for cause, ns in sums.items() if ns}
 
 
-def _convert_rank(stored: RankStored) -> RankLedger:
-    fields = msgspec.structs.asdict(stored)
-    fields["buckets"], fields["outside_buckets"] = (
-        _convert_buckets(stored.buckets),
-        _convert_buckets(stored.outside_buckets),
+def _build_model(class_: type[_Model], stored: document.Document, **changes: Any) -> _Model:
+    """Build an object of the model: from attributes of the same names, and from `changes`."""
+    values = {
+        field.name: _convert_rows(getattr(stored, field.name))
+        for field in dataclasses.fields(class_)  # type: ignore[arg-type]
+        if hasattr(stored, field.name)
+    }
+    return class_(**{**values, **changes})
+
+
+def _convert_rows(value: Any) -> Any:
+    """Convert the rows in a value to tuples."""
+    if isinstance(value, document.Row):
+        return _convert_rows(msgspec.structs.astuple(value))
+    return tuple(map(_convert_rows, value)) if isinstance(value, tuple) else value
+
+
+def _convert_rank(stored: document.RankLedger) -> RankLedger:
+    unknown = stored.coverage_ratio is None  # no rule can be decided with it then
+    coverage_ratio = math.nan if unknown else stored.coverage_ratio
+    return _build_model(RankLedger, stored, coverage_ratio=coverage_ratio)
+
+
+def _convert_finding(stored: document.Finding) -> Finding:
+    return _build_model(
+        Finding,
+        stored,
+        cause=Cause(stored.cause, stored.family, stored.title, stored.advice),
+        share_ratio=stored.share_ratio or 0.0,
+        confidence_ratio=stored.confidence_ratio or 0.0,
+        culprits=tuple(_build_model(model.Culprit, culprit) for culprit in stored.culprits),
+        advice=(),
     )
-    if stored.coverage_ratio is None:
-        fields["coverage_ratio"] = math.nan  # no rule can be decided with it then
-    return RankLedger(**fields)
 
 
-def _convert_buckets(buckets: list[BucketStored]) -> tuple[tuple[str, int], ...]:
-    return tuple((bucket.cause, bucket.ns) for bucket in buckets)
-
-
-def _convert_finding(stored: FindingStored) -> Finding:
-    return Finding(
-        Cause(stored.cause, stored.family, stored.title, stored.advice),
-        stored.lost_ns,
-        stored.share_ratio or 0.0,
-        stored.recoverable_ns,
-        stored.confidence_ratio or 0.0,
-        stored.grade,
-        stored.upper_bound,
-        stored.outside_steps,
-        tuple(Culprit(c.node, c.rank, c.device, c.resource) for c in stored.culprits),
-    )
-
-
-def _convert_metric(stored: MetricStored) -> Metric:
-    return Metric(stored.name, stored.value, stored.unit, stored.why_missing, stored.bound)
-
-
-def _convert_steps(stored: StepsStored) -> StepStats:
-    columns = ("steps", "step_ns", "in_step_ns", "measured_ns", "busy_ns", "lost_ns")
-    return StepStats(
-        width=stored.width,
-        **{name: tuple(getattr(stored, name)) for name in columns},
-        lost=tuple((c.cause, c.family, tuple(c.ns)) for c in stored.lost),
-        lengths=tuple(map(_parse_lengths, stored.lengths)),
-    )
+def _convert_steps(stored: document.StepStats) -> StepStats:
+    return _build_model(StepStats, stored, lengths=tuple(map(_parse_lengths, stored.lengths)))
 
 
 def _parse_lengths(text: str) -> tuple[tuple[int, int], ...]:
@@ -450,11 +295,3 @@ def _parse_lengths(text: str) -> tuple[tuple[int, int], ...]:
     if any(len(pair) != 2 or not 0 <= pair[0] < 1 << 16 or pair[1] < 1 for pair in pairs):
         raise ValueError("the step lengths are not pairs BIN:COUNT in the valid range")
     return pairs  # type: ignore[return-value]
-
-
-def _convert_fingerprint(stored: FingerprintStored) -> RunFingerprint:
-    fields = msgspec.structs.asdict(stored)
-    fields["gpu_models"] = tuple((m.model, m.gpus) for m in stored.gpu_models)
-    fields["frameworks"] = tuple((v.name, v.version) for v in stored.frameworks)
-    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return RunFingerprint(**{**fields, **lists})

@@ -73,7 +73,7 @@ class Verdict:
     lines: tuple[str, ...]
     results: tuple[RuleResult, ...]
     unmet_preconditions: tuple[str, ...] = field(default=())
-    """Why rules could not be told; empty when the recordings are good enough."""
+    """Why rules could not be decided; empty if the recordings are good enough."""
     notes: tuple[str, ...] = ()
     """Remarks for the reader that do not affect the outcome."""
     title: str = ""

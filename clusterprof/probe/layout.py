@@ -48,7 +48,7 @@ STARVED = 20
 LOADING = 21
 FIRST_USER_KIND = 64
 
-WHOLE_NS = (1 << 63) - 1  # field a of a `sync` that waited from its start to its end
+WHOLE_NS = (1 << 63) - 1  # waited_ns of a `sync` that waited from its start to its end
 
 KIND_NAMES = {
     DATA_WAIT: "data_wait",
@@ -74,7 +74,34 @@ KIND_NAMES = {
     LOADING: "loading",
 }
 
-# Parts of field d of a collective span (docs/design/waits-between-ranks.md): operation, form, peer.
+# Kind -> what its fields a, b, c and d hold; the remaining fields are unused. Kinds that are not
+# listed use none (docs/design/recording-format.md).
+ARGUMENTS = {
+    DATA_WAIT: ("batch", "worker_pid", "workers", "first"),
+    FETCH: ("items", "user_cpu_ns", "system_cpu_ns", "read_bytes"),
+    STEP: ("step", "marked_by", "samples", "tokens"),
+    H2D: ("bytes", "non_blocking"),
+    CHECKPOINT: ("bytes",),
+    GC: ("generation", "collected"),
+    EXPOSED: ("measured_sequence", "device_ns"),
+    COLLECTIVE: ("group", "number", "bytes", "code"),
+    COMPILE: ("compiled_before",),
+    LOADER_START: ("workers", "pin_memory", "prefetch_factor", "persistent_workers"),
+    HOOK_NOTE: ("hook", "hooked"),
+    WORKER_START: ("worker", "workers", "parent_pid"),
+    EXPOSED_COLLECTIVE: ("measured_sequence", "device_ns"),
+    SYNC: ("waited_ns", "times"),
+    ALLOCATOR: ("retries", "mallocs", "frees", "out_of_memory"),
+    STARVED: ("launching_ns", "synced_ns", "memory_ns", "copying_ns"),
+    LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
+}
+
+# Where the files of a `loading` span are stored; 0 = unknown.
+STORAGE_LOCAL = 1
+STORAGE_NETWORK = 2
+STORAGE_OBJECT = 3
+
+# Parts of the code of a `collective` (docs/design/waits-between-ranks.md): operation, form, peer.
 ALL_REDUCE = 1
 ALL_GATHER = 2
 REDUCE_SCATTER = 3

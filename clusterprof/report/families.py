@@ -97,7 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "eval",
-        "Evaluation or logging delays the step",
+        "Host work outside training delays the step",
         "",
         light="#8f8f2e",
         dark="#c2c25e",

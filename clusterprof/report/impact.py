@@ -146,11 +146,21 @@ class RankUtilization:
         return 0 < known_ns >= MIN_KNOWN_RATIO * (self.busy_ns - self.lost_ns)
 
 
+AdviceCode = Literal[
+    "larger-batch",
+    "fewer-launches",
+    "larger-kernels",
+    "uneven-step",
+    "memory-bound",
+    "tensor-bound",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class UtilizationAdvice:
     """Advice for under-used devices; not a cause of idle time, and not ranked."""
 
-    code: str
+    code: AdviceCode
     text: str
     """An instruction, or why there is nothing to do, without a full stop."""
     measured: bool

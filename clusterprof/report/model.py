@@ -86,8 +86,8 @@ class Onset:
 
 
 EFFORTS: Mapping[str, str] = {
-    "look": "a check: nothing is changed",
-    "setting": "an option of the job or of its submission, and another run",
+    "look": "a check; nothing is changed",
+    "setting": "a changed option of the job, and another run",
     "code": "a change of the training code or of its image",
     "site": "a change by the operators of the node, the network or the server",
     "data": "data rewritten, copied or moved",
@@ -225,6 +225,11 @@ class Culprit:
     """
     recoverable_ns: int | None = None
     """Device time of all ranks recovered if only this culprit is in time."""
+
+    @property
+    def caused_ns(self) -> int:
+        """Return the device time that it and the ranks waiting for it lost, as far as known."""
+        return (self.own_ns or 0) + (self.others_ns or 0)
 
 
 @dataclass(frozen=True, slots=True)

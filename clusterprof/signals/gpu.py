@@ -19,6 +19,12 @@ GPU_BUSY_TIME = _signal(
     "Time with work on the device: an integral, exact where the "
     "device keeps one, else summed from the driver's own sample buffer.",
 )
+GPU_BUSY_UNTIL = _signal(
+    "gpu.busy_until_ns",
+    "gpu",
+    "Time on the recording's clock up to which gpu.busy_ns_total counts: the end of the driver's "
+    "newest sampling period. Without it the total counts up to the time of its reading.",
+)
 GPU_MEMORY_BUSY = _signal("gpu.memory_busy_ratio", "gpu", "Share of the window memory was in use.")
 GPU_SM_ACTIVE = _signal("gpu.sm_active_ratio", "gpu", "Share of multiprocessors with a warp (GPM).")
 GPU_SM_OCCUPANCY = _signal(

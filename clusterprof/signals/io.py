@@ -65,11 +65,11 @@ TCP_JOB_SNDBUF_LIMITED = _signal(
 TCP_JOB_ACKED = _signal("tcp.job_acked_bytes_total", "nic", "Bytes sent and acknowledged.")
 TCP_JOB_RECEIVED = _signal("tcp.job_received_bytes_total", "nic", "Bytes received in order.")
 
-# --- ethtool: counters of the network card's driver; device "<nic> rx" = told to stop
+# --- ethtool: counters of the network card's driver; device "<nic> rx" = asked to stop
 NET_PAUSE_FRAMES = _signal(
     "network.pause_frames_total",
     "nic direction",
-    "Pause frames of all priorities; rx: the peer told us to stop sending, tx: we told the peer.",
+    "Pause frames of all priorities; rx: the peer asked this node to stop; tx: this node asked it.",
 )
 NET_PRIORITY_PAUSE_FRAMES = _signal(
     "network.priority_pause_frames_total",

@@ -55,11 +55,6 @@ class Damage:
     unknown_frames: int = 0
     """Whole frames that this version cannot interpret, or that are invalid."""
 
-    @property
-    def is_whole(self) -> bool:
-        """True when nothing was skipped."""
-        return not (self.damaged_places or self.torn_tail_bytes or self.unknown_frames)
-
 
 class DamageCounter:
     """Counts damage over all segments of a node."""

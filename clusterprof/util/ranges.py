@@ -1,9 +1,8 @@
-"""Format and expand host lists in the notation of Slurm: `node[001-128]`.
+"""Format host lists in the notation of Slurm: `node[001-128]`.
 
     format_host_list(["gpu-a1", "gpu-a2", "gpu-a3", "gpu-a7", "login"])
-    expand_host_list("gpu-a[1-3,7],login")
 
-The first returns "gpu-a[1-3,7],login", the second those five names.
+returns "gpu-a[1-3,7],login".
 
 Only one number of a name is put in brackets: if it has several, the one in which most
 names differ. Zero padding is kept ("node[08-11]"), and so is a suffix
@@ -23,11 +22,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-_MAX_NAMES = 1 << 20  # of one list when expanding it
 _SPECIAL_CHARACTERS = re.compile(r"[\[\],\s]")
 _NUMBER = re.compile(r"[0-9]+")
-_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_LIST_ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
 
 
 def format_host_list(names: Iterable[str]) -> str:
@@ -49,28 +45,6 @@ def format_host_list(names: Iterable[str]) -> str:
 def format_number_list(numbers: Iterable[int]) -> str:
     """Format nonnegative numbers as ranges, sorted and without duplicates: "0-7,12"."""
     return ",".join(_join_ranges([str(number) for number in sorted(set(numbers))]))
-
-
-def expand_host_list(text: str) -> list[str]:
-    """Expand a host list to its names.
-
-    Raises: ValueError when the text is not a host list, or names more than 2**20 hosts.
-    """
-    if not text:
-        return []
-    names: list[str] = []
-    at = 0
-    while at <= len(text):
-        part = _LIST_ITEM.match(text, at)
-        if part is None:
-            raise ValueError(f"{text!r} is not a host list: nothing to read at {at}")
-        names += _expand_item(part[0], text)
-        at = part.end() + 1
-        if len(names) > _MAX_NAMES:
-            raise ValueError(f"{text!r} names more than {_MAX_NAMES:,} hosts")
-        if at <= len(text) and text[at - 1] != ",":
-            raise ValueError(f"{text!r} is not a host list: nothing to read at {at - 1}")
-    return names
 
 
 def _make_sort_key(name: str) -> tuple[list[tuple[str, int]], str]:
@@ -113,34 +87,6 @@ def _join_ranges(numbers: list[str]) -> list[str]:
 def _compute_successor(number: str, first: str) -> str:
     width = len(first) if first.startswith("0") else 0
     return str(int(number) + 1).zfill(width)
-
-
-def _expand_item(part: str, text: str) -> list[str]:
-    """Expand one list item: all combinations of its brackets, the last varying fastest."""
-    names = [""]
-    for fragment in re.split(r"(\[[^\[\]]*\])", part):
-        if fragment.startswith("["):
-            numbers = _expand_ranges(fragment[1:-1], text)
-            if len(names) * len(numbers) > _MAX_NAMES:
-                raise ValueError(f"{text!r} names more than {_MAX_NAMES:,} hosts")
-            names = [name + number for name in names for number in numbers]
-        else:
-            names = [name + fragment for name in names]
-    return names
-
-
-def _expand_ranges(ranges: str, text: str) -> list[str]:
-    numbers: list[str] = []
-    for item in ranges.split(","):
-        match = _RANGE.fullmatch(item)
-        if match is None:
-            raise ValueError(f"{text!r} is not a host list: {item!r} is not a number or range")
-        low, high = match[1], match[2] or match[1]
-        if int(high) < int(low) or int(high) - int(low) >= _MAX_NAMES:
-            raise ValueError(f"{text!r} is not a host list: {item!r} runs backwards or too far")
-        width = len(low) if low.startswith("0") else 0
-        numbers += [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
-    return numbers
 
 
 _MAX_CPU = 1 << 16  # more CPUs than any kernel is built for

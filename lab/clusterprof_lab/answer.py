@@ -69,7 +69,7 @@ def load(path: Path) -> Answer:
     if document.pop("format", "") != FORMAT or document.pop("schema", 0) != SCHEMA:
         raise ValueError(f"{path}: not an answer of schema {SCHEMA}")
     causes = document.get("causes")
-    document["causes"] = None if causes is None else tuple(_said(one) for one in causes)
+    document["causes"] = None if causes is None else tuple(_said(cause) for cause in causes)
     if document.get("culprits") is not None:
         document["culprits"] = tuple(document["culprits"])
     try:

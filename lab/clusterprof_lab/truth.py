@@ -6,8 +6,8 @@
 Times are integer nanoseconds of device time. `lost` is what devices stood still (or spun in a
 collective, or ran slowed) inside steps, split to the nanosecond among (cause, culprit, who felt
 it): the sum over everything is the lost time, summed by culprit it is what each caused, by rank
-what each felt. It comes from the generator or from the stopwatches of the job and its injector,
-never from a recording.
+what each lost itself. It comes from the generator or from the stopwatches of the job and its
+injector, never from a recording.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lost:
     culprit: int | None
     """Rank whose cause it was: the rank itself, or whom it waited for; None = no rank's."""
     rank: int
-    """Who felt it."""
+    """The rank that lost the time."""
     ns: int
 
 
@@ -83,7 +83,7 @@ class Truth:
     clocks: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """By node: offset in ns and drift of its monotonic clock against true time."""
     disturbed_ratio: float = 0.0
-    """CPU time others took of the machine while it ran: above 0.05 the run is told apart."""
+    """CPU time that others used meanwhile, of all; above 0.05 the run is listed separately."""
     schema: int = SCHEMA
 
     @property
@@ -122,7 +122,7 @@ def read(folder: Path) -> Truth:
     document = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if document.pop("format", "") != "clusterprof-truth" or document["schema"] != SCHEMA:
         raise ValueError(f"{folder / FILE}: not a truth of schema {SCHEMA}")
-    document["places"] = tuple(Place(**one) for one in document["places"])
+    document["places"] = tuple(Place(**place) for place in document["places"])
     document["injected"] = tuple(
         Injected(one["cause"], tuple(one["culprits"])) for one in document["injected"]
     )

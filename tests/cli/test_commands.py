@@ -48,7 +48,7 @@ def test_without_a_command_the_help_is_an_error() -> None:
     [
         (["analyse", "x"], "clusterprof: no such command: 'analyse'; did you mean 'analyze'?"),
         (["gat"], "clusterprof: no such command: 'gat'; did you mean 'gate'?"),
-        (["\x1b[2J"], "clusterprof: no such command: '\\x1b[2J'; known are"),
+        (["\x1b[2J"], "clusterprof: no such command: '\\x1b[2J'; choose from"),
         (["analyze", "x", "--widht", "80"], "--widht"),
         (["analyze", "x", "--format", "jsn"], "unknown format 'jsn'; did you mean 'json'?"),
         (["analyze", "x", "--jobs", "0"], "--jobs"),

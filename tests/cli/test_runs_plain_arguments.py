@@ -23,6 +23,7 @@ PLAIN = [
     ["a", "--jobs", "3", "--width=0", "--top", "007"],
     ["a", "--by", "rank,step", "--by", "cause", "--profile", "ci"],
     ["a", "--since", "1m", "--until=2m", "--steps", "4:"],
+    ["a", "--width", "1", "b", "--width", "2"],
 ]
 LEFT_TO_TYPER = [
     [],
@@ -39,7 +40,6 @@ LEFT_TO_TYPER = [
     ["a", "--format"],
     ["a", "--format="],
     ["a", "--json=1"],
-    ["a", "--width", "1", "--width", "2"],
     ["a", "-ox.html"],
     ["a", "-o=x.html"],
     ["a", "--output", "-"],
@@ -79,7 +79,7 @@ def test_every_option_is_known_to_both() -> None:
     declared = {
         name for option in asked_by(analyze) if not option.is_argument for name in option.names
     }
-    assert declared == {*runs.FLAG_PARAMETERS, *runs.OPTION_PARAMETERS}
+    assert declared == {flag for option in runs.ANALYZE_OPTIONS for flag in option.flags}
 
 
 def test_the_usual_way_loads_no_typer(tmp_path: Path) -> None:

@@ -137,11 +137,10 @@ def read_until(terminal: int, wanted: bytes, within_s: float = 60) -> bytes:
 
 
 def read_screen(terminal: int, lines: int, within_s: float = 60) -> None:
-    """Read until a whole screen came that has no more lines."""
+    """Read until a whole screen of this many lines came: each begins at home."""
     data, end = b"", time.monotonic() + within_s
     while time.monotonic() < end:
-        whole = [value for value in data.split(b"\x1b[H")[1:] if b"\x1b[J" in value]
-        if any(item.count(b"\r\n") < lines for item in whole):
+        if any(whole.count(b"\r\n") == lines - 1 for whole in data.split(b"\x1b[H")[1:-1]):
             return
         if select.select([terminal], [], [], 1)[0]:
             data += os.read(terminal, 65536)
@@ -161,7 +160,7 @@ def test_the_terminal_is_put_back_as_it_was(ending: str | signal.Signals, code: 
     with on_a_terminal() as (process, terminal):
         before = termios.tcgetattr(terminal)
         shown = read_until(terminal, b"RECORDER")
-        assert b"\x1b[?1049h\x1b[?25l" in shown
+        assert shown.startswith(b"\x1b[?1049h") and b"\x1b[?25l" in shown
         assert termios.tcgetattr(terminal) != before
         ioctl(terminal, termios.TIOCSWINSZ, pack("HHHH", 12, 60, 0, 0))
         os.kill(process.pid, signal.SIGWINCH)

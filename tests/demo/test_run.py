@@ -1,5 +1,8 @@
-"""The demo end to end: real processes, real faults, the real recorder; the answer is checked
-against the job's own stopwatches and the device's own log."""
+"""The demo end to end: real processes, real faults, the real recorder.
+
+The default suite checks what a busy machine cannot change. `make accept` also compares the
+answers with the job's own stopwatches and the device's own log, at a tolerance.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from clusterprof.demo.run import DemoResult, format_truth_comparison, run_scenar
 from clusterprof.errors import UsageError
 from clusterprof.report.model import RankLedger
 
-pytestmark = pytest.mark.quiet
-THREE_POINTS = 0.03  # of step time; the machine's neighbours are not ours to choose
+THREE_POINTS = 0.03  # of step time
 
 
 def ledger_of(result: DemoResult, rank: int) -> RankLedger:
@@ -29,7 +31,18 @@ def assert_ledger_is_conserved(result: DemoResult) -> None:
     assert report.lost_ns == sum(ledger.lost_ns for ledger in report.ranks)
 
 
-@pytest.mark.parametrize("name", ["storage", pytest.param("cpu", marks=pytest.mark.long)])
+def test_an_injected_disk_fault_is_found_on_the_rank_that_has_it(tmp_path: Path) -> None:
+    """Whatever else a busy machine adds, the reads of rank 1 were slow, and only those."""
+    result = run_scenario("storage", tmp_path)
+    assert_ledger_is_conserved(result)
+    storage = next(f for f in result.report.findings if f.cause.id == "storage-local")
+    assert storage.culprits[0].rank == 1
+    assert storage.lost_ns > 0
+    assert "storage-local" in format_truth_comparison(result)
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("name", ["storage", "cpu"])
 def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -> None:
     result = run_scenario(name, tmp_path)
     assert_ledger_is_conserved(result)
@@ -49,6 +62,7 @@ def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -
     assert f"{result.scenario.cause}" in format_truth_comparison(result)
 
 
+@pytest.mark.accept
 def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
     result = run_scenario("clean", tmp_path)
     assert_ledger_is_conserved(result)
@@ -56,11 +70,9 @@ def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
     assert families.isdisjoint({"storage", "cpu"})
 
 
-@pytest.mark.parametrize(
-    "steps", [pytest.param(0, marks=pytest.mark.long), pytest.param(40, id="short")]
-)
-def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path, steps: int) -> None:
-    result = run_scenario("network", tmp_path, steps=steps)
+@pytest.mark.accept
+def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path) -> None:
+    result = run_scenario("network", tmp_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
     assert (first.cause.id, first.cause.family) == ("net-transfer", "network")
@@ -73,7 +85,7 @@ def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path, steps: in
         assert abs(share - true) <= THREE_POINTS
 
 
-@pytest.mark.long
+@pytest.mark.accept
 def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> None:
     result = run_scenario("straggler", tmp_path)
     assert_ledger_is_conserved(result)
@@ -87,7 +99,7 @@ def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> No
         share = dict(ledger.buckets).get(first.cause.id, 0) / ledger.in_step_ns
         true = truth.causes[first.cause.id] / truth.in_step_ns
         assert (true < 0.01) if truth.rank == 2 else (true > 0.2)
-        # What a busy machine adds to its lateness, or hides of it, is of the CPU or of no cause.
+        # A busy machine adds CPU contention to this lateness, or hides a part of it.
         assert 0.6 * true - 0.01 <= share <= true + THREE_POINTS
 
 
@@ -97,9 +109,8 @@ def test_a_folder_with_a_recording_is_refused(tmp_path: Path) -> None:
         run_scenario("clean", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"), [pytest.param("storage", "storage", marks=pytest.mark.long), ("cpu", "cpu")]
-)
+@pytest.mark.accept
+@pytest.mark.parametrize(("name", "family"), [("storage", "storage"), ("cpu", "cpu")])
 def test_without_the_probe_the_family_is_named_and_never_a_leaf(
     tmp_path: Path, name: str, family: str
 ) -> None:
@@ -116,6 +127,6 @@ def test_without_the_probe_the_family_is_named_and_never_a_leaf(
 
 def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:
     with pytest.raises(
-        UsageError, match="known are storage, cpu, mixed, checkpoint, network, straggler, clean"
+        UsageError, match="choose from storage, cpu, mixed, checkpoint, network, straggler, clean"
     ):
         run_scenario("stroage")

@@ -78,3 +78,54 @@ def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
     document["ranks"][0]["surprise"] = 1
     path.write_text(json.dumps(document))
     assert load_report(path).ranks == run().ranks
+
+
+def test_reports_of_older_versions_lack_keys_that_no_verdict_needs(tmp_path: Path) -> None:
+    path = stored(tmp_path / "report.json", run(storage=0.1))
+    document = json.loads(path.read_text())
+    for key in ("underfill", "worth", "tail", "history"):
+        del document[key]
+    for key in ("hosts", "clock_bound_ns", "clock_why"):
+        del document["job"][key]
+    del document["ledger"]["caused_by_nobody"]
+    for rank in document["ranks"]:
+        del rank["caused"]
+    for finding in document["findings"]:
+        for key in ("persistence", "compared", "since", "more_why", "withheld", "evidence"):
+            del finding[key]
+        del finding["remedies"]
+        for culprit in finding["culprits"]:
+            for key in ("own_ns", "others_ns", "victims", "recoverable_ns"):
+                del culprit[key]
+    before = load_report(path)
+    path.write_text(json.dumps(document))
+    older = load_report(path)
+    assert judge_runs(older, RULES, Policy()) == judge_runs(before, RULES, Policy())
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("ranks", 0, "steps"), "60", "Expected `int`, got `str` - at `$.ranks[0].steps`"),
+        (("ranks", 0, "rank"), 0.5, "Expected `int | null`, got `float` - at `$.ranks[0].rank`"),
+        (("metrics", 0, "bound"), "about", "Invalid enum value 'about' - at `$.metrics[0].bound`"),
+        (("ranks", 0, "caused"), 1, "Expected `array`, got `int` - at `$.ranks[0].caused`"),
+        (("schema_version",), 2, "Invalid enum value 2 - at `$.schema_version`"),
+    ],
+)
+def test_a_key_of_another_type_is_refused_by_its_place(
+    place: tuple[str | int, ...], value: object, message: str, tmp_path: Path
+) -> None:
+    path = stored(tmp_path / "report.json", run())
+    document = json.loads(path.read_text())
+    parent = document
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(NoRecording) as caught:
+        load_report(path)
+    assert caught.value.message == f"{path}: is not a report of this version: {message}"
+    assert caught.value.remedy == (
+        "a report is made by: clusterprof analyze RUN --json -o report.json"
+    )

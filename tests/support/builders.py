@@ -11,11 +11,13 @@ Counters and samples made from it are exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clusterprof.analysis.timeline.load.chunks import CHUNK_NS, NodeLoader
 from clusterprof.analysis.timeline.model import (
     Chunk,
     Int,
@@ -24,10 +26,12 @@ from clusterprof.analysis.timeline.model import (
     ProcessIo,
     Rank,
     Series,
-    SpanTable,
     ThreadTable,
 )
-from clusterprof.trace.schema import Event, Gap, Header
+from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.trace.decoder import PackedSpans
+from clusterprof.trace.reader import Damage
+from clusterprof.trace.schema import Event, Gap, Header, Record
 
 SECOND = 1_000_000_000
 WCHAN_NAMES = (
@@ -105,7 +109,8 @@ def spans(*rows: Sequence[float], first_sequence: int = 1) -> SpanTable:
     table = np.array([[*se, *v] for se, v in zip(start_end, values)], np.int64).reshape(-1, 6)
     order = np.argsort(table[:, 0], kind="stable")
     columns = [np.ascontiguousarray(column) for column in table[order].T]
-    return SpanTable(*columns, sequence=first_sequence + order.astype(np.int64))
+    sequence = first_sequence + order.astype(np.int64)
+    return SpanTable(*columns[:2], sequence, *columns[2:])
 
 
 def activity(text: str, start: float = 0.0) -> list[tuple[int, int, str]]:
@@ -181,6 +186,28 @@ def process(
     """One process with at most its main thread sampled."""
     threads = {} if thread is None else {pid: thread}
     return Process(pid, 1, parent, name, registration or {}, spans or {}, threads, io)
+
+
+def is_whole(damage: Damage) -> bool:
+    """Whether a reader skipped nothing."""
+    return not (damage.damaged_places or damage.torn_tail_bytes or damage.unknown_frames)
+
+
+class _RecordsInMemory:
+    """A source of records that are in memory already."""
+
+    damage = Damage()
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = records
+
+    def packed(self) -> Iterator[list[Record | PackedSpans]]:
+        return ([record] for record in self._records)
+
+
+def build_chunks(records: Iterable[Record], chunk_ns: int = CHUNK_NS) -> Iterator[Chunk]:
+    """The chunks of records in memory."""
+    return NodeLoader(Path(), chunk_ns, _RecordsInMemory(records)).chunks()
 
 
 def chunk(

@@ -44,7 +44,7 @@ _RECEIVED = "network.receive_bytes_total"
 WCHAN = (
     "0",
     "folio_wait_bit_common",
-    "hrtimer_nanosleep",
+    "schedule_timeout",
     "do_poll.constprop.0",
     "rpc_wait_bit_killable",
     "sk_wait_data",

@@ -29,6 +29,7 @@ _KNOWN = {
     "additionalProperties",
     "items",
     "maxItems",
+    "anyOf",
 }
 
 
@@ -41,6 +42,9 @@ def errors(value: Any, schema: Any, root: Any | None = None, path: str = "$") ->
         name = schema["$ref"].removeprefix("#/$defs/")
         yield from errors(value, root["$defs"][name], root, path)
         return
+    for choice in schema.get("anyOf", ()):  # of one type, or null
+        if (choice == {"type": "null"}) == (value is None):
+            yield from errors(value, choice, root, path)
     if "const" in schema and value != schema["const"]:
         yield f"{path} is not {schema['const']!r}"
     if "enum" in schema and value not in schema["enum"]:

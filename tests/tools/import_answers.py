@@ -1,8 +1,8 @@
-"""Reads other people's traces with known answers and writes tests/analysis/importers/answers.json.
+"""Read other people's traces with known answers, write tests/analysis/importers/answers.json.
 
     python tests/tools/import_answers.py          # needs ../shared/data beside the project
 
-Every row compares one stated number or name with ours; docs/importers.md shows them all.
+Every row compares one stated number or name with ours; the pages docs/importers show them.
 """
 
 from __future__ import annotations

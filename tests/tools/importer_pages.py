@@ -1,4 +1,11 @@
-"""The page docs/importers.md: what each importer says of itself, and its answers on real traces."""
+"""The pages docs/importers/: one per imported format, from its docstring, and an index.
+
+    pages = importer_pages(MARK)
+    pages["docs/importers/kineto.md"]
+
+Each page ends with the answers of the importer on real traces, from
+tests/analysis/importers/answers.json.
+"""
 
 from __future__ import annotations
 
@@ -6,76 +13,172 @@ import inspect
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterprof.analysis.importers.core.base import Importer
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = ROOT / "tests" / "analysis" / "importers" / "answers.json"
-PAGE = "docs/importers.md"
+FOLDER = "docs/importers"
 NO_ANSWER = "no answer"
-"""What stands in the column of stated answers of files that have none."""
-_INTRO = """# Traces of other tools
+"""Value of `stated` for files that come without a published answer."""
+SECTIONS = (
+    "## How to make the file",
+    "## How to analyze it",
+    "## What is read",
+    "## What it cannot see",
+)
+"""Sections that every format describes, in this order."""
 
-`clusterprof analyze FILES…` takes the traces a team has already: it recognises them by their
-content, turns them into a recording of its own in a temporary folder, and analyses that as any
-other. Commands that read a recording read them too (`gate`, `compare`, `export`).
+_FORMAT_OF_DATA = {
+    "alibaba-minibatch": "step_times",
+    "dcgm-prometheus": "prometheus",
+    "dftracer-dlio-8rank": "dftracer",
+    "dlio-sample": "dlio",
+    "kineto-dataloader": "kineto",
+    "kineto-dlrm-8rank": "kineto",
+    "kineto-hta": "kineto",
+    "kineto-tracelens": "kineto",
+    "megatronapp-pipeline": "megatron-pipeline",
+    "mllog": "mllog",
+    "mlperf-storage": "dlio",
+    "nccl-tests": "nccl-text",
+    "node-exporter-fixtures": "prometheus",
+    "nsys-sqlite": "nsys",
+    "nvidia-smi-xml": "nvidia_smi",
+    "spdl-fleet": "rank_series",
+    "straggler-bytedance": "operator-table",
+}
+"""Importer that reads a data set of answers.json."""
+
+_INDEX = """# Traces of other tools
+
+`clusterprof analyze FILES…` reads the traces that you already have. It recognizes a file by its
+content, converts it into a recording in a temporary folder, and analyzes that recording. `gate`,
+`compare` and `export` accept the same files.
 
 ```
-clusterprof analyze traces/                       # a folder: every file of a known format
+clusterprof analyze traces/                       # a folder: all files of a known format
 clusterprof analyze rank*.pt.trace.json.gz        # the ranks of one job
-clusterprof analyze my-run/ rank3.json.gz         # beside our own recording of the same job
-clusterprof export traces/ --to recording -o run/ # keep what they became
+clusterprof analyze my-run/ rank3.json.gz         # together with a recording of the same job
+clusterprof export traces/ --to recording -o run/ # keep the converted recording
 ```
 
-The notes of the report say of each format what was understood, what was left out and why. Nothing
-in a file is ever run, unpickled or unpacked to disk; what is cut off is read up to there.
-Beside files that are known, `analyze` and `export` leave out one that is not, that is damaged from
-its beginning or says nothing, and name it; `gate` and `compare` refuse it and say which, why and
-what to do, for they may not judge by a part of what they were given. Of a folder only what is
-damaged counts for one: what else is of no known format in it is passed over, and a note names it.
+## Formats
+
+| format | what it is |
+|---|---|
+{rows}
+
+The notes of the report list for each file what was read, and what was left out and why. Nothing in
+a file is ever executed, unpickled or unpacked to disk. A truncated file is read up to the
+truncation.
+
+`analyze` and `export` leave out a file that is unknown, empty or damaged from its beginning, and
+name it. `gate` and `compare` refuse it, because they must not judge a part of the input. In a
+folder, files of unknown formats are skipped, and a note names them. Damaged files of a known format
+count as above.
+
+## What an imported trace can show
+
+* **Lost time** is idle time of the device within the steps, and time in which the device only
+  communicates. The device is idle when it does nothing at all, no copies and no memory sets either.
+* A profiler trace shows that a step waited for its data, but not what the loader did. Such a wait
+  is `input-wait`. Traces of reads (DFTracer) show more. A recording made by clusterprof shows all
+  of it.
+* `launch-bound` in a trace of kernels is the time in which the device was idle and the call that
+  launches its next kernel had not begun or not ended. Idle time with work in the queue (order,
+  dependencies) stays unattributed.
+* Collective operations of several ranks are matched by process group and sequence number, or by
+  their order if the trace has no numbers. The time until the kernel of the last rank has begun is
+  waiting, and that rank is the culprit. The shortest duration among the ranks is the transfer
+  (`net-transfer`).
+* A trace with a wall clock can be given **together with a recording** of the same rank. The
+  analysis then takes the exact device times from the trace for as long as the trace lasts. The rest
+  of the trace is ignored.
+* Traces are short. Confidence decreases if less than about two seconds were lost.
 
 ## What is refused
 
-Files that would fill the memory, or never end, are refused with the reason: what unpacks to more
-than 250 times its size (gzip, zstd, members of a zip); more than 4,096 members, or such as are
-encrypted or packed by another method than zip's usual one; one JSON value whose parts take more
-than 192 MiB of memory; more than 1.5 million names of events, 131,072 series (8,192 of one host),
-65,536 names of metrics, processes or communicators, 16,384 ranks or 1,024 jobs of step times; a
-database whose pages refer to each other in circles, or with more tables than can be looked at;
-what shows one process at times more than 100 days apart. Lines of more than 1 MiB are left out and
-counted. `python -m bench.bombs` sends one of each through `analyze`: all end within 10 s of CPU and
-300 MB (bench/README.md). Mutated files: `make fuzz`.
+Files that would fill the memory or never end are refused, with the reason:
 
-## What an imported trace can say, and what not
+* files that unpack to more than 250 times their size (gzip, zstd, members of a zip)
+* zip files with more than 4,096 members, with encrypted members, or with an unusual compression
+* a JSON value that needs more than 192 MiB of memory
+* more than 1.5 million event names, 131,072 series (8,192 of one host), 65,536 names of metrics,
+  processes or communicators, 16,384 ranks, or 1,024 jobs of step times
+* databases whose pages form a circle, or with too many tables to read
+* files that show one process at times more than 100 days apart
 
-* **Lost** is idle time of the device within the steps, and time in which it does nothing but
-  communicate. Idle is the complement of *all* its activity, copies and memory sets included.
-* A profiler marks that a step waited for its data and not what the loader did. Such a wait is
-  `input-wait`; tracers of reads (DFTracer) tell more, a recording of our own tells all of it.
-* `launch-bound` in a trace of kernels is the time in which the device was idle and the call that
-  launches its next kernel had not begun, or not ended. Idle time with work in the queue (order,
-  dependencies) is nobody's, and stays unattributed.
-* Operations between ranks are matched by process group and sequence number where the trace has
-  them, else by their order. The time until the last rank's kernel has begun is waiting and is its
-  doing; the shortest duration among the ranks is transfer (`net-transfer`).
-* **Beside our own recording** of the same rank, a trace with a wall clock lends it its exact device
-  times for as long as it lasts, and all else of it is left out.
-* Traces are short. Below some two seconds of loss a report says rather less sure what it says.
+Lines of more than 1 MiB are left out and counted. `python -m bench.bombs` sends one file of each
+kind through `analyze`. Each ends within 10 s of CPU time and 300 MB
+([bench](../../bench/README.md)).
+
+## Checked on real traces
+
+{met} of {stated} published answers are met; {read} files without a published answer are read to
+their end. Each page lists the answers of its format. The traces are not part of this project; `make
+import-answers` reads them again.
 """
 
 
-def importer_page(mark: str) -> str:
-    """Return the page."""
+def importer_pages(mark: str) -> dict[str, str]:
+    """Return the text of each page by its path; `mark` is the first line of each."""
     from clusterprof.analysis.importers.registry import IMPORTERS
 
-    parts = [mark + _INTRO, "## Formats\n"]
-    for importer in IMPORTERS:
-        module = sys.modules[type(importer).__module__]
-        text = inspect.cleandoc(module.__doc__ or "")
-        title, _, body = text.partition("\n")
-        body = body.strip().replace("\n## ", "\n#### ").replace("## What", "#### What", 1)
-        parts.append(f"### {importer.title}\n\n{title}\n\n{body}\n")
-    parts.append(_answers())
-    return "\n".join(parts)
+    answers = _load_answers()
+    pages = {
+        f"{FOLDER}/{_page_name(importer)}": mark + _page(importer, answers)
+        for importer in IMPORTERS
+    }
+    pages[f"{FOLDER}/README.md"] = mark + _index(IMPORTERS, answers)
+    return pages
+
+
+def _load_answers() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(ANSWERS.read_text())
+    return rows
+
+
+def _page_name(importer: Importer) -> str:
+    return f"{importer.name.replace('_', '-')}.md"
+
+
+def _heading(importer: Importer) -> str:
+    return importer.title[0].upper() + importer.title[1:]
+
+
+def _description(importer: Importer) -> str:
+    """The docstring that describes the format: of the class, else of its module."""
+    of_class = inspect.cleandoc(type(importer).__doc__ or "")
+    module = sys.modules[type(importer).__module__]
+    text = of_class if SECTIONS[0] in of_class else inspect.cleandoc(module.__doc__ or "")
+    places = [text.find(section) for section in SECTIONS]
+    if -1 in places or places != sorted(places):
+        raise ValueError(f"{importer.name}: its docstring needs the sections {SECTIONS}")
+    return text
+
+
+def _page(importer: Importer, answers: list[dict[str, Any]]) -> str:
+    text = f"# {_heading(importer)}\n\n{_description(importer)}\n"
+    rows = [row for row in answers if _FORMAT_OF_DATA[row["data"]] == importer.name]
+    return text + (_answers(rows) if rows else "")
+
+
+def _index(importers: Any, answers: list[dict[str, Any]]) -> str:
+    rows = [
+        f"| [{_heading(importer)}]({_page_name(importer)}) |"
+        f" {_description(importer).splitlines()[0]} |"
+        for importer in importers
+    ]
+    stated = [row for row in answers if row["stated"] != NO_ANSWER]
+    return _INDEX.format(
+        rows="\n".join(rows),
+        met=sum(row["met"] for row in stated),
+        stated=len(stated),
+        read=len(answers) - len(stated),
+    )
 
 
 def _mark(row: dict[str, Any]) -> str:
@@ -84,20 +187,13 @@ def _mark(row: dict[str, Any]) -> str:
     return "met" if row["met"] else f"**{row['why']}**"
 
 
-def _answers() -> str:
-    """The table of all files with an answer that somebody else states."""
-    if not ANSWERS.exists():
-        return ""
-    rows: list[dict[str, Any]] = json.loads(ANSWERS.read_text())
-    stated = [row for row in rows if row["stated"] != NO_ANSWER]
-    met = sum(row["met"] for row in stated)
+def _answers(rows: list[dict[str, Any]]) -> str:
+    """The table of the files of one format whose answer is published."""
     lines = [
-        "## Answers on real traces\n",
-        f"Other people's traces with a stated answer, and ours: {met} of {len(stated)} met;"
-        f" {len(rows) - len(stated)} files of which nobody states one are read to their end. Those"
-        " that belong to one job are a line, `all`. The traces are no part of this project; `make"
-        " import-answers` reads them again.\n",
-        "| data | file | what | stated | by | ours | |",
+        "\n## Checked on real traces\n",
+        "`all` stands for all files of one job. *Published by* is who states the value: the"
+        " authors of the data, another tool, or arithmetic on the intervals in the file.\n",
+        "| data | file | value | published | published by | clusterprof | |",
         "|---|---|---|---:|---|---:|---|",
     ]
     lines += [

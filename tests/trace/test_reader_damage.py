@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
+from tests.support.builders import is_whole
 from tests.support.trace_samples import boundaries, read_frames, second, simple_records, write
 
 Frames = list[list[dict[str, Any]]]
@@ -25,7 +26,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int],
     write(node, [simple_records(), *(second(n) for n in range(8))])
     data = (node / "000001.cpf").read_bytes()
     frames, reader = read_frames(node)
-    assert reader.damage.is_whole
+    assert is_whole(reader.damage)
     assert len(frames) == len(boundaries(data)) - 1 == 2 + 3 + 8 * 3
     return data, boundaries(data), frames
 
@@ -249,7 +250,7 @@ def test_names_survive_the_loss_of_the_frame_that_defined_them(
     # And when both first definitions are gone, a later one serves: seconds 0 and 1 are cut out.
     got, reader = read(tmp_path, data[: starts[5]] + data[starts[11] :])
     assert got == frames[:5] + frames[11:]
-    assert reader.damage.is_whole  # cut out between two frames: nothing left to notice
+    assert is_whole(reader.damage)  # cut out between two frames: nothing left to notice
 
 
 def test_a_recording_that_still_grows_is_read_again_from_the_start(
@@ -263,4 +264,4 @@ def test_a_recording_that_still_grows_is_read_again_from_the_start(
     assert reader.damage.torn_tail_bytes == 3
     segment.write_bytes(data)
     assert sum(1 for _ in reader.frames()) == len(frames)
-    assert reader.damage.is_whole
+    assert is_whole(reader.damage)

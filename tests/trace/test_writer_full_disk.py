@@ -17,6 +17,7 @@ import pytest
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Event, Gap
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import is_whole
 from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, canonical, read_frames, second
 
 TMPFS_BYTES = 256 << 10
@@ -68,14 +69,14 @@ def test_full_tmpfs_then_room_again_loses_nothing_that_fits_into_memory(small_di
     assert writer.trouble == os.strerror(errno.ENOSPC)
     assert writer.frames_dropped == 0
     _, reader = read_frames(small_disk / "node")
-    assert reader.damage.is_whole  # cut back to the last whole frame
+    assert is_whole(reader.damage)  # cut back to the last whole frame
     filler.unlink()
     run(writer, clock, 60, 64)
     assert writer.trouble == ""
     writer.close()
     reader = NodeReader(small_disk / "node")
     assert disk_seconds(reader) == list(range(64))
-    assert reader.damage.is_whole
+    assert is_whole(reader.damage)
     (full,) = events(reader, "disk-full")
     assert full["error"] == "ENOSPC"
     (resumed,) = events(reader, "disk-resumed")
@@ -210,7 +211,7 @@ def test_a_limit_on_file_sizes_only_means_more_segments(tmp_path: Path) -> None:
     assert (child.returncode, child.stdout, child.stderr) == (0, "0\n", "")
     reader = NodeReader(tmp_path / "node")
     assert disk_seconds(reader) == list(range(120))
-    assert reader.damage.is_whole
+    assert is_whole(reader.damage)
     sizes = [path.stat().st_size for path in (tmp_path / "node").iterdir()]
     assert len(sizes) > 1 and max(sizes) <= 20_000
     assert [event["error"] for event in events(reader, "disk-full")] == ["EFBIG"] * (len(sizes) - 1)

@@ -17,6 +17,7 @@ import pytest
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import is_whole
 from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
 
 SECONDS = 9
@@ -96,4 +97,4 @@ def test_a_disk_that_fails_for_a_while_from_any_moment_on(
         assert sum(1 for _ in reader) > 0
         assert seconds_in(tmp_path / str(n)) == list(range(SECONDS))
         assert writer.trouble == ""
-        assert reader.damage.is_whole
+        assert is_whole(reader.damage)

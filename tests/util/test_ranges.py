@@ -3,10 +3,65 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
-from clusterprof.util.ranges import expand_host_list, format_host_list, format_number_list
+from clusterprof.util.ranges import format_host_list, format_number_list
+
+_MAX_NAMES = 1 << 20  # of one list when expanding it
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_LIST_ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
+
+
+def expand_host_list(text: str) -> list[str]:
+    """Expand a host list to its names.
+
+    Raises: ValueError when the text is not a host list, or names more than 2**20 hosts.
+    """
+    if not text:
+        return []
+    names: list[str] = []
+    at = 0
+    while at <= len(text):
+        part = _LIST_ITEM.match(text, at)
+        if part is None:
+            raise ValueError(f"{text!r} is not a host list: nothing to read at {at}")
+        names += _expand_item(part[0], text)
+        at = part.end() + 1
+        if len(names) > _MAX_NAMES:
+            raise ValueError(f"{text!r} names more than {_MAX_NAMES:,} hosts")
+        if at <= len(text) and text[at - 1] != ",":
+            raise ValueError(f"{text!r} is not a host list: nothing to read at {at - 1}")
+    return names
+
+
+def _expand_item(part: str, text: str) -> list[str]:
+    """Expand one list item: all combinations of its brackets, the last varying fastest."""
+    names = [""]
+    for fragment in re.split(r"(\[[^\[\]]*\])", part):
+        if fragment.startswith("["):
+            numbers = _expand_ranges(fragment[1:-1], text)
+            if len(names) * len(numbers) > _MAX_NAMES:
+                raise ValueError(f"{text!r} names more than {_MAX_NAMES:,} hosts")
+            names = [name + number for name in names for number in numbers]
+        else:
+            names = [name + fragment for name in names]
+    return names
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            raise ValueError(f"{text!r} is not a host list: {item!r} is not a number or range")
+        low, high = match[1], match[2] or match[1]
+        if int(high) < int(low) or int(high) - int(low) >= _MAX_NAMES:
+            raise ValueError(f"{text!r} is not a host list: {item!r} runs backwards or too far")
+        width = len(low) if low.startswith("0") else 0
+        numbers += [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
+    return numbers
 
 
 @pytest.mark.parametrize(

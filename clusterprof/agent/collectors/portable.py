@@ -25,7 +25,7 @@ hold open, so it costs several times as much as they do.
 
 ## Where it is blind
 
-It has no pressure, cgroup, threads, run queue, sockets or file servers, nobody counts the
+It has no pressure, cgroup, threads, run queue, sockets or file servers, nothing counts the
 tasks that want a CPU, and iowait and stolen time exist on Linux only. Times of requests are
 in milliseconds. One value a second cannot show short stalls. On macOS there are no outgoing
 drops (psutil reports 0), no swap traffic (psutil counts file pages too) and no busy time of

@@ -73,7 +73,8 @@ def get_library_opener(
 
     Its parameters: a callback that marks calls (device index, name), and the device indices
     to skip.
-    options: `--gpm off` keeps NVML from reading performance counters.
+    options: `--gpm off` keeps NVML from reading performance counters, `--gpm on` reads them
+    whatever a reading costs.
     Raises: ValueError for a name that is no isolated collector.
     """
     if name == "gpu_nvidia":
@@ -84,8 +85,8 @@ def get_library_opener(
         sys.modules.setdefault("ctypes.util", light)
         from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 
-        use_gpm = options.get("--gpm") != "off"
-        return lambda mark, skip: NvmlLibrary(mark, skip, use_gpm=use_gpm)
+        gpm = options.get("--gpm", "auto")
+        return lambda mark, skip: NvmlLibrary(mark, skip, gpm=gpm)
     if name == "gpu_gaudi":
         from clusterprof.agent.collectors.gpu.gaudi import open_library as gaudi
 

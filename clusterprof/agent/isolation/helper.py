@@ -44,7 +44,7 @@ _NO_VALUE = object()
 
 
 def main(arguments: list[str]) -> None:
-    """Serve `NAME [--skip I,J] [--grace-ns N] [--gpm off]` until stdin ends; never returns."""
+    """Serve `NAME [--skip I,J] [--grace-ns N] [--gpm on|off]` until stdin ends; never returns."""
     name = arguments[0]
     options = dict(zip(arguments[1::2], arguments[2::2]))
     skip = {int(word) for word in options.get("--skip", "").split(",") if word}

@@ -1,21 +1,20 @@
 """A reading that a driver may delay, taken in a thread of its own so that no caller waits.
 
-Some counters live in a network card's firmware. Reading them takes milliseconds and a
-lock of the whole network stack, and never returns when the firmware hangs. So a thread
-reads them, and `take()` returns what it has read since the last call. By default it
-reads at most a 200th of the time. A thread that does not return is abandoned.
+Some counters live in a network card's firmware. Reading them takes milliseconds and a lock of the
+whole network stack, and never returns when the firmware hangs. So a thread reads them, and `take()`
+returns what it has read since the last call. By default it reads at most a 200th of the time. A
+thread that does not return is abandoned.
 
 Several devices read in parallel, each by its own thread, as one sample of all.
 
-A slow device delays the sample. A device that does not answer for 2 s has that reason
-in place of its values, and the sample continues without it. All devices together are
-read at most a fiftieth of the time.
+A slow device delays the sample. A device that does not answer for 2 s has that reason in place of
+its values, and the sample continues without it. All devices together are read at most a fiftieth of
+the time.
 
 Values of several devices that one thread reads together, served device by device.
 
-The thread stores one row per device. Each device returns every row once and "nothing
-new" in between. A source that has been silent for too long yields a reason, never an
-old value.
+The thread stores one row per device. Each device returns every row once and "nothing new" in
+between. A source that has been silent for too long yields a reason, never an old value.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class BackgroundReader(Generic[Reading]):
     ) -> None:
         """Set up the reader.
 
-        After a reading the thread pauses for `rest_factor` times its duration, at least
-        `rest_ns`.
+        After a reading the thread pauses for `rest_factor` times its duration, at least `rest_ns`.
         """
         self._read = read
         self._clock = clock
@@ -354,8 +352,8 @@ class RowReader:
 class PollingThread:
     """The thread that updates the shared rows by calling `work(wanted)` repeatedly.
 
-    `work` is called again `every_seconds` after its start. If it raises Unavailable, the
-    reason replaces the rows, and the next call waits 1, 2, 4 … 60 s.
+    `work` is called again `every_seconds` after its start. If it raises Unavailable, the reason
+    replaces the rows, and the next call waits 1, 2, 4 … 60 s.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """/proc/<pid>/cgroup and the cgroup file system, v1 and v2: quota, throttling, memory.
 
-https://docs.kernel.org/admin-guide/cgroup-v2.html, …/cgroup-v1/,
-…/scheduler/sched-bwc.html
+https://docs.kernel.org/admin-guide/cgroup-v2.html, …/cgroup-v1/, …/scheduler/sched-bwc.html
 
     version 2, /proc/self/cgroup           version 1
     0::/system.slice/job_7/step_0          4:memory:/slurm/uid_1000/job_7
@@ -13,9 +12,9 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html, …/cgroup-v1/,
     cpu.max       200000 100000            cpu.cfs_quota_us 200000, cpu.cfs_period_us 100000
     memory.max    max                      memory.limit_in_bytes   9223372036854771712
 
-A limit applies to everything below it, and launchers set it several levels above the
-process (Slurm on the job, while the process is in its task). The relevant level is the
-tightest one on the path to the root.
+A limit applies to everything below it, and launchers set it several levels above the process (Slurm
+on the job, while the process is in its task). The relevant level is the tightest one on the path to
+the root.
 
 /proc/pressure/{cpu,io,memory} and the cgroup's *.pressure: time lost by waiting, in µs.
 
@@ -24,8 +23,7 @@ https://docs.kernel.org/accounting/psi.html
     some avg10=0.06 avg60=0.21 avg300=0.99 total=8537362
     full avg10=0.00 avg60=0.13 avg300=0.96 total=8183134
 
-`total` is an integral kept by the scheduler: it is exact regardless of the sampling
-interval.
+`total` is an integral kept by the scheduler: it is exact regardless of the sampling interval.
 """
 
 from __future__ import annotations
@@ -209,9 +207,8 @@ def _resolve_mount_point(roots: Roots, point: str) -> Path:
 def _resolve_cgroup_folder(root: Path, mount: Mount, path: str) -> Path:
     """Return the folder of a cgroup path in a mount that may show only a part.
 
-    In a container the root of the mount is the container's own cgroup, and the path begins
-    with it. A path that does not, or that leads upwards ("/.."), belongs to a cgroup that
-    is invisible here.
+    In a container the root of the mount is the container's own cgroup, and the path begins with it.
+    A path that does not, or that leads upwards ("/.."), belongs to a cgroup that is invisible here.
     """
     inside = path
     if mount.root != "/" and (path + "/").startswith(mount.root + "/"):

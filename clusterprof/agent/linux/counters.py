@@ -1,7 +1,7 @@
 """Integrals over readings: of time shares, and of counters in the firmware's own cycles.
 
-Time that was not measured is not counted. After a gap an integral of shares decreases,
-which every reader of counters interprets as "not measured in between", and restarts.
+Time that was not measured is not counted. After a gap an integral of shares decreases, which every
+reader of counters interprets as "not measured in between", and restarts.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class ShareIntegral:
         self.total_ns = self._begin_ns
 
     def invalidate(self) -> None:
-        """Mark the time since the last reading as unknown; the next reading restarts the
-        integral."""
+        """Mark the time since the last reading as unknown; the next reading restarts it."""
         if self._last_ns is not None:
             self._last_ns = None
             self.restart()
@@ -51,10 +50,9 @@ class ShareIntegral:
 class CycleShare:
     """The active share of the firmware's cycles, from 32-bit sums that wrap.
 
-    The unit of the activity sum of the compute dies is undocumented: percent, or one per
-    active cycle. A share above 1.05 proves percent. One per active cycle is assumed after
-    three consecutive readings in which the percentage of the same table agrees while the
-    device is busy.
+    The unit of the activity sum of the compute dies is undocumented: percent, or one per active
+    cycle. A share above 1.05 proves percent. One per active cycle is assumed after three
+    consecutive readings in which the percentage of the same table agrees while the device is busy.
     """
 
     _TOLERANCE = 1.05

@@ -9,9 +9,9 @@ https://docs.kernel.org/filesystems/proc.html (section 1.7)
     procs_running 3
     procs_blocked 0
 
-`user` includes `guest` and `nice` includes `guest_nice`, so neither is added again.
-Offline cores have no line. idle and iowait may decrease by a few ticks, because the
-kernel estimates the share of a sleeping core; the page above documents this for iowait.
+`user` includes `guest` and `nice` includes `guest_nice`, so neither is added again. Offline cores
+have no line. idle and iowait may decrease by a few ticks, because the kernel estimates the share of
+a sleeping core; the page above documents this for iowait.
 
 /proc/schedstat: how long tasks ran on every CPU and how long they waited for it.
 
@@ -22,14 +22,13 @@ https://docs.kernel.org/scheduler/sched-stats.html
     cpu0 498494191 0 3533438552 … 2045936778163039 343796328169361 4767485306
     domain0 00000000,00000003 212499247 …
 
-In every version since 10 the last three numbers of a CPU's line are: the ns that tasks
-ran on it, the ns that they were ready and waited for it, and how often a task was
-scheduled on it. They are counted regardless of the switch kernel.sched_schedstats.
+In every version since 10 the last three numbers of a CPU's line are: the ns that tasks ran on it,
+the ns that they were ready and waited for it, and how often a task was scheduled on it. They are
+counted regardless of the switch kernel.sched_schedstats.
 
 /sys/devices/system/cpu and …/node: which CPUs share a core, a package, a NUMA node.
 
-https://docs.kernel.org/admin-guide/cputopology.html,
-Documentation/ABI/testing/sysfs-devices-node
+https://docs.kernel.org/admin-guide/cputopology.html, Documentation/ABI/testing/sysfs-devices-node
 
     cpu/online                            0-127
     cpu/cpu0/topology/thread_siblings_list   0,64     hyper-threads of one core
@@ -42,8 +41,7 @@ Facts that the kernel does not report (a container without /sys, ids of -1) are 
 Clock, throttling and temperature of CPU packages: cpufreq, thermal_throttle, hwmon.
 
 Documentation/ABI/testing/sysfs-devices-system-cpu, drivers/thermal/intel/therm_throt.c,
-https://docs.kernel.org/admin-guide/pm/cpufreq.html,
-https://docs.kernel.org/hwmon/coretemp.html
+https://docs.kernel.org/admin-guide/pm/cpufreq.html, https://docs.kernel.org/hwmon/coretemp.html
 
     cpu0/cpufreq/scaling_cur_freq                         1699981   kHz
     cpu0/cpufreq/scaling_max_freq                         3700000   kHz, may be lowered
@@ -51,10 +49,10 @@ https://docs.kernel.org/hwmon/coretemp.html
     cpu0/thermal_throttle/package_throttle_total_time_ms  812
     class/hwmon/hwmon0/{name,temp1_label,temp1_input}     coretemp, Package id 0, 55000 (m°C)
 
-Both hyper-threads of a core count the core's events, and all CPUs of a package count
-the package's events, so the largest count is that of the core or package. On x86 before
-Linux 5.18 the kernel measures the clock of a CPU for 10 ms unless it was read recently:
-only eight CPUs of a package are read.
+Both hyper-threads of a core count the core's events, and all CPUs of a package count the package's
+events, so the largest count is that of the core or package. On x86 before Linux 5.18 the kernel
+measures the clock of a CPU for 10 ms unless it was read recently: only eight CPUs of a package are
+read.
 """
 
 from __future__ import annotations
@@ -135,8 +133,8 @@ def parse_cores(data: bytes) -> dict[str, CpuTimes]:
 def remove_backward_steps(now: CpuTimes, before: CpuTimes | None) -> CpuTimes:
     """Return `now` without small backward steps of idle and iowait.
 
-    A decreasing counter looks like a reset and invalidates the interval. A step of more
-    than 3 s is a reset (the core was offline in between) and stays.
+    A decreasing counter looks like a reset and invalidates the interval. A step of more than 3 s is
+    a reset (the core was offline in between) and stays.
     """
     if before is None or (now.idle_ns >= before.idle_ns and now.iowait_ns >= before.iowait_ns):
         return now
@@ -203,8 +201,7 @@ class Cpu(NamedTuple):
 def list_online_cpus(roots: Roots) -> frozenset[int]:
     """Return the numbers of the online CPUs; empty where the kernel does not report them.
 
-    Without the kernel's list, these are all CPUs that have a folder and are not marked
-    offline.
+    Without the kernel's list, these are all CPUs that have a folder and are not marked offline.
     """
     folder = roots.sys / "devices/system/cpu"
     listed = _parse_cpulist_or_empty(read_text(folder / "online"))
@@ -237,8 +234,8 @@ def get_cpu_folder(roots: Roots, cpu: int) -> Path:
 def describe_topology(roots: Roots) -> dict[str, Any]:
     """Describe the CPU topology for the header: `online`, `cores`, `packages` and `nodes`.
 
-    All are CPU lists in the kernel's notation; `cores` only where CPUs share a core;
-    `nodes` is keyed by NUMA node number.
+    All are CPU lists in the kernel's notation; `cores` only where CPUs share a core; `nodes` is
+    keyed by NUMA node number.
     """
     online = list_cpus(roots)
     if not online:
@@ -263,9 +260,8 @@ def describe_topology(roots: Roots) -> dict[str, Any]:
 def find_accelerator_nodes(roots: Roots) -> dict[str, int]:
     """Find the NUMA node of every PCI display device or accelerator, by PCI address.
 
-    These are the classes 03 (display) and 12 (processing accelerator); devices whose node
-    the firmware does not report (-1) are omitted. Source:
-    Documentation/ABI/testing/sysfs-bus-pci
+    These are the classes 03 (display) and 12 (processing accelerator); devices whose node the
+    firmware does not report (-1) are omitted. Source: Documentation/ABI/testing/sysfs-bus-pci
     """
     numa_nodes = {}
     for device in list_folder(roots.sys / "bus/pci/devices"):
@@ -330,8 +326,8 @@ def read_package(roots: Roots, members: Sequence[Cpu]) -> PackageState:
 def find_temperature_sensors(roots: Roots) -> dict[str, Path]:
     """Find the files with the temperature of CPU packages, in m°C, by sensor name.
 
-    A name is the chip's device and the sensor ("coretemp.0/temp1"), or a thermal zone.
-    Intel packages appear as both with equal values; the chip is used.
+    A name is the chip's device and the sensor ("coretemp.0/temp1"), or a thermal zone. Intel
+    packages appear as both with equal values; the chip is used.
     """
     sensors = {}
     for chip in list_folder(roots.sys / "class/hwmon"):

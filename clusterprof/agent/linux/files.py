@@ -4,30 +4,27 @@ Read folders and small files of /proc and /sys once; missing ones read as empty.
 
 Kernel files that stay open and are read repeatedly with `pread`.
 
-Opening and closing a file under /proc costs more than reading it (2.2 times the floor
-against 1.1; see bench/README.md), so every file that is read in each tick goes through
-this module.
+Opening and closing a file under /proc costs more than reading it (2.2 times the floor against 1.1;
+see bench/README.md), so every file that is read in each tick goes through this module.
 
-The kernel writes some files in one piece (stat, meminfo, netstat, everything in /sys):
-such a reading is complete when `pread` returned fewer bytes than requested. It writes
-others record by record (diskstats, vmstat, mountstats) and stops before the record that
-no longer fits its page: such a reading is complete only if it leaves room for the
-longest record.
+The kernel writes some files in one piece (stat, meminfo, netstat, everything in /sys): such a
+reading is complete when `pread` returned fewer bytes than requested. It writes others record by
+record (diskstats, vmstat, mountstats) and stops before the record that no longer fits its page:
+such a reading is complete only if it leaves room for the longest record.
 Source: https://docs.kernel.org/filesystems/seq_file.html
 
 Numbers from the kernel's "name value" texts, found without splitting the text.
 
-A collector reads the same file repeatedly, and its words rarely move: only when a
-number before them gains a digit. Each finder therefore remembers where it found its
-words and looks there first; a search of 4 KB costs six times as much.
+A collector reads the same file repeatedly, and its words rarely move: only when a number before
+them gains a digit. Each finder therefore remembers where it found its words and looks there first;
+a search of 4 KB costs six times as much.
 
 inotify: the kernel reports files that are moved into a folder, without polling.
 
 https://man7.org/linux/man-pages/man7/inotify.7.html
 
-Python has no binding, so this module calls the C library. It reports complete files
-only: those written under another name and then renamed (IN_MOVED_TO), as every file in
-a run directory is.
+Python has no binding, so this module calls the C library. It reports complete files only: those
+written under another name and then renamed (IN_MOVED_TO), as every file in a run directory is.
 """
 
 from __future__ import annotations
@@ -87,8 +84,8 @@ Meaning = TypeVar("Meaning")
 class OpenFile:
     """One kernel file with an open descriptor; every `read()` returns its current content.
 
-    If the file disappeared and reappeared (ESTALE, ENODEV: a removed cgroup, a remounted
-    file system), it is reopened once per read.
+    If the file disappeared and reappeared (ESTALE, ENODEV: a removed cgroup, a remounted file
+    system), it is reopened once per read.
     Raises: Unavailable when the file cannot be opened or read.
     """
 
@@ -132,8 +129,8 @@ class OpenFile:
     def single_read(self) -> tuple[int, int, int] | None:
         """Arguments of a single complete `pread`: descriptor, bytes, and the incomplete length.
 
-        A reading of the last value or more bytes is not complete. None when the file is not
-        open or did not always fit a single `pread`.
+        A reading of the last value or more bytes is not complete. None when the file is not open or
+        did not always fit a single `pread`.
         """
         return (
             (self._fd, self._size, self._whole) if self.fits_single_read and self._fd >= 0 else None
@@ -243,8 +240,8 @@ def read_all_files(files: Sequence[OpenFile | MissingFile]) -> list[bytes | Unav
 class OpenFolder:
     """A folder whose modification time is checked repeatedly through an open descriptor.
 
-    Resolving the path each time costs three times as much, and ten times as much when no
-    part of the path is in the processor's caches, as in the first call after a sleep.
+    Resolving the path each time costs three times as much, and ten times as much when no part of
+    the path is in the processor's caches, as in the first call after a sleep.
     """
 
     __slots__ = ("_fd", "path")
@@ -297,8 +294,8 @@ def parse_integers(data: bytes) -> list[int]:
 
         parse_integers(b"4731093441 92034419 812 ")     [4731093441, 92034419, 812]
 
-    They are decoded as a JSON array, which costs a third of calling int() for each.
-    Raises: ValueError for any other text (two spaces, a leading zero, a word).
+    They are decoded as a JSON array, which costs a third of calling int() for each. Raises:
+    ValueError for any other text (two spaces, a leading zero, a word).
     """
     try:
         return _numbers(b"[%b]" % data.translate(_COMMAS)[:-1])
@@ -313,8 +310,8 @@ class NumberFinder:
         nr_free 7
         pgmajfault 507162            find(these two lines) returns [None, 507162]
 
-    A word includes everything between it and the number, also spaces. `end` terminates a
-    number: a newline, or " kB" in meminfo.
+    A word includes everything between it and the number, also spaces. `end` terminates a number: a
+    newline, or " kB" in meminfo.
     """
 
     __slots__ = ("_end", "_places", "_words")

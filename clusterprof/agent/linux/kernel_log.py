@@ -1,14 +1,14 @@
 """The kernel's log as it is written, and the NVIDIA driver's error messages in it.
 
-Every read of /dev/kmsg returns one record, `priority,sequence,microseconds,flags;text`,
-followed by lines of `KEY=value`; without O_NONBLOCK it would wait for the next record.
-A reader that is overtaken by the ring buffer gets EPIPE and continues at the oldest
-remaining record (Documentation/ABI/testing/dev-kmsg). Opening it needs CAP_SYSLOG where
-kernel.dmesg_restrict is 1 (kernel/printk/printk.c).
+Every read of /dev/kmsg returns one record, `priority,sequence,microseconds,flags;text`, followed by
+lines of `KEY=value`; without O_NONBLOCK it would wait for the next record. A reader that is
+overtaken by the ring buffer gets EPIPE and continues at the oldest remaining record
+(Documentation/ABI/testing/dev-kmsg). Opening it needs CAP_SYSLOG where kernel.dmesg_restrict is 1
+(kernel/printk/printk.c).
 
-The driver writes errors of a GPU as `NVRM: Xid (PCI:0000:3b:00): 79, …`, with `
-GPU-I:03` after the address for a MIG instance, and those of an NVSwitch as SXid.
-NVIDIA's manual "Xid Errors" explains the codes.
+The driver writes errors of a GPU as `NVRM: Xid (PCI:0000:3b:00): 79, …`, with ` GPU-I:03` after the
+address for a MIG instance, and those of an NVSwitch as SXid. NVIDIA's manual "Xid Errors" explains
+the codes.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ https://docs.kernel.org/admin-guide/numastat.html
     local_node 1708311
     other_node 4443
 
-`numa_miss` is counted on the node that provided the page: a task wanted another node
-and got this one. `other_node` counts pages of this node allocated by a task that ran on
-another node, whether it wanted this node or not.
+`numa_miss` is counted on the node that provided the page: a task wanted another node and got this
+one. `other_node` counts pages of this node allocated by a task that ran on another node, whether it
+wanted this node or not.
 """
 
 from __future__ import annotations

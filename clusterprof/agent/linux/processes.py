@@ -1,14 +1,13 @@
 """/proc/<pid>/task/<tid>/children and /proc/<pid>/stat: the processes of a job.
 
-A job is the registered processes and all their descendants. `children`
-(CONFIG_PROC_CHILDREN) lists the children of one thread, so other processes of the node
-cost nothing. Without it the parent of each new process of the node is read: at most the
-youngest 2,000 in one scan, and on a busy node no more than a fiftieth of the time. A
-process found in the tree stays in it while it lives, even if another process adopts it.
+A job is the registered processes and all their descendants. `children` (CONFIG_PROC_CHILDREN) lists
+the children of one thread, so other processes of the node cost nothing. Without it the parent of
+each new process of the node is read: at most the youngest 2,000 in one scan, and on a busy node no
+more than a fiftieth of the time. A process found in the tree stays in it while it lives, even if
+another process adopts it.
 
-The kernel does not announce new processes, but the last word of /proc/loadavg is the
-newest process or thread number: while it is unchanged no task was created and no search
-is needed.
+The kernel does not announce new processes, but the last word of /proc/loadavg is the newest process
+or thread number: while it is unchanged no task was created and no search is needed.
 
 /proc/<pid>/status: the CPUs and NUMA nodes that a process may use.
 
@@ -19,22 +18,20 @@ https://docs.kernel.org/admin-guide/cgroup-v1/cpusets.html
     Cpus_allowed_list:   3
     Mems_allowed_list:   0-1
 
-`Cpus_allowed_list` is the intersection of the process's affinity and its cpuset; it may
-name offline CPUs. It applies to the main thread: another thread may have a set of its
-own.
+`Cpus_allowed_list` is the intersection of the process's affinity and its cpuset; it may name
+offline CPUs. It applies to the main thread: another thread may have a set of its own.
 
 The kernel's own threads: children of kthreadd, process 2 of the machine.
 
-https://docs.kernel.org/core-api/workqueue.html,
-https://docs.kernel.org/mm/physical_memory.html
+https://docs.kernel.org/core-api/workqueue.html, https://docs.kernel.org/mm/physical_memory.html
 
     /proc/2/comm               kthreadd
     /proc/2/task/2/children    3 4 5 6 …
     /proc/14/comm              ksoftirqd/0
     /proc/14/schedstat         81234567 4711 99      ns on a CPU, ns waiting for one, turns
 
-They are invisible in a container with its own PID namespace and where /proc is mounted
-with hidepid.
+They are invisible in a container with its own PID namespace and where /proc is mounted with
+hidepid.
 """
 
 from __future__ import annotations
@@ -77,10 +74,10 @@ def read_identity(roots: Roots, pid: int) -> ProcessIdentity | None:
 class ProcessTree:
     """The processes of a job, searched again when a task was created.
 
-    `refresh()` without a new task costs one read of /proc/loadavg. A search reads the
-    children of every known process's main thread; other threads, which rarely fork, are
-    read only if `thorough`. The caller learns first that a process has ended and calls
-    `forget`; until then it stays known.
+    `refresh()` without a new task costs one read of /proc/loadavg. A search reads the children of
+    every known process's main thread; other threads, which rarely fork, are read only if
+    `thorough`. The caller learns first that a process has ended and calls `forget`; until then it
+    stays known.
     """
 
     def __init__(
@@ -189,8 +186,8 @@ class ProcessTree:
     def _scan_parents(self, thorough: bool) -> dict[int, list[int]]:
         """Return the children by parent, for all processes of the node read so far.
 
-        A pid that was reused between two scans keeps the parent of the old process until a scan
-        has seen it missing.
+        A pid that was reused between two scans keeps the parent of the old process until a scan has
+        seen it missing.
         """
         began_ns = time.monotonic_ns()
         if thorough or began_ns >= self._scan_due_ns:
@@ -275,8 +272,8 @@ FAMILIES = {
     "irq": "irq",
     "ptlrpcd": "ptlrpcd",
 }
-"""Families by thread name: memory reclaim, compaction and huge pages (two), packet
-receive, deferred work (write-back, NFS, decryption), interrupts, Lustre requests.
+"""Families by thread name: memory reclaim, compaction and huge pages (two), packet receive,
+deferred work (write-back, NFS, decryption), interrupts, Lustre requests.
 """
 MAX_KERNEL_THREADS = 1024
 _KTHREADD_CHILDREN_BYTES = 65536

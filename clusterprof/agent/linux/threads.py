@@ -1,26 +1,24 @@
 """Activity of one task: /proc/<pid>/{stat,io}, …/task/<tid>/{stat,schedstat,wchan}.
 
-https://docs.kernel.org/filesystems/proc.html,
-https://docs.kernel.org/scheduler/sched-stats.html
+https://docs.kernel.org/filesystems/proc.html, https://docs.kernel.org/scheduler/sched-stats.html
 
     stat        41 (pt data) D 40 …     name, state, parent, faults, clock ticks of CPU time, …
     schedstat   4731093441 92034419 812 ns on a CPU, ns waiting for one, times it was scheduled
     wchan       folio_wait_bit_common   kernel function it sleeps in; "0" = running, or hidden
     io          rchar: 1948 …           bytes requested, and bytes that reached a block device
 
-The files of a task are opened once and read with `pread`, at half the cost of reopening
-them. An open descriptor stays bound to its task, so a reused pid is never mistaken for
-the old task.
+The files of a task are opened once and read with `pread`, at half the cost of reopening them. An
+open descriptor stays bound to its task, so a reused pid is never mistaken for the old task.
 
-The row of a thread is built from the fewest reads that keep it correct. A thread that did not
-run since its last row is unchanged, so reading `schedstat` alone (0.4 µs; `stat` and `wchan` cost 1
-to 1.5 µs each) is enough to repeat its row. `wchan` is read once per sustained sleep. A thread
-that sleeps anew in every tick is read at most twice a second; the main thread of a process, for
-which others wait, is read in every tick.
+The row of a thread is built from the fewest reads that keep it correct. A thread that did not run
+since its last row is unchanged, so reading `schedstat` alone (0.4 µs; `stat` and `wchan` cost 1 to
+1.5 µs each) is enough to repeat its row. `wchan` is read once per sustained sleep. A thread that
+sleeps anew in every tick is read at most twice a second; the main thread of a process, for which
+others wait, is read in every tick.
 
-Sampling only reads. The readings of many threads are parsed later in one batch: the
-first instructions after a sleep miss the processor's caches and cost several times as
-much as repeated ones.
+Sampling only reads. The readings of many threads are parsed later in one batch: the first
+instructions after a sleep miss the processor's caches and cost several times as much as repeated
+ones.
 """
 
 from __future__ import annotations
@@ -127,8 +125,8 @@ def parse_thread_stat(data: bytes) -> tuple[int, int, int, int, int]:
 def parse_thread_prefix(data: bytes) -> tuple[bytes, tuple[int, int, int, int, int]]:
     """Return the line up to the CPU times, and the changing fields with block_io_ns = -1.
 
-    A line with an equal prefix has equal fields; the line is split only a third as far as
-    by `parse_thread_stat`.
+    A line with an equal prefix has equal fields; the line is split only a third as far as by
+    `parse_thread_stat`.
     """
     state, *words = data[data.rindex(b")") + 2 :].split(None, _SYSTEM + 1)
     user, system, major_faults = words[_USER - 1], words[_SYSTEM - 1], words[_MAJOR_FAULTS - 1]
@@ -159,8 +157,8 @@ def parse_wchan(data: bytes) -> str:
 def is_block_io_accounted(setting: bytes | None) -> bool | None:
     """Return whether `block_io_ns` is counted, from /proc/sys/kernel/task_delayacct.
 
-    None = the file is missing (before Linux 5.14 there was only a boot parameter): then any
-    value above zero proves that it is.
+    None = the file is missing (before Linux 5.14 there was only a boot parameter): then any value
+    above zero proves that it is.
     """
     return None if setting is None else setting.strip() == b"1"
 
@@ -168,8 +166,7 @@ def is_block_io_accounted(setting: bytes | None) -> bool | None:
 class DescriptorBudget:
     """A limit on open files; beyond it files are opened for every read.
 
-    The soft limit of open files is 1,024 on most machines, and the recorder itself needs
-    some.
+    The soft limit of open files is 1,024 on most machines, and the recorder itself needs some.
     """
 
     __slots__ = ("limit", "open_count")
@@ -191,9 +188,9 @@ class StatLineSource(Protocol):
 class SharedStatLines:
     """`stat` lines that one collector has just read and another one needs too.
 
-    A `stat` line is the most expensive reading of a task. The main thread's line contains
-    all facts of its process that are not times (parent, threads, memory, name), so it is
-    not read a second time.
+    A `stat` line is the most expensive reading of a task. The main thread's line contains all facts
+    of its process that are not times (parent, threads, memory, name), so it is not read a second
+    time.
     """
 
     __slots__ = ("_readers",)
@@ -330,8 +327,8 @@ class StringTable:
 
 
 class SharedThreadState:
-    """State shared by all threads: whether block I/O delays are accounted, and the kernel
-    functions and names (of threads other than main threads) seen so far.
+    """State shared by all threads: whether block I/O delays are accounted, and the kernel functions
+    and names (of threads other than main threads) seen so far.
     """
 
     __slots__ = ("_places", "block_io", "names", "wchans")
@@ -353,9 +350,8 @@ class SharedThreadState:
 
 ThreadReading = tuple["Thread", bytes | None, bytes, bytes]
 """The bytes read of a thread at one tick, parsed later by `Thread.row`:
-the thread, its `schedstat` (None = the kernel keeps none), its `stat` (empty = it did
-not run since the previous reading, so nothing else changed), and its `wchan` (empty =
-not read).
+the thread, its `schedstat` (None = the kernel keeps none), its `stat` (empty = it did not run since
+the previous reading, so nothing else changed), and its `wchan` (empty = not read).
 """
 
 
@@ -543,8 +539,8 @@ def read_main_threads(
 ) -> tuple[list[ThreadReading], list[Thread]]:
     """Read main threads of processes; return the readings and the threads that have ended.
 
-    Most files of a tick are read here: a thread whose files are all open costs one read,
-    and two more when it ran. Its state is parsed only once it stops running.
+    Most files of a tick are read here: a thread whose files are all open costs one read, and two
+    more when it ran. Its state is parsed only once it stops running.
     """
     readings: list[ThreadReading] = []
     gone: list[Thread] = []

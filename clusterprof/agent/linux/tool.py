@@ -1,10 +1,9 @@
 """Command-line tools that run next to the recorder: they may hang, die or print anything.
 
-A tool is a process group of its own. It is terminated when it is no longer wanted, and
-killed by the kernel when the thread that started it ends (`prctl(PR_SET_PDEATHSIG)`,
-prctl(2)), so it ends with the recorder in every case. Its output is limited. A tool
-that cannot be killed (it hangs inside a driver) is abandoned, and no second one is
-started.
+A tool is a process group of its own. It is terminated when it is no longer wanted, and killed by
+the kernel when the thread that started it ends (`prctl(PR_SET_PDEATHSIG)`, prctl(2)), so it ends
+with the recorder in every case. Its output is limited. A tool that cannot be killed (it hangs
+inside a driver) is abandoned, and no second one is started.
 
 Find the path of a command-line tool.
 """
@@ -35,8 +34,8 @@ _unkillable: list[subprocess.Popen[bytes]] = []
 def start_tool(argv: Sequence[str], keep_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start a tool from the thread that reads its output.
 
-    The thread must outlive the tool: the kernel kills the tool when the thread ends.
-    Raises: Unavailable when the tool cannot be started or an earlier instance still hangs.
+    The thread must outlive the tool: the kernel kills the tool when the thread ends. Raises:
+    Unavailable when the tool cannot be started or an earlier instance still hangs.
     """
     parent = os.getpid()
     name = os.path.basename(argv[0])
@@ -114,8 +113,8 @@ def _send_signal(process: subprocess.Popen[bytes], number: int) -> None:
 def run_tool(argv: Sequence[str], seconds: float) -> str:
     """Run a tool to its end and return its output.
 
-    Raises: Unavailable when it cannot be started, exits with an error, takes longer than
-    `seconds` or prints more than `MAX_OUTPUT_BYTES`.
+    Raises: Unavailable when it cannot be started, exits with an error, takes longer than `seconds`
+    or prints more than `MAX_OUTPUT_BYTES`.
     """
     name = os.path.basename(argv[0])
     process = start_tool(argv)

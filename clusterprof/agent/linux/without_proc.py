@@ -1,7 +1,7 @@
 """Facts of the machine and its processes from psutil, where there is no Linux /proc.
 
-That is the case on macOS and BSD and in some sandboxes. psutil is imported by the
-function that needs it, so that the recorder on Linux never loads it.
+That is the case on macOS and BSD and in some sandboxes. psutil is imported by the function that
+needs it, so that the recorder on Linux never loads it.
 
 https://psutil.readthedocs.io
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import psutil
 
 START_TICKS_PER_SECOND = 100
-"""Unit of `started_ticks` without /proc: hundredths of a second since 1970, where Linux
-counts clock ticks since boot. Both identify a process together with its pid.
+"""Unit of `started_ticks` without /proc: hundredths of a second since 1970, where Linux counts
+clock ticks since boot. Both identify a process together with its pid.
 """
 _MAX_PROCESSES = 1024
 _NS_PER_S = 1_000_000_000
@@ -103,13 +103,12 @@ def read_environ(pid: int) -> dict[str, str]:
 class PsutilProcessTree:
     """The processes of a job by psutil: the registered ones and all their descendants.
 
-    A process stays in the tree while it lives, even if another process adopts it. The
-    recorder itself and its helpers are left out.
+    A process stays in the tree while it lives, even if another process adopts it. The recorder
+    itself and its helpers are left out.
     """
 
-    def __init__(self, max_processes: int = _MAX_PROCESSES) -> None:
+    def __init__(self) -> None:
         self._psutil = import_psutil()
-        self._max_processes = max_processes
         self._known: dict[int, psutil.Process] = {}
         self._parents: dict[int, int] = {}  # of every process of the machine
 
@@ -150,7 +149,7 @@ class PsutilProcessTree:
                     continue
 
     def _add(self, pid: int) -> bool:
-        if len(self._known) >= self._max_processes:
+        if len(self._known) >= _MAX_PROCESSES:
             return False
         try:
             self._known[pid] = self._psutil.Process(pid)

@@ -176,7 +176,6 @@ MAX_REGISTRATIONS = 4096
 _MAX_ATTRIBUTES = 16
 _MAX_TEXT_CHARACTERS = 256
 _STATUS_TIMEOUT_NS = 500_000_000  # how long to wait for the wait status of an exited process
-_FOLDER_TIME_GRAIN_NS = 100_000_000  # folder times have the grain of the timer tick
 
 
 @dataclass(slots=True)

@@ -1,15 +1,14 @@
 """What a recommendation is: text for its page, rules that exclude it, and values of a run.
 
-A recommendation is considered for the causes it names. Any of its rules that holds
-excludes it, and the page of the cause prints the rules in their own words, so that the
-documentation states exactly what is done.
+A recommendation is considered for the causes it names. Any of its rules that holds excludes it, and
+the page of the cause prints the rules in their own words, so that the documentation states exactly
+what is done.
 
 Marks in the text of a change for the parts that a reader pastes unchanged.
 
     f"{run('lctl get_param osc.*.rpc_stats')} (root)"
 
-gives the text without marks and, separately, the command, which outputs keep in one
-piece.
+gives the text without marks and, separately, the command, which outputs keep in one piece.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from clusterprof.analysis.advice.context import AdviceContext
-from clusterprof.report.model import Advice, Culprit, Evidence
+from clusterprof.report.model import Advice, Evidence
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_number_list
 
@@ -109,8 +108,8 @@ class Recommendation:
     """An instruction, one sentence without a full stop."""
     how: str
     """The change in general, for the page."""
-    fill: Callable[[AdviceContext], FilledRecommendation]
-    """Returns the change with the values of a run."""
+    fill: FilledRecommendation | Callable[[AdviceContext], FilledRecommendation]
+    """The change, or a function that fills in the values of a run."""
     evidence_names: tuple[str, ...] = ()
     """Suffixes of the names of evidence that supports it."""
     published: str = ""
@@ -131,7 +130,8 @@ class Recommendation:
         """Return the advice for this run; None if a rule excludes it."""
         if any(rule.holds(context) for rule in self.unless):
             return None
-        filled = self.fill(context)
+        fill = self.fill
+        filled = fill if isinstance(fill, FilledRecommendation) else fill(context)
         change, commands = strip_command_marks(filled.change)
         return Advice(
             what=_with_location(filled.what or self.what, context, self.place),
@@ -158,11 +158,7 @@ def describe_location(context: AdviceContext) -> str:
     culprits = context.finding.culprits
     if not culprits or (context.ranks < 2 and context.nodes < 2):
         return ""
-    chief = [
-        culprit
-        for culprit in culprits
-        if _sum_caused_ns(culprit) * 10 >= _sum_caused_ns(culprits[0])
-    ]
+    chief = [culprit for culprit in culprits if culprit.caused_ns * 10 >= culprits[0].caused_ns]
     names = list(dict.fromkeys(culprit.node for culprit in chief))
     if context.nodes > 1 and len(names) >= context.nodes:
         return ""
@@ -191,10 +187,6 @@ def describe_loss_share(context: AdviceContext) -> str:
         f"{at_most}{format_quantity(finding.lost_ns, 'ns')} of GPU time ({part} of {whole})"
         f" was lost to it"
     )
-
-
-def _sum_caused_ns(culprit: Culprit) -> int:
-    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
 
 
 def _with_location(what: str, context: AdviceContext, whom: str) -> str:

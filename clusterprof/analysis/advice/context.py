@@ -1,8 +1,7 @@
 """What a recommendation may use: finding, evidence, and the setup of rank and node.
 
-The engine fills it for the rank (or node) that caused most. Values that were not
-recorded are None or empty, and a rule that needs them does not hold: unknown is not
-zero.
+The engine fills it for the rank (or node) that caused most. Values that were not recorded are None
+or empty, and a rule that needs them does not hold: unknown is not zero.
 """
 
 from __future__ import annotations
@@ -183,6 +182,5 @@ class AdviceContext:
         return self.values.get(name)
 
     def find_evidence(self, ending: str) -> Evidence | None:
-        """Find the evidence whose name ends with `ending`, whatever file system stands before
-        it."""
+        """Find the evidence whose name ends with `ending`, with any file system before it."""
         return next((item for item in self.evidence if item.name.endswith(ending)), None)

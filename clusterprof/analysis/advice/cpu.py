@@ -257,7 +257,7 @@ CPU_RECOMMENDATIONS = (
         ("cpu-loader-config",),
         "Keep the workers between epochs",
         "DataLoader(persistent_workers=True)",
-        lambda s: FilledRecommendation(
+        FilledRecommendation(
             mark_command("DataLoader(persistent_workers=True)"),
             ("workers are restarted in every epoch",),
         ),
@@ -528,7 +528,7 @@ CPU_TIME_RECOMMENDATIONS = (
         ("cpu-contention",),
         "Ask for CPUs that no other virtual machine uses",
         "a dedicated host, pinned CPUs",
-        lambda s: FilledRecommendation(
+        FilledRecommendation(
             "ask for a dedicated host or CPU pinning of the virtual machine; mpstat 1 (%steal)"
             " shows it"
         ),
@@ -573,7 +573,7 @@ CPU_TIME_RECOMMENDATIONS = (
         ("cpu-gc",),
         "Freeze long-lived objects and collect at planned steps",
         "gc.freeze(), gc.disable(), gc.collect() every 500 steps",
-        lambda s: FilledRecommendation(
+        FilledRecommendation(
             "after building model and data set:"
             f" {mark_command('gc.collect(); gc.freeze(); gc.disable()')}; then in the loop:"
             f" {mark_command('if step % 500 == 0: gc.collect()')}, at the same step on all ranks"

@@ -34,16 +34,6 @@ def _fill_pinned_memory(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(f"{pinned} and {copied}", reasons)
 
 
-def _fill_copy_stream(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        mark_command(
-            "with torch.cuda.stream(copies): next_batch = batch.to(device, non_blocking=True)"
-        )
-        + f"; then {mark_command('torch.cuda.current_stream().wait_stream(copies)')} before it"
-        f" is used"
-    )
-
-
 def _fill_rare_metrics(context: AdviceContext) -> FilledRecommendation:
     syncs_per_step = context.find_evidence("per_step_count")
     each = f" ({syncs_per_step.value:.1f} in a step now)" if syncs_per_step is not None else ""
@@ -51,13 +41,6 @@ def _fill_rare_metrics(context: AdviceContext) -> FilledRecommendation:
         f"{mark_command('total += loss.detach()')} and"
         f" {mark_command('if step % 100 == 0: print(total.item())')}: no"
         f" .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in every step{each}"
-    )
-
-
-def _fill_delayed_results(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        mark_command('value = loss.detach().to("cpu", non_blocking=True)')
-        + " into pinned memory, read one step later; torch.where instead of if tensor:"
     )
 
 
@@ -87,7 +70,13 @@ COPY_RECOMMENDATIONS = (
         ("h2d-copy",),
         "Copy the next batch while the current one is computed",
         "a separate stream for copies",
-        _fill_copy_stream,
+        FilledRecommendation(
+            mark_command(
+                "with torch.cuda.stream(copies): next_batch = batch.to(device, non_blocking=True)"
+            )
+            + f"; then {mark_command('torch.cuda.current_stream().wait_stream(copies)')} before it"
+            f" is used"
+        ),
         evidence_names=("blocking_ratio", "pcie_receive_bytes_per_second"),
         published=_PINNED_GAIN,
         expected_change="copies no longer cause lost time",
@@ -125,7 +114,10 @@ COPY_RECOMMENDATIONS = (
         ("h2d-sync",),
         "Read results a step later",
         "non-blocking copies into pinned memory; torch.where instead of if tensor:",
-        _fill_delayed_results,
+        FilledRecommendation(
+            mark_command('value = loss.detach().to("cpu", non_blocking=True)')
+            + " into pinned memory, read one step later; torch.where instead of if tensor:"
+        ),
         evidence_names=("per_step_count", "sync.per_step_ns"),
         expected_change="sync.per_step_ns falls",
         worse="a NaN is noticed a step later",
@@ -169,34 +161,10 @@ def _fill_expandable_segments(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(command, _describe_free_memory(context))
 
 
-def _fill_empty_cache(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        mark_command("grep -rn empty_cache CODE")
-        + " in the training code, and remove it from the loop; pad or bucket batches to a few"
-        " shapes"
-    )
-
-
 def _fill_smaller_batch(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(
         "batch_size a tenth smaller, or torch.utils.checkpoint for activations",
         _describe_free_memory(context),
-    )
-
-
-def _fill_dynamic_shapes(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        f"{mark_command('export TORCH_LOGS=recompiles')} says what changed; then"
-        f" {mark_command('torch._dynamo.mark_dynamic(tensor, dim)')} or"
-        f" {mark_command('torch.compile(dynamic=True)')}, or pad batches to a few lengths"
-    )
-
-
-def _fill_early_compilation(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        "run evaluation and every other late branch once before step 1, with"
-        " TORCHINDUCTOR_FX_GRAPH_CACHE=1 and a cache folder that outlives the job"
-        " (TORCHINDUCTOR_CACHE_DIR)"
     )
 
 
@@ -249,7 +217,11 @@ LAUNCH_RECOMMENDATIONS = (
         ("launch-alloc",),
         "Remove empty_cache() from the loop, and keep shapes fixed",
         "torch.cuda.empty_cache(), shapes that change",
-        _fill_empty_cache,
+        FilledRecommendation(
+            mark_command("grep -rn empty_cache CODE")
+            + " in the training code, and remove it from the loop; pad or bucket batches to a few"
+            " shapes"
+        ),
         evidence_names=("mallocs_total", "frees_total"),
         expected_change="allocator.mallocs_total stops rising",
         worse="the process keeps memory that it returned before",
@@ -276,7 +248,11 @@ LAUNCH_RECOMMENDATIONS = (
         ("launch-recompile",),
         "Mark changing dimensions as dynamic, or pad them",
         "mark_dynamic, dynamic=True, bucketed shapes; TORCH_LOGS=recompiles",
-        _fill_dynamic_shapes,
+        FilledRecommendation(
+            f"{mark_command('export TORCH_LOGS=recompiles')} says what changed; then"
+            f" {mark_command('torch._dynamo.mark_dynamic(tensor, dim)')} or"
+            f" {mark_command('torch.compile(dynamic=True)')}, or pad batches to a few lengths"
+        ),
         evidence_names=("compile.mean_ns", "compile.again_ratio"),
         expected_change="no compilation after the first ten steps",
         worse="dynamic code is a little slower",
@@ -294,7 +270,11 @@ LAUNCH_RECOMMENDATIONS = (
         ("launch-recompile",),
         "Compile late code paths before the first step",
         "run evaluation once at the start; keep the compile cache",
-        _fill_early_compilation,
+        FilledRecommendation(
+            "run evaluation and every other late branch once before step 1, with"
+            " TORCHINDUCTOR_FX_GRAPH_CACHE=1 and a cache folder that outlives the job"
+            " (TORCHINDUCTOR_CACHE_DIR)"
+        ),
         evidence_names=("compile.mean_ns", "compile.again_ratio"),
         expected_change="compilations move to start-up",
         worse="start-up takes longer",
@@ -318,29 +298,17 @@ def _has_no_workers(context: AdviceContext) -> bool:
     return workers is not None and workers.value == 0
 
 
-def _fill_workers(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        mark_command("DataLoader(num_workers=4, persistent_workers=True)")
-        + " instead of num_workers=0",
-        ("the training process loads its batches itself, between steps",),
-    )
-
-
-def _fill_recording(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        f"{mark_command('clusterprof record -- COMMAND')} for a minute: it splits the same"
-        " wait among disks, servers, CPUs and loader settings",
-        ("a profiler trace shows the wait but not what the loader did",),
-    )
-
-
 INPUT_RECOMMENDATIONS = (
     Recommendation(
         "load-in-workers",
         ("input-wait",),
         "Load batches in worker processes",
         "DataLoader(num_workers=N)",
-        _fill_workers,
+        FilledRecommendation(
+            mark_command("DataLoader(num_workers=4, persistent_workers=True)")
+            + " instead of num_workers=0",
+            ("the training process loads its batches itself, between steps",),
+        ),
         evidence_names=("loader.workers_count",),
         published=_PLUMBER,
         expected_change="the wait for data falls",
@@ -359,7 +327,11 @@ INPUT_RECOMMENDATIONS = (
         ("input-wait",),
         "Learn what the loader waits for",
         "record with clusterprof: threads, disks and connections show it",
-        _fill_recording,
+        FilledRecommendation(
+            f"{mark_command('clusterprof record -- COMMAND')} for a minute: it splits the same"
+            " wait among disks, servers, CPUs and loader settings",
+            ("a profiler trace shows the wait but not what the loader did",),
+        ),
         evidence_names=("input.unseen_ratio",),
         expected_change="the wait has a cause",
         diagnose=True,

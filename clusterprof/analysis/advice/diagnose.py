@@ -1,7 +1,7 @@
 """What to record or check if a cause is too uncertain to recommend a change.
 
-Used instead of the recommendations for a family of causes, and for a cause below the
-confidence limit from which it is named.
+Used instead of the recommendations for a family of causes, and for a cause below the confidence
+limit from which it is named.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ FAULT_RECOMMENDATIONS = (
         ("net-link",),
         "Find out which end of the link is bad",
         "counters of both nodes and of the switch",
-        lambda s: FilledRecommendation(
+        FilledRecommendation(
             f"{mark_command('ethtool -S DEVICE')} and {mark_command('ip -s link')}"
             f" ({mark_command('perfquery')} for InfiniBand) on both nodes, and the counters of the"
             " switch ports: the end whose own errors rise is the bad one"
@@ -439,9 +439,9 @@ SHORT_TRIP = ExclusionRule(
 )
 FEW_OPERATIONS = ExclusionRule(
     "few-operations",
-    f"a step has fewer than {MANY_OPERATIONS} operations, or each sends"
-    f" {format_quantity(SMALL_BYTES, 'bytes')} or more, or neither is known: there is nothing to"
-    " put together (where round trips are long and neither is known, it is advised)",
+    f"there is nothing to combine: a step has fewer than {MANY_OPERATIONS} operations, each sends"
+    f" {format_quantity(SMALL_BYTES, 'bytes')} or more, or neither is known and round trips are"
+    " short",
     lambda s: (
         not has_many_small_operations(s)
         and (SHORT_TRIP.holds(s) or _get_operation_bytes(s) is not None)
@@ -527,7 +527,7 @@ TRANSFER_RECOMMENDATIONS = (
         ("net-transfer",),
         "Communicate once for several micro-batches",
         "no_sync() for all but the last",
-        lambda s: FilledRecommendation(
+        FilledRecommendation(
             f"{mark_command('with model.no_sync():')} for all micro-batches of a step but the last"
         ),
         evidence_names=("network.expected_ratio",),
@@ -542,7 +542,7 @@ TRANSFER_RECOMMENDATIONS = (
         ("net-transfer",),
         "Enlarge the receive window",
         "net.ipv4.tcp_rmem; the receiving process may be slow too",
-        lambda s: FilledRecommendation(
+        FilledRecommendation(
             mark_command(
                 'sysctl -w net.core.rmem_max=268435456 net.ipv4.tcp_rmem="4096 131072 268435456"'
             )
@@ -582,7 +582,7 @@ TRANSFER_RECOMMENDATIONS = (
         ("net-transfer",),
         "Send less: gradients in lower precision",
         "compression, lower precision, local SGD; try this last, because it changes training",
-        lambda s: FilledRecommendation(
+        FilledRecommendation(
             mark_command(
                 "model.register_comm_hook(None, ddp_comm_hooks.default_hooks.bf16_compress_hook)"
             )

@@ -43,7 +43,7 @@ def build_family_page(family: str) -> str:
     if not members:
         raise KeyError(family)
     lines = [
-        f"# {family}: a family of causes, reported when the cause itself cannot be determined",
+        f"# {family}: a family of causes, reported if the cause itself cannot be determined",
         "",
         *(f"{cause.id:<21} {cause.title}" for cause in members),
         "",
@@ -71,18 +71,17 @@ def format_cause_list() -> str:
 
 def _format_recommendations(cause_id: str) -> str:
     recommendations = list_recommendations(cause_id)
-    lines = ["## Remedies, the first to try first", ""]
+    lines = ["## Remedies, in the order to try them", ""]
     if not recommendations:
         return "\n".join(
             [*lines, _wrap_text(f"{CAUSES[cause_id].advice}. Verify the cause by hand first.")]
         )
     lines += [
         _wrap_text(
-            f"A report fills in the values of its run. Nothing is advised when"
-            f" {NOTHING_LOST.condition}. Below {MIN_SCORE_TO_NAME:.0%} certainty a report says"
-            f" what to record"
-            " instead. The least effort comes first; among equal efforts, what the evidence of the"
-            " run supports."
+            f"A report fills in the values of its run. It recommends nothing if"
+            f" {NOTHING_LOST.condition}. Below {MIN_SCORE_TO_NAME:.0%} confidence it"
+            " recommends what to record next. Remedies with the least effort come first. Among"
+            " remedies of equal effort, those that the evidence of the run supports come first."
         ),
         "",
     ]
@@ -93,8 +92,8 @@ def _format_recommendations(cause_id: str) -> str:
         facts = (
             ("effort", EFFORTS[recommendation.effort]),
             ("published gain", recommendation.published),
-            ("makes worse", recommendation.worse),
-            ("it worked when", recommendation.expected_change),
+            ("side effect", recommendation.worse),
+            ("it worked if", recommendation.expected_change),
         )
         lines += [_wrap_text(f"  * {label}: {fact}", "    ") for label, fact in facts if fact]
         lines += _format_exclusions(recommendation.unless)
@@ -102,7 +101,7 @@ def _format_recommendations(cause_id: str) -> str:
 
 
 def _format_exclusions(rules: Sequence[ExclusionRule]) -> list[str]:
-    return [_wrap_text(f"  * left out when {rule.condition}", "    ") for rule in rules]
+    return [_wrap_text(f"  * not recommended if {rule.condition}", "    ") for rule in rules]
 
 
 def _format_manual_check(cause_id: str) -> str:
@@ -127,12 +126,12 @@ METRIC_DESCRIPTIONS: dict[str, tuple[str, str]] = {
         "`nvidia-smi dmon -s u`: the mean of `sm` over the same minutes",
     ),
     "gpu.sm_active_ratio": (
-        "Mean share of the multiprocessors that had work, of all time in steps, idle or not.",
+        "Mean share of the multiprocessors that had work, over all time in steps.",
         "`dcgmi dmon -e 1002` (`SMACT`): its mean over the same minutes",
     ),
     "underfill.ratio": (
-        "Of the time with a kernel resident that was not lost: the share of multiprocessors that"
-        " was unused (docs/underfill.md). None of it is idle time.",
+        "Share of the multiprocessors that was unused while a kernel was resident, over the time"
+        " that was not lost (docs/underfill.md). None of it is idle time.",
         "`dcgmi dmon -e 1001,1002`: 1 - SMACT / GRACT",
     ),
     "lost.ratio": (
@@ -145,32 +144,32 @@ METRIC_DESCRIPTIONS: dict[str, tuple[str, str]] = {
         "1 - `lost.ratio`",
     ),
     "au_ratio": (
-        "MLPerf Storage's accelerator utilization: productive time over the time in steps, the"
-        " first step left out.",
-        "time of the compute of a step without data loading, times steps, over the run's time",
+        "MLPerf Storage's accelerator utilization: productive time over the time in steps, without"
+        " the first step.",
+        "compute time of a step without data loading, times the number of steps, over the run time",
     ),
     "unattributed.ratio": (
         "Lost time without sufficient evidence for any cause, over the time in steps.",
         "the lines under *Unattributed* add up to it",
     ),
     "data_wait.ratio": (
-        "Time of the host in waits for a batch, over the time in steps. A wait that the device's"
-        " queue hides counts here and costs nothing: compare `stall.storage_ratio` and"
+        "Time that the host waited for batches, over the time in steps. A wait that the queue of"
+        " the device hides counts here but costs nothing: compare `stall.storage_ratio` and"
         " `stall.cpu_ratio`.",
         "time `next(iterator)` in the training loop",
     ),
     "coverage.ratio": (
-        "Part of the ranks' recorded time for which the samples needed exist. Low coverage makes a"
-        " gate say that it cannot tell.",
+        "Share of the recorded time of the ranks for which the required samples exist. With low"
+        " coverage the result of a gate is: cannot tell.",
         "the *Not seen* section names what is missing",
     ),
-    "step.count": ("Steps of all ranks together.", "count them in the job's log, times the ranks"),
-    "step.p50_ns": ("Length of a step that half of the steps of all ranks do not exceed.", _STEPS),
-    "step.p95_ns": ("Length of a step that 95 % of the steps do not exceed.", _STEPS),
-    "step.p99_ns": ("Length of a step that 99 % of the steps do not exceed.", _STEPS),
+    "step.count": ("Number of steps of all ranks.", "count them in the job's log, times the ranks"),
+    "step.p50_ns": ("Median length of the steps of all ranks.", _STEPS),
+    "step.p95_ns": ("95th percentile of the length of the steps of all ranks.", _STEPS),
+    "step.p99_ns": ("99th percentile of the length of the steps of all ranks.", _STEPS),
     "recorder.cpu_ratio": (
-        "CPU time of the recorder over the recorded time, on the node where it is most; 1 = one"
-        " core.",
+        "CPU time of the recorder over the recorded time, on the node with the highest value;"
+        " 1 = one core.",
         "`pidstat -p RECORDER 10` while it records",
     ),
 }
@@ -209,8 +208,8 @@ def build_metric_page(written: str) -> str | None:
         unit, "<= 10%" if _is_loss_metric(name) else ">= 70%"
     )
     tested = (
-        f"A gate tests it: `clusterprof gate RUN --assert '{name} {limit}'`. Where it could not be"
-        " measured, the report says why and the gate cannot decide."
+        f"To test it in a gate: `clusterprof gate RUN --assert '{name} {limit}'`. If it could not"
+        " be measured, the report shows the reason and the gate cannot tell."
     )
     parts = (
         f"# {name}: a metric of the report, in {unit}",

@@ -85,40 +85,12 @@ def _fill_sharded_save(context: AdviceContext) -> FilledRecommendation:
     )
 
 
-def _fill_background_log(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        "logging.handlers.QueueHandler with a QueueListener; no fsync or flush in every step;"
-        " uploads in a separate thread"
-    )
-
-
 def _fill_rarer_evaluation(context: AdviceContext) -> FilledRecommendation:
     factor = max(2, math.ceil(context.finding.share_ratio / 0.05))
     return FilledRecommendation(
         f"evaluate every {factor} times as many steps, on part of the data, or on other devices"
         " from the last checkpoint",
         what=f"Evaluate {factor} times less often",
-    )
-
-
-def _fill_gpu_metrics(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        "torchmetrics on CUDA tensors, .item() once at the end; what must run on the CPU goes to a"
-        " separate process"
-    )
-
-
-def _fill_prebuilt_image(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        "install packages into the image, not at the start; TORCHINDUCTOR_CACHE_DIR and"
-        " TRITON_CACHE_DIR on a disk that outlives the job"
-    )
-
-
-def _fill_parallel_restore(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        "torch.distributed.checkpoint.load (each rank reads its shard), or torch.load(mmap=True);"
-        f" {mark_command('python -X importtime TRAIN.py')} names slow imports"
     )
 
 
@@ -232,7 +204,10 @@ PHASE_RECOMMENDATIONS = (
         ("eval-host",),
         "Log from a separate thread, and not in every step",
         "QueueHandler, no fsync in steps",
-        _fill_background_log,
+        FilledRecommendation(
+            "logging.handlers.QueueHandler with a QueueListener; no fsync or flush in every step;"
+            " uploads in a separate thread"
+        ),
         evidence_names=("writing_ratio", "write_chars_total"),
         expected_change="thread.writing_ratio falls",
         worse="the last lines before a crash may be missing",
@@ -261,7 +236,10 @@ PHASE_RECOMMENDATIONS = (
         ("eval-host",),
         "Compute metrics on the accelerator",
         "torchmetrics on CUDA tensors",
-        _fill_gpu_metrics,
+        FilledRecommendation(
+            "torchmetrics on CUDA tensors, .item() once at the end; what must run on the CPU goes"
+            " to a separate process"
+        ),
         evidence_names=("thread.on_cpu_ratio",),
         expected_change="thread.on_cpu_ratio falls",
         worse="a little time and memory of the accelerator",
@@ -277,7 +255,10 @@ PHASE_RECOMMENDATIONS = (
         ("startup",),
         "Use a prebuilt image and keep the compile cache",
         "packages in the image; TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR",
-        _fill_prebuilt_image,
+        FilledRecommendation(
+            "install packages into the image, not at the start; TORCHINDUCTOR_CACHE_DIR and"
+            " TRITON_CACHE_DIR on a disk that outlives the job"
+        ),
         evidence_names=("startup.longest_ns", "startup.share_ratio"),
         published="installing for 10 min or more was 1.7 % of all issues (Gao et al., ICSE 2024)",
         expected_change="startup.longest_ns falls",
@@ -291,7 +272,11 @@ PHASE_RECOMMENDATIONS = (
         ("startup",),
         "Load checkpoints in parallel, import less",
         "sharded or memory-mapped loading; python -X importtime",
-        _fill_parallel_restore,
+        FilledRecommendation(
+            "torch.distributed.checkpoint.load (each rank reads its shard), or"
+            f" torch.load(mmap=True); {mark_command('python -X importtime TRAIN.py')} names slow"
+            " imports"
+        ),
         evidence_names=("startup.longest_ns", "startup.share_ratio"),
         expected_change="startup.longest_ns falls",
         worse="load on the store at the start",

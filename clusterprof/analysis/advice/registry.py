@@ -1,8 +1,8 @@
 """All recommendations, and the order in which they are given.
 
-The lists start with what gains most, as far as gains are published. Of those that fit a
-run the first few are given, and of these the one with the least effort comes first: it
-is soon tried, and whether the waits disappear shows whether the cause was right.
+The lists start with what gains most, as far as gains are published. Of those that fit a run the
+first few are given, and of these the one with the least effort comes first: it is soon tried, and
+whether the waits disappear shows whether the cause was right.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RECOMMENDATIONS: tuple[Recommender, ...] = (
 
 NOTHING_LOST = ExclusionRule(
     "nothing-lost",
-    "nothing was lost to the cause: a wait that the device's queue hid costs nothing",
+    "nothing was lost to the cause (a wait that the queue of the device hid costs nothing)",
     lambda s: s.finding.lost_ns <= 0 or s.finding.recoverable_ns == 0,
 )
 """Excludes every recommendation."""
@@ -61,8 +61,8 @@ def _select_by_cause(cause: str) -> list[Recommender]:
 def select_advice(context: AdviceContext) -> tuple[Advice, ...]:
     """Select the advice for a finding, best first; empty if no recommendation fits.
 
-    If the cause is too uncertain, or only its family is known, diagnostic steps are given
-    instead; for a cause without any recommendation its manual check.
+    If the cause is too uncertain, or only its family is known, diagnostic steps are given instead;
+    for a cause without any recommendation its manual check.
     """
     if NOTHING_LOST.holds(context):
         return ()

@@ -40,8 +40,7 @@ def compute_max_workers(context: AdviceContext) -> int | None:
 def estimate_needed_workers(context: AdviceContext) -> int | None:
     """Estimate how many workers would prepare a batch within the compute time of a step.
 
-    4 workers, and 0.43 of the steps lost waiting for them: 4 / 0.57, so 8. None if not
-    known.
+    4 workers, and 0.43 of the steps lost waiting for them: 4 / 0.57, so 8. None if not known.
     """
     workers, lost = context.workers, context.setup.own_loss_ratio
     if workers is None or not lost or lost >= 1:
@@ -119,21 +118,21 @@ def _get_read_size(context: AdviceContext) -> float | None:
 
 DEVICE_SATURATED = ExclusionRule(
     "device-saturated",
-    f"the disk was busy for {BUSY_DISK_RATIO:.0%} of the waits or more, and not with one request at"
-    " a time on a solid-state disk: more readers would only queue",
+    f"the disk was busy for {BUSY_DISK_RATIO:.0%} of the waits or more, unless it is a solid-state"
+    " disk with one request at a time: more readers would only queue",
     _is_disk_saturated,
     _describe_disk_load,
 )
 WORKERS_FILL_CPUS = ExclusionRule(
     "workers-fill-cpus",
-    "there are as many workers as the rank has CPUs besides its main thread (affinity,"
-    " cpuset, quota, shared with the other ranks of the node)",
+    "workers and main thread use all CPUs of the rank already (affinity, cpuset and quota, shared"
+    " with the other ranks of the node)",
     _has_workers_on_all_cpus,
     _describe_full_cpus,
 )
 QUOTA_USED_UP = ExclusionRule(
     "quota-used-up",
-    "the CPU quota of the job's cgroup runs out: a higher quota helps then, not more workers",
+    "the CPU quota of the job's cgroup runs out: raise the quota instead",
     lambda s: "cpu-throttled" in s.other_causes or (s.machine.throttled_ratio or 0.0) >= 0.1,
     lambda s: "the CPU quota of the job runs out",
 )
@@ -152,7 +151,7 @@ MEMORY_SHORT = ExclusionRule(
 )
 ONE_NUMA_NODE = ExclusionRule(
     "one-numa-node",
-    "the node has one NUMA node, or how many is not known",
+    "the node has one NUMA node, or their number is unknown",
     lambda s: (s.machine.numa_nodes or 1) < 2,
 )
 NO_WORKERS = ExclusionRule(
@@ -160,14 +159,14 @@ NO_WORKERS = ExclusionRule(
 )
 WORKERS_UNKNOWN = ExclusionRule(
     "workers-unknown",
-    "the loader is not PyTorch's, or its settings are not known",
+    "the loader is not PyTorch's, or its settings are unknown",
     lambda s: s.workers is None,
 )
 READS_ARE_LARGE = ExclusionRule(
     "reads-are-large",
-    "a read asks for 256 KiB or more on average: the records are large already",
+    "the average read is 256 KiB or more: the records are large already",
     lambda s: (_get_read_size(s) or 0.0) >= SMALL_READ_BYTES,
-    lambda s: f"a read asks for {format_quantity(_get_read_size(s) or 0.0, 'bytes')} already",
+    lambda s: f"the average read is {format_quantity(_get_read_size(s) or 0.0, 'bytes')} already",
 )
 PREFETCH_IS_HIGH = ExclusionRule(
     "much-prefetched",
@@ -178,12 +177,12 @@ ONE_NODE = ExclusionRule("one-node", "the job runs on one node", lambda s: s.nod
 ONE_RANK = ExclusionRule("one-rank", "the job has one rank", lambda s: s.ranks < 2)
 NO_LIMIT = ExclusionRule(
     "no-memory-limit",
-    "the job's cgroup has no memory limit, or it is not known",
+    "the job's cgroup has no memory limit, or the limit is unknown",
     lambda s: s.machine.memory_limit_bytes is None,
 )
 GPU_MEMORY_FULL = ExclusionRule(
     "gpu-memory-full",
-    "less than a fifth of the accelerator's memory was free at one time",
+    "at some time less than a fifth of the accelerator's memory was free",
     lambda s: (
         s.setup.gpu_memory_free_ratio is not None
         and s.setup.gpu_memory_free_ratio < MIN_FREE_GPU_RATIO

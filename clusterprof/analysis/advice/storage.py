@@ -87,7 +87,7 @@ def _fill_packed_records(context: AdviceContext) -> FilledRecommendation:
         f"{mark_command(f'tar --sort=name -cf shard-00000.tar -C {place} SAMPLES')} (about 1 GB a"
         " shard), read in order with webdataset or a record reader",
         () if size is not None else ("how large reads are was not recorded",),
-        "Pack samples into large records and read these in order; now a read asks for"
+        "Pack samples into large records and read these in order; now the average read is"
         f" {format_quantity(size.value, 'bytes')}"
         if size is not None
         else "",
@@ -130,7 +130,7 @@ def _fill_fewer_bytes(context: AdviceContext) -> FilledRecommendation:
 
 NOT_SATURATED = ExclusionRule(
     "not-saturated",
-    "the disk was not busy for 90% of the waits, or with one request at a time only, or that is"
+    "the disk was busy for less than 90% of the waits, or had one request at a time, or this is"
     " unknown",
     lambda s: not DEVICE_SATURATED.holds(s),
 )
@@ -323,9 +323,7 @@ STORAGE_RECOMMENDATIONS = (
         ("storage-cold-cache",),
         "Keep decoded samples on a disk of the node",
         "write decoded samples to local disk in the first epoch",
-        lambda s: FilledRecommendation(
-            "a cache folder on a local disk in the data set's __getitem__"
-        ),
+        FilledRecommendation("a cache folder on a local disk in the data set's __getitem__"),
         evidence_names=("missed_ratio", "sample_read_bytes"),
         expected_change="bytes from the slower store fall after the first epoch",
         worse="storage on that disk; augmentation must come after the cache",

@@ -55,27 +55,12 @@ def _fill_node_swap(context: AdviceContext) -> FilledRecommendation:
     )
 
 
-def _fill_microbatches(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        "twice as many micro-batches of half the size; an interleaved schedule"
-        " (torch.distributed.pipelining.ScheduleInterleaved1F1B, Megatron"
-        " --num-layers-per-virtual-pipeline-stage)"
-    )
-
-
 def _fill_last_stage(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
     return FilledRecommendation(
         "one or two layers less in the late stage; if it also computes the loss:"
         " Megatron --decoder-last-pipeline-num-layers",
         what=f"Give the stage of rank {rank} fewer layers" if rank != "RANK" else "",
-    )
-
-
-def _fill_record_all(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        f"{mark_command('srun clusterprof record -- COMMAND')} on every node, and"
-        f" {mark_command('clusterprof analyze RUN/')} with all folders in one place"
     )
 
 
@@ -87,22 +72,6 @@ def _fill_stack_dump(context: AdviceContext) -> FilledRecommendation:
         f" {mark_command('export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1')}"
         " the next time records the operation of each rank",
         what=f"Look at what rank {rank} is doing" if rank != "RANK" else "",
-    )
-
-
-def _fill_collective_order(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        f"{mark_command('TORCH_DISTRIBUTED_DEBUG=DETAIL python TRAIN.py')} says where ranks"
-        f" call different"
-        " collectives; branches on rank or on data around a collective are the usual reason"
-    )
-
-
-def _fill_timeout(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        f"{mark_command('dist.init_process_group(timeout=timedelta(minutes=10))')}: a hang"
-        f" then ends the"
-        f" job, and {mark_command('torchrun --max-restarts=3')} restarts it"
     )
 
 
@@ -125,13 +94,6 @@ def _fill_exclusion(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(f"{change}, if it fails a second time")
 
 
-def _fill_faster_restart(context: AdviceContext) -> FilledRecommendation:
-    return FilledRecommendation(
-        "checkpoints on a local disk, a compile cache that outlives the job"
-        " (TORCHINDUCTOR_CACHE_DIR), torchrun --max-restarts instead of a new job"
-    )
-
-
 NO_RANK_NAMED = ExclusionRule(
     "nobody-named", "no rank stands out", lambda s: not s.finding.culprits
 )
@@ -150,7 +112,11 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         ("sync-bubble",),
         "Use more micro-batches or an interleaved schedule",
         "more micro-batches, virtual stages",
-        _fill_microbatches,
+        FilledRecommendation(
+            "twice as many micro-batches of half the size; an interleaved schedule"
+            " (torch.distributed.pipelining.ScheduleInterleaved1F1B, Megatron"
+            " --num-layers-per-virtual-pipeline-stage)"
+        ),
         published="the bubble is (stages - 1) / (micro-batches + stages - 1) of a step",
         expected_change="stall.synchronization_ratio falls",
         worse="smaller micro-batches use the devices less; more messages between stages",
@@ -221,7 +187,10 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         ("sync-unknown-peer",),
         "Record on every node of the job",
         "clusterprof record by the launcher",
-        _fill_record_all,
+        FilledRecommendation(
+            f"{mark_command('srun clusterprof record -- COMMAND')} on every node, and"
+            f" {mark_command('clusterprof analyze RUN/')} with all folders in one place"
+        ),
         expected_change="sync-unknown-peer becomes a cause of a rank",
         diagnose=True,
         place="job",
@@ -245,7 +214,11 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         ("fail-hang",),
         "Check that all ranks call the same operations in the same order",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
-        _fill_collective_order,
+        FilledRecommendation(
+            f"{mark_command('TORCH_DISTRIBUTED_DEBUG=DETAIL python TRAIN.py')} says where ranks"
+            f" call different"
+            " collectives; branches on rank or on data around a collective are the usual reason"
+        ),
         evidence_names=("longest_ns", "waiting_count"),
         expected_change="no operation is under way at the end",
         worse="the debug level costs time",
@@ -259,7 +232,11 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         ("fail-hang",),
         "Let a hang end the job instead of holding its devices",
         "a timeout of the process group, restarts by the launcher",
-        _fill_timeout,
+        FilledRecommendation(
+            f"{mark_command('dist.init_process_group(timeout=timedelta(minutes=10))')}: a hang"
+            f" then ends the"
+            f" job, and {mark_command('torchrun --max-restarts=3')} restarts it"
+        ),
         evidence_names=("longest_ns",),
         published="hangs were 9.9 % of incidents (ByteRobust, SOSP 2025)",
         expected_change="fail-hang is no longer than the timeout",
@@ -285,7 +262,10 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         ("fail-restart",),
         "Restart faster",
         "local checkpoints, compile cache, restarts by the launcher",
-        _fill_faster_restart,
+        FilledRecommendation(
+            "checkpoints on a local disk, a compile cache that outlives the job"
+            " (TORCHINDUCTOR_CACHE_DIR), torchrun --max-restarts instead of a new job"
+        ),
         evidence_names=("restart.longest_ns",),
         expected_change="restart.longest_ns falls",
         place="job",

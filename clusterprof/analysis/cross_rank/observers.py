@@ -23,7 +23,6 @@ from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.attribution.wait_for.blame import (
     BLAME_CAUSES,
     IMBALANCE,
-    NO_CULPRIT,
     SLOW_COMPUTE,
     BlockBlame,
 )
@@ -98,11 +97,6 @@ class CulpritObserver:
             return None
         steps = [rank.ledger.steps for rank in self._ranks]
         return self._gains.estimate_savings_without_causes(self._cause_numbers(leaves), steps)
-
-    def unblamed_ns(self) -> dict[str, int]:
-        """Return the time in operations that has no culprit, ns by cause."""
-        column = self._summed.culprit_ns[NO_CULPRIT]
-        return {cause: int(ns) for cause, ns in zip(self._summed.causes, column) if ns}
 
     def tail(self, lengths: Mapping[int, int]) -> Tail:
         """Return how long steps take and which ranks set the length of slow ones.

@@ -1,8 +1,8 @@
 """Detector interface: examine lost time of one rank and claim a share of it, or abstain.
 
-A detector does not word, rank or total anything and does not know other detectors; the
-claims are settled by `attribution/`. Its limits are a frozen dataclass with units in
-the field names; a profile may change them.
+A detector does not word, rank or total anything and does not know other detectors; the claims are
+settled by `attribution/`. Its limits are a frozen dataclass with units in the field names; a
+profile may change them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from clusterprof.analysis.timeline.series import (
     evaluate_increase,
     locate_intervals,
 )
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import SyncSpans
 from clusterprof.report.model import Cause, Evidence, Grade
 from clusterprof.signals import Signal
 
@@ -114,8 +114,7 @@ def limit_to_data_wait(lost: LostTime, share: Float) -> Float:
 def compute_claimed_mean(lost: LostTime, share: Float, values: Float | None = None) -> float:
     """Compute the mean of values (default: of the share itself) over the claimed lost time.
 
-    share, values: float64[n]. 0.0 if nothing is claimed; unknown values (NaN) have no
-    weight.
+    share, values: float64[n]. 0.0 if nothing is claimed; unknown values (NaN) have no weight.
     """
     values = share if values is None else values
     unknown = np.isnan(values)
@@ -184,8 +183,8 @@ def measure_pressure(
 ) -> tuple[Grade, tuple[Evidence, ...]]:
     """Measure the node's stall time during the claimed segments, and derive the grade from it.
 
-    share: float64[n]. Grade A if the kernel counted stalls too; B, without evidence, if it
-    has no pressure figures.
+    share: float64[n]. Grade A if the kernel counted stalls too; B, without evidence, if it has no
+    pressure figures.
     """
     pressure_ns = measure_claimed_growth(rank, signal.name, "", lost, share)
     length_ns = float(np.sum((lost.end_ns - lost.start_ns)[share > 0]))
@@ -221,8 +220,8 @@ def describe_allowed_cpus(allowed: int, cores: int, online: int) -> Evidence:
 def measure_main_thread(rank: Rank, column: str, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
     """Measure the share of each selected segment by which a main-thread counter rose.
 
-    Returns float64[n]. column: "on_cpu_ns" or "run_delay_ns". rows: bool[n]. NaN where not
-    selected or unknown.
+    Returns float64[n]. column: "on_cpu_ns" or "run_delay_ns". rows: bool[n]. NaN where not selected
+    or unknown.
     """
     out = np.full(lost.start_ns.size, np.nan)
     thread = rank.main.threads.get(rank.pid)
@@ -237,8 +236,7 @@ def measure_main_thread(rank: Rank, column: str, lost: LostTime, rows: NDArray[n
 def measure_throttling(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
     """Measure the share of each selected segment without CPU quota left: float64[n].
 
-    0 if unknown. rows: bool[n]. The kernel sums the time over CPUs, so the share is capped
-    at 1.
+    0 if unknown. rows: bool[n]. The kernel sums the time over CPUs, so the share is capped at 1.
     """
     out = np.zeros(lost.start_ns.size)
     series = rank.chunk.series.get((signals.CGROUP_THROTTLED.name, ""))
@@ -255,8 +253,8 @@ def estimate_compute_wait(
 ) -> tuple[Float, Float]:
     """Estimate the share of each segment in which the awaited batch was being computed.
 
-    float64[n] each. The second array is the part of it that a larger prefetch would have
-    avoided (`analysis.timeline.data_wait.split`).
+    float64[n] each. The second array is the part of it that a larger prefetch would have avoided
+    (`analysis.timeline.data_wait.split`).
     """
     cached = lost.shared.get(_COMPUTE_WAIT_KEY)
     if cached is None or cached[0] is not breakdown:
@@ -274,9 +272,9 @@ def estimate_handover_delay(
 ) -> Float:
     """Estimate the share of each segment in which a busy worker delayed a finished batch.
 
-    Returns float64[n]. A worker sends a batch through a separate thread that needs the
-    worker's interpreter. What the worker's main thread did meanwhile (`column`: "user_ns"
-    or "run_delay_ns") delays the batch.
+    Returns float64[n]. A worker sends a batch through a separate thread that needs the worker's
+    interpreter. What the worker's main thread did meanwhile (`column`: "user_ns" or "run_delay_ns")
+    delays the batch.
     """
     out = np.zeros(lost.start_ns.size)
     late, by_worker = _find_handovers(rank, lost, breakdown)
@@ -294,8 +292,7 @@ def _find_handovers(
 ) -> tuple[Float, list[_WorkerHandovers]]:
     """Find the share of each segment in which its batch was in transfer, and handovers.
 
-    By worker: rows, main thread, length of the transfer, its positions among the thread's
-    samples.
+    By worker: rows, main thread, length of the transfer, its positions among the thread's samples.
     """
     cached = lost.shared.get(_HANDOVERS_KEY)
     if cached is not None and cached[0] is breakdown:
@@ -345,8 +342,8 @@ _MIN_SYNC_RATIO = 0.5  # of a device-sync span must be waiting for its samples t
 def measure_sleep(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
     """Measure how long the main thread was neither on a CPU nor runnable.
 
-    Returns float64[n], ns; 0 unknown. Marked waits for the device do not count. rows:
-    bool[n], the segments to measure.
+    Returns float64[n], ns; 0 unknown. Marked waits for the device do not count. rows: bool[n], the
+    segments to measure.
     """
     length = (lost.end_ns - lost.start_ns).astype(np.float64)
     active = measure_main_thread(rank, "on_cpu_ns", lost, rows) + np.nan_to_num(
@@ -363,13 +360,13 @@ def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
 
     start_ns, end_ns: int64[n].
     """
-    table = rank.main.spans.get(layout.SYNC)
-    if table is None or not table.start_ns.size:
+    syncs = rank.main.get_spans(SyncSpans)
+    if syncs is None or not syncs.start_ns.size:
         return np.zeros(start_ns.size)
-    order = np.argsort(table.start_ns, kind="stable")
-    start, length = table.start_ns[order], (table.end_ns - table.start_ns)[order]
+    order = np.argsort(syncs.start_ns, kind="stable")
+    start, length = syncs.start_ns[order], (syncs.end_ns - syncs.start_ns)[order]
     edges = np.stack([start, start + length], axis=1).ravel()
-    so_far = np.cumsum(np.minimum(table.a[order], length).astype(np.float64))
+    so_far = np.cumsum(np.minimum(syncs.waited_ns[order], length).astype(np.float64))
     before = np.append(0.0, so_far[:-1])
     sums = np.stack([before, so_far], axis=1).ravel()
     return np.interp(end_ns, edges, sums) - np.interp(start_ns, edges, sums)
@@ -377,32 +374,40 @@ def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
 
 def _find_sync_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
     """Find the instants at which the host was in a marked wait for the device: bool[n]."""
-    table = rank.main.spans.get(layout.SYNC)
-    if table is None or not table.start_ns.size:
+    syncs = rank.main.get_spans(SyncSpans)
+    if syncs is None or not syncs.start_ns.size:
         return np.zeros(t_ns.size, np.bool_)
-    order = np.argsort(table.start_ns, kind="stable")
-    start, end, waited = table.start_ns[order], table.end_ns[order], table.a[order]
+    order = np.argsort(syncs.start_ns, kind="stable")
+    start, end, waited = syncs.start_ns[order], syncs.end_ns[order], syncs.waited_ns[order]
     row = np.searchsorted(start, t_ns, side="right") - 1
     at = np.maximum(row, 0)
     mostly = waited[at] >= _MIN_SYNC_RATIO * (end[at] - start[at])
     return np.asarray((row >= 0) & (t_ns < end[at]) & mostly, np.bool_)
 
 
-def compute_place_ratio(
+def compute_place_ratios(
     rank: Rank, lost: LostTime, rows: NDArray[np.bool_], at_place: NDArray[np.bool_]
-) -> float:
-    """Compute the share of the main thread's sleep in the selected segments at a place.
+) -> Float:
+    """Compute which part of each segment's sleep was at a place: float64[n].
 
-    rows: bool[n]. which: bool[samples] of the main thread, True where it slept there.
+    A segment without a sample gets the part of all segments together. rows: bool[n].
+    at_place: bool[samples] of the main thread.
     """
-    return compute_sample_ratio(select_sleep_samples(rank, lost, rows), at_place)
+    thread = rank.main.threads[rank.pid]
+    asleep = select_sleep_samples(rank, lost, rows)
+    row = np.searchsorted(lost.start_ns, thread.t_ns[asleep], side="right") - 1
+    count = np.bincount(row, minlength=lost.start_ns.size)
+    matching = np.bincount(row, at_place[asleep], minlength=lost.start_ns.size)
+    total = float(matching.sum()) / max(int(count.sum()), 1)
+    ratios = np.where(count > 0, matching / np.maximum(count, 1), total)
+    return np.where(rows, ratios, 0.0)
 
 
 def select_sleep_samples(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Select the samples of the main thread that show where it slept in the chosen segments.
 
-    rows: bool[n]. Returns bool[samples]. Samples in marked waits for the device are left
-    out, and so are samples without a place: the thread woke while it was being read.
+    rows: bool[n]. Returns bool[samples]. Samples in marked waits for the device are left out, and
+    so are samples without a place: the thread woke while it was being read.
     """
     thread = rank.main.threads[rank.pid]
     start, end = lost.start_ns[rows], lost.end_ns[rows]
@@ -422,28 +427,12 @@ def compute_sample_ratio(samples: NDArray[np.bool_], selected: NDArray[np.bool_]
     return float((samples & selected).sum()) / count if count else 0.0
 
 
-def allocate_shares(
-    amount_ns: float, room_ns: Float, lost: LostTime, rows: NDArray[np.bool_]
-) -> Float:
-    """Allocate an amount in ns to the selected segments by room: float64[n] shares.
-
-    room_ns: float64[n], limited to lost time by `limit_to_lost_time`. rows:
-    bool[n].
-    """
-    room_ns = limit_to_lost_time(room_ns, lost, rows)
-    total_room_ns = float(room_ns.sum())
-    if total_room_ns <= 0 or amount_ns <= 0:
-        return np.zeros(lost.start_ns.size)
-    claimed = room_ns * min(1.0, amount_ns / total_room_ns)
-    return np.minimum(claimed / np.maximum(lost.lost_ns, 1), 1.0)
-
-
 def limit_to_lost_time(room_ns: Float, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
     """Limit an amount in each segment to the time that it and nearby segments lost.
 
-    Returns float64[n], ns. room_ns: float64[n]. rows: bool[n]. Devices and threads are
-    sampled ten times a second and not at the same instants. What exceeds one segment goes
-    to other selected segments of that second:
+    Returns float64[n], ns. room_ns: float64[n]. rows: bool[n]. Devices and threads are sampled ten
+    times a second and not at the same instants. What exceeds one segment goes to other selected
+    segments of that second:
 
         amount  60  20   0   10        three segments of one second, one of the next
         lost    30  30  40  100

@@ -1,8 +1,7 @@
 """Causes that only the ranks of a job together can show, and their pages.
 
 No detector claims them: `analysis.attribution.wait_for.blame` attributes the time in operations
-with
-other ranks once the recordings of all nodes are available.
+with other ranks once the recordings of all nodes are available.
 """
 
 from __future__ import annotations
@@ -88,13 +87,12 @@ class TransferLimits:
     beyond_at_least_ratio: float = 0.1
     """A smaller share of the transfers of some nodes is normal variation and is not claimed."""
     unsure_at_least_ratio: float = 0.5
-    """The same limit if the rate is unknown and only round trips, or loss without them,
-    indicate a fault: a path that is always full shows these too, but there all durations
-    are alike.
+    """The same limit if the rate is unknown and only round trips, or loss without them, indicate a
+    fault: a path that is always full shows these too, but there all durations are alike.
     """
     small_at_most_bytes: int = 1 << 20
-    """Messages up to this size are limited by round trips, not by the rate; they are
-    expected to take at least what the fastest tenth of them took.
+    """Messages up to this size are limited by round trips, not by the rate; they are expected to
+    take at least what the fastest tenth of them took.
     """
 
 
@@ -119,8 +117,7 @@ class CongestionLimits:
     drops_per_minute_at_least_count: float = 6.0
     """Packets dropped because buffers were full, of one port."""
     wait_at_least_ratio: float = 0.2
-    """Ticks in which a port had data and could not send, over those plus the ticks in
-    which it
+    """Ticks in which a port had data and could not send, over those plus the ticks in which it
     sent.
     """
     round_trip_at_least_ratio: float = 3.0
@@ -151,10 +148,10 @@ NETWORK_LIMITS: dict[str, type] = {
 }
 
 _EXPECTED_TEXT = """
-The expected time of an operation is that of its bytes at the rate of the slowest node's links, if
-that rate is known and the link is physical (the speed that a virtual device reports is not used);
-else the time of the fastest tenth of its kind, size and members, and for operations that overlap
-with computation the median. Small messages are always expected to take the latter time."""
+The expected time of an operation is its bytes divided by the rate of the slowest node's links, if
+that rate is known and the link is physical. (The speed that a virtual device reports is not used.)
+If not, it is the time of the fastest tenth of the operations of this kind, size and members, or
+their median if they overlap with computation. Small messages always use this second rule."""
 _EXCESS_TEXT = f"""
 Transfer time of some nodes in excess of the expected time, if a counter of one of these nodes, read
 during their operations, shows why.{_EXPECTED_TEXT}"""

@@ -24,6 +24,7 @@ from clusterprof.analysis.detectors.device.launch_bound import LaunchBound
 from clusterprof.analysis.detectors.device.launch_recompile import LaunchRecompile
 from clusterprof.analysis.detectors.phases.checkpoint import Checkpoint
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
+from clusterprof.analysis.detectors.phases.host_asleep import HostAsleep
 from clusterprof.analysis.detectors.phases.input_wait import InputWait
 from clusterprof.analysis.detectors.phases.startup import Startup
 from clusterprof.analysis.detectors.storage.client_queue import StorageClientQueue
@@ -58,6 +59,7 @@ DETECTORS: tuple[Detector, ...] = (
     LaunchRecompile(),
     Checkpoint(),
     EvalHost(),
+    HostAsleep(),
     Startup(),
     DeviceThrottled(),
 )

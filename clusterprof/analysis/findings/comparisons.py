@@ -2,23 +2,23 @@
 
     rank 1  148 ms of work a step       the other 3 ranks  96 ms
 
-Only numbers measured on both sides are compared: a rank that was not checked for a
-cause is left out.
+Only numbers measured on both sides are compared: a rank that was not checked for a cause is left
+out.
 
 Compare the work per step of an awaited rank with that of the waiting ranks.
 
-The evidence behind `sync-slow-compute` and `sync-imbalance`. By its time alone, a rank
-that was slow from its first step on looks like one with more to do. How many samples or
-tokens its steps held, if the job reports it, tells more: as many as the others', and it
-is no larger batch (though sequences may be longer).
+The evidence behind `sync-slow-compute` and `sync-imbalance`. By its time alone, a rank that was
+slow from its first step on looks like one with more to do. How many samples or tokens its steps
+held, if the job reports it, tells more: as many as the others', and it is no larger batch (though
+sequences may be longer).
 
 Add to the size of reads how many there were, which decides whether larger records help.
 
     disk.read_size_bytes 64.0 KiB (a read asked for on average; 16,000 a second,
     1,860 in the waits of a step)
 
-Reads are counted at the disk or mount while a rank waited: what it reads ahead is not
-included, and what others read from it is.
+Reads are counted at the disk or mount while a rank waited: what it reads ahead is not included, and
+what others read from it is.
 
 Add to the culprits' number of dataloader workers the number on other ranks.
 
@@ -30,9 +30,8 @@ Find when a cause began that was not there from the first step on: `Finding.sinc
     intermittent                             0 9 0 0 9 0 9 0 0 9 0 0    no onset
     ended again                              0 0 0 9 9 9 0 0 0 0 0 0    no onset
 
-Only the single main culprit is examined: its own loss to the cause, and the waits of
-the others, where most of their waiting was for it. A cause that ended again is
-described by `Persistence`.
+Only the single main culprit is examined: its own loss to the cause, and the waits of the others,
+where most of their waiting was for it. A cause that ended again is described by `Persistence`.
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ def with_comparisons(
 def compare_finding(finding: Finding, ranks: Sequence[RankResult]) -> PeerComparison | None:
     """Compare the main culprits of a finding with the other ranks or nodes.
 
-    None where a culprit is no rank, where there is no other rank, or where the numbers do
-    not differ.
+    None where a culprit is no rank, where there is no other rank, or where the numbers do not
+    differ.
     """
     main_culprits = _select_main_culprits(finding)
     names = {(culprit.node, culprit.rank) for culprit in main_culprits}
@@ -124,7 +123,7 @@ def compare_finding(finding: Finding, ranks: Sequence[RankResult]) -> PeerCompar
 
 def _select_main_culprits(finding: Finding) -> list[Culprit]:
     """Select the culprits that caused a good part of what the first one caused."""
-    caused = [(culprit.own_ns or 0) + (culprit.others_ns or 0) for culprit in finding.culprits]
+    caused = [culprit.caused_ns for culprit in finding.culprits]
     most = max(caused, default=0)
     pairs = zip(finding.culprits, caused)
     return [culprit for culprit, ns in pairs if ns > 0 and ns >= CHIEF_RATIO * most]
@@ -205,8 +204,8 @@ def with_work_evidence(
 ) -> tuple[Finding, ...]:
     """Add to findings about a rank's work its time and batch size per step.
 
-    Both are given next to the values of the waiting ranks. ranks: results of `ledgers`, in
-    their order; they know what steps held.
+    Both are given next to the values of the waiting ranks. ranks: results of `ledgers`, in their
+    order; they know what steps held.
     """
     batch_sizes = [_compute_batch_sizes(rank) for rank in ranks] or [{} for _ in ledgers]
     return tuple(_add_work_evidence(finding, ledgers, batch_sizes) for finding in findings)
@@ -350,8 +349,8 @@ def with_worker_counts(
 
 def describe_other_workers(culprits: Sequence[Culprit], nodes: Sequence[NodeResult]) -> str:
     """Describe how many workers ranks have that are no main culprits; "" where unknown."""
-    most = max((_sum_caused_ns(culprit) for culprit in culprits), default=0)
-    main_culprits = {(c.node, c.rank) for c in culprits if _sum_caused_ns(c) >= CHIEF_RATIO * most}
+    most = max((culprit.caused_ns for culprit in culprits), default=0)
+    main_culprits = {(c.node, c.rank) for c in culprits if c.caused_ns >= CHIEF_RATIO * most}
     counts = []
     for node in nodes:
         for rank in node.ranks:
@@ -365,10 +364,6 @@ def describe_other_workers(culprits: Sequence[Culprit], nodes: Sequence[NodeResu
     amount = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     owner = "the other rank" if len(counts) == 1 else f"each of the other {len(counts):,} ranks"
     return f"{owner} has {amount}"
-
-
-def _sum_caused_ns(culprit: Culprit) -> int:
-    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
 
 
 def _with_worker_note(item: Evidence, note: str) -> Evidence:
@@ -406,8 +401,8 @@ def with_onsets(report: Report) -> Report:
 def find_cause_start(finding: Finding, report: Report, history: History) -> Onset | None:
     """Find when the cause of a finding began.
 
-    None where it was there from the start or was intermittent, or where it has no culprit
-    or several.
+    None where it was there from the start or was intermittent, or where it has no culprit or
+    several.
     """
     at = _find_only_culprit(finding, report)
     if at is None:
@@ -430,7 +425,7 @@ def _find_only_culprit(finding: Finding, report: Report) -> int | None:
     if finding.outside_steps or not finding.culprits or finding.culprits[0].rank is None:
         return None
     first, *others = finding.culprits
-    if any(_sum_caused_ns(culprit) >= CHIEF_RATIO * _sum_caused_ns(first) for culprit in others):
+    if any(culprit.caused_ns >= CHIEF_RATIO * first.caused_ns for culprit in others):
         return None
     named = [
         at
@@ -443,8 +438,7 @@ def _find_only_culprit(finding: Finding, report: Report) -> int | None:
 def _compute_losses(culprit: Culprit, cause: str, at: int, history: History) -> _Series:
     """Compute the loss that the main culprit caused, by time bin.
 
-    Waiting that was not for it (above all transfers) is taken as even over the time in
-    steps.
+    Waiting that was not for it (above all transfers) is taken as even over the time in steps.
     """
     own = [dict(rank.lost).get(cause, ()) for rank in history.ranks if rank.rank == at]
     waits = [

@@ -155,7 +155,7 @@ def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
         if id_ not in combined.evaluated and needs:
             lacking = ", ".join(need for need in needs if need) or "a measure of it"
             if needs == [MISSING_TRACE_DATA]:  # of an imported trace: many causes, one reason
-                message = f"cannot be told: the trace has no {MISSING_TRACE_DATA}"
+                message = f"cannot be determined: the trace has no {MISSING_TRACE_DATA}"
                 out.append(CoverageGap(id_, "absent", message, _RECORD_INSTEAD))
                 continue
             message = f"cannot tell {id_}: the recording has no {lacking}"

@@ -1,7 +1,7 @@
 """Build findings: the time lost to each cause on all ranks, and the culprits.
 
-A rank is the culprit of its own loss and of that of the ranks that waited for it; what
-it lost waiting for others belongs to those. A transfer has no culprit.
+A rank is the culprit of its own loss and of that of the ranks that waited for it; what it lost
+waiting for others belongs to those. A transfer has no culprit.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def build_findings(
 ) -> tuple[Finding, ...]:
     """Build the findings inside steps, largest first, then start-up, which lies outside.
 
-    ranks: results of all ranks; totals: their culprit totals, in their order. observer:
-    None where operations were not matched.
+    ranks: results of all ranks; totals: their culprit totals, in their order. observer: None where
+    operations were not matched.
     """
     by_id: dict[str, list[tuple[RankResult, Bucket]]] = {}
     for rank in ranks:

@@ -2,10 +2,9 @@
 
 Split one rank's lost time into time bins, with the names and sums of its ledger.
 
-The lost time of a rank is known by time bin under the names of causes. The ledger may
-name a family instead, and has attributed the time in operations to its causes. Here
-every ledger line that is the rank's own keeps its sum, and its waits for others are
-`WAITING`.
+The lost time of a rank is known by time bin under the names of causes. The ledger may name a family
+instead, and has attributed the time in operations to its causes. Here every ledger line that is the
+rank's own keeps its sum, and its waits for others are `WAITING`.
 
 Find ranks that ended while others of their job continued.
 
@@ -77,9 +76,9 @@ class LossRows:
 def align_to_bins(edges_ns: Int, whole: Int, rest: Int, at_ns: Int) -> tuple[Int, Int]:
     """Convert amounts between `edges_ns` into amounts between `at_ns`.
 
-    edges_ns: int64[n + 1], at_ns: int64[bins + 1], ns. whole, rest: int64[rows, n], ns and
-    1/SHARE ns. Returns int64[rows, bins] of both. Amounts outside the first and the last of
-    `at_ns` go to the nearest bin; where edges differ, amounts are taken as even.
+    edges_ns: int64[n + 1], at_ns: int64[bins + 1], ns. whole, rest: int64[rows, n], ns and 1/SHARE
+    ns. Returns int64[rows, bins] of both. Amounts outside the first and the last of `at_ns` go to
+    the nearest bin; where edges differ, amounts are taken as even.
     """
     row = np.clip(np.searchsorted(edges_ns, at_ns, side="right") - 1, 0, edges_ns.size - 2)
     length = np.maximum(edges_ns[row + 1] - edges_ns[row], 1)
@@ -271,8 +270,8 @@ _CLOCKS_NOT_ALIGNED = "the nodes' clocks could not be aligned: times are those o
 def build_history(across: JobState, place: SpillLocation, windowed: bool = False) -> History:
     """Build the history of a run.
 
-    The nodes must have been analyzed with `history`; place: where they have stored their
-    data. windowed: only a part of the run was analyzed.
+    The nodes must have been analyzed with `history`; place: where they have stored their data.
+    windowed: only a part of the run was analyzed.
     """
     nodes = across.nodes
     pairs = [(at, rank) for at, node in enumerate(nodes) for rank in node.ranks]

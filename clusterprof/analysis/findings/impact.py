@@ -1,8 +1,7 @@
 """Estimate the time saved without a cause, with bounds, from the what-if replay.
 
-The bounds come from a block bootstrap: the run is cut into blocks of steps, as many
-blocks are drawn with replacement, 400 times, and the savings are scaled to the length
-of the job.
+The bounds come from a block bootstrap: the run is cut into blocks of steps, as many blocks are
+drawn with replacement, 400 times, and the savings are scaled to the length of the job.
 
 Estimate which part of the transfer time the hosts caused, not the network.
 
@@ -10,8 +9,7 @@ Estimate which part of the transfer time the hosts caused, not the network.
                     communication threads of rank 1    3 on a CPU, 9 waiting for one
     host overhead   12 of 50: the rank with the slowest host delays all others
 
-Fixing the network leaves this part. The waits for a CPU in it vanish with their own
-cause.
+Fixing the network leaves this part. The waits for a CPU in it vanish with their own cause.
 
 Compute common efficiency metrics: goodput, POP, straggler slowdown, AU, rates.
 
@@ -335,9 +333,8 @@ def compute_efficiency_metrics(
 ) -> tuple[EfficiencyMetric, ...]:
     """Compute every efficiency metric, in a fixed order: (name, value, text).
 
-    The text is the metric's definition, or why it has no value. shared_out_ns: how long the
-    job of `job_ns` would take with balanced work, from the replay of ranks in several
-    groups.
+    The text is the metric's definition, or why it has no value. shared_out_ns: how long the job of
+    `job_ns` would take with balanced work, from the replay of ranks in several groups.
     """
     ledgers = [rank.ledger for rank in ranks if rank.ledger.in_step_ns]
     bounded = any(ledger.source == "host-spans" for ledger in ledgers)

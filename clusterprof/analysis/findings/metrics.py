@@ -2,9 +2,8 @@
 
 Sum the step blocks of all ranks, and fit the sums to those of the report.
 
-What a rank lost by itself is known by block. The causes of its waits for others are
-known for the run as a whole: they are spread over the blocks as its time without a
-cause of its own was.
+What a rank lost by itself is known by block. The causes of its waits for others are known for the
+run as a whole: they are spread over the blocks as its time without a cause of its own was.
 """
 
 from __future__ import annotations
@@ -316,8 +315,7 @@ def allocate_by_profile(total: int, profile: Int) -> Int:
 def _choose_block_time(blocks: StepBlockTable) -> Int:
     """Choose the time of each block: measured time where samples have gaps, else step time.
 
-    Steps divide time more finely than samples do, but only samples show how much was
-    measured.
+    Steps divide time more finely than samples do, but only samples show how much was measured.
     """
     seen, time = blocks.sums[MEASURED], blocks.sums[TIME]
     return seen if 0 < seen.sum() < _MIN_MEASURED_RATIO * time.sum() else time

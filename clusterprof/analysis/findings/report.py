@@ -7,8 +7,7 @@ Report the savings of a fix from the replay, in device time, where there is one.
 
 Savings by the sums of attribution (analysis.attribution.what_if,
 analysis.attribution.wait_for.totals)
-are reported only where nothing could be replayed: these sums ignore what hides behind
-what.
+are reported only where nothing could be replayed: these sums ignore what hides behind what.
 
 Summarize the recorded part of the job: number of ranks, devices, coverage.
 
@@ -117,18 +116,12 @@ def _explain_extra_savings(finding: Finding, gpus: int) -> str:
     """Explain savings beyond the lost time: every device benefits from an earlier end."""
     if finding.cause.id in (SLOW_COMPUTE, IMBALANCE) and finding.culprits:
         rank = finding.culprits[0].rank
-        alone = len(finding.culprits) == 1 or _sum_caused_ns(
-            finding, 1
-        ) < CHIEF_RATIO * _sum_caused_ns(finding, 0)
+        first_ns, *others_ns = (culprit.caused_ns for culprit in finding.culprits)
+        alone = not others_ns or others_ns[0] < CHIEF_RATIO * first_ns
         if rank is not None and alone:
             return f"rank {rank} itself finishes sooner, too"
         return "the late ranks themselves finish sooner, too"
     return f"all {gpus:,} devices finish sooner, whatever they lost" if gpus > 1 else ""
-
-
-def _sum_caused_ns(finding: Finding, at: int) -> int:
-    culprit = finding.culprits[at]
-    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
 
 
 def _cap_culprit_savings(culprit: Culprit, saved_ns: int, count: int) -> Culprit:

@@ -1,7 +1,7 @@
 """Summarize device utilization during device work, and advise on under-used devices.
 
-Under-used device time is no lost time and is not ranked among its causes. The advice
-follows from measurements while a device was working:
+Under-used device time is no lost time and is not ranked among its causes. The advice follows from
+measurements while a device was working:
 
     SM activity < 0.5            likely ineffective (NVIDIA on DCGM's metric)
       DRAM or tensor cores busy  none: memory bandwidth or tensor cores are the limit
@@ -22,6 +22,7 @@ from clusterprof.analysis.attribution.confidence import compute_confidence_score
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank import utilization
 from clusterprof.report.impact import (
+    AdviceCode,
     DeviceUtilization,
     RankUtilization,
     UtilizationAdvice,
@@ -44,7 +45,7 @@ MIN_WORK_NS = 1_000_000_000
 ZERO_READING = "zero-reading"
 NOT_MEASURED = "no accelerator was measured inside steps"
 
-ADVICE_TEXTS: Mapping[str, str] = {
+ADVICE_TEXTS: Mapping[AdviceCode, str] = {
     "larger-batch": "Raise the batch size while at most 80 % of the memory is used",
     "fewer-launches": "Launch less and larger work: torch.compile, CUDA graphs, fused optimizers",
     "larger-kernels": "Memory is nearly full: fuse operations with torch.compile, or make room for"
@@ -215,12 +216,12 @@ def _build_advice(fills: Sequence[RankUtilization], peers: bool) -> tuple[Utiliz
 
 
 def _format_advice(
-    code: str, text: str, fills: Sequence[RankUtilization], measured: bool, peers: bool
+    code: AdviceCode, text: str, fills: Sequence[RankUtilization], measured: bool, peers: bool
 ) -> UtilizationAdvice:
     """Format one piece of advice with its confidence.
 
-    Collective kernels that could not be identified have low activity too; and a larger
-    batch is a guess while the amount of free memory is not known.
+    Collective kernels that could not be identified have low activity too; and a larger batch is a
+    guess while the amount of free memory is not known.
     """
     blind = code == "larger-batch" and any(fill.levels.memory_free_ratio is None for fill in fills)
     if blind:

@@ -1,21 +1,7 @@
 """Registry of the foreign formats: one line each, loaded when first needed.
 
-Loading all importers takes twenty times as long as testing one file, so the importers
-after the one that recognizes the file are not loaded.
-
-Binary Perfetto traces (protobuf): recognized and refused, with a way to convert them.
-
-## What is read
-
-Nothing. The file is recognized so that the error message can name the format.
-
-## How it is understood
-
-Perfetto's `traceconv json FILE out.json` writes Chrome JSON, which the importers read.
-
-## Where it is blind
-
-Everywhere: reading this format needs Perfetto's trace processor, a separate program.
+Loading all importers takes twenty times as long as testing one file, so the importers after the one
+that recognizes the file are not loaded.
 """
 
 from __future__ import annotations
@@ -83,9 +69,7 @@ class _LazyImporters(Sequence[Importer]):
 
 
 IMPORTERS: Sequence[Importer] = _LazyImporters()
-"""All importers in the order in which they are tried; the first that recognizes a file
-reads it.
-"""
+"""All importers in the order in which they are tried; the first that recognizes a file reads it."""
 
 
 def find_importer(head: bytes, path: Path) -> Importer | None:
@@ -102,7 +86,26 @@ _SUFFIXES = (".pftrace", ".perfetto-trace", ".perfetto", ".pftrace.gz")
 
 
 class Perfetto:
-    """Importer that refuses binary Perfetto traces."""
+    """Binary Perfetto traces (protobuf): recognized, and refused with a way to convert them.
+
+    ## How to make the file
+
+    Convert the trace to Chrome JSON first; `traceconv` comes with Perfetto:
+
+        traceconv json trace.pftrace trace.json
+
+    ## How to analyze it
+
+        clusterprof analyze trace.json
+
+    ## What is read
+
+    Nothing of the binary trace. It is recognized so that the error message can name the format.
+
+    ## What it cannot see
+
+    Everything: reading this format needs Perfetto's trace processor, a separate program.
+    """
 
     name: ClassVar[str] = "perfetto"
     title: ClassVar[str] = "Perfetto trace (protobuf)"

@@ -151,7 +151,7 @@ def _explain_unknown_file(path: Path, sources: Sequence[FileSource]) -> Clusterp
     if damage:
         return NoRecording(f"{path}: {damage}", "copy or export it again")
     if not path.stat().st_size:
-        return NoRecording(f"{path}: it is empty: {_UNKNOWN}", "copy or export it again")
+        return NoRecording(f"{path}: the file is empty", "copy or export it again")
     known = ", ".join(importer.title for importer in IMPORTERS)
     return NoRecording(f"{path}: {_UNKNOWN}", f"known formats: {known}")
 
@@ -247,7 +247,7 @@ def import_inputs(
         if not has_recordings and not own:
             raise NoRecording(
                 "; ".join(ImportedInputs((), accounts).notes),
-                "record or export again; docs/importers.md says what each format needs",
+                "record or export again; docs/importers describes what each format needs",
             )
         if not leave_unknown:
             _require_useful_files(accounts)

@@ -31,6 +31,7 @@ from clusterprof.analysis.timeline.model import Int
 
 _SAME_CLOCK_NS = 1_000_000_000
 _IMPOSSIBLE_RATIO = 0.05
+_MAX_NAMED_NODES = 4
 _WALL_CLOCK_ERROR_NS = 1_000_000_000
 
 
@@ -285,10 +286,10 @@ class _AlignmentSummary:
             )
         return "; ".join(reasons)
 
-    def _format_node_names(self, clocks: Sequence[int], most: int = 4) -> str:
+    def _format_node_names(self, clocks: Sequence[int]) -> str:
         names = [self._node_name(number) for number in clocks]
-        left = f" and {len(names) - most} more" if len(names) > most else ""
-        return ", ".join(names[:most]) + left
+        left = f" and {len(names) - _MAX_NAMED_NODES} more" if len(names) > _MAX_NAMED_NODES else ""
+        return ", ".join(names[:_MAX_NAMED_NODES]) + left
 
     def _node_name(self, clock: int) -> str:
         return self.nodes[self.clock_of.index(clock)].facts.name

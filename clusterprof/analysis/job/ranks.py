@@ -400,16 +400,19 @@ def format_job_suffix(name: str) -> str:
     return f" of job {name}" if name else ""
 
 
-def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
-    """Format numbers as "0-3, 7"; after `most` ranges only how many more numbers there are."""
+_MAX_RANGES = 8
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Format numbers as "0-3, 7"; after 8 ranges only how many more numbers there are."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:most]]
-    left = sum(b - a + 1 for a, b in runs[most:])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:_MAX_RANGES]]
+    left = sum(b - a + 1 for a, b in runs[_MAX_RANGES:])
     return ", ".join(shown) + (f" and {left} more" if left else "")
 
 

@@ -28,6 +28,7 @@ from clusterprof.analysis.timeline.load.ranks import (
     parse_identity,
 )
 from clusterprof.analysis.timeline.model import Chunk, Process
+from clusterprof.analysis.timeline.spans import CollectiveSpans
 from clusterprof.probe import layout
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_cpulist, format_host_list
@@ -130,10 +131,11 @@ class EndingTracker:
                     ending.longest_operation_ns, int((table.end_ns - table.start_ns).max())
                 )
                 ending.last_began_ns = max(ending.last_began_ns, int(table.start_ns.max()))
-                for group in np.unique(table.a).tolist():
-                    rows = np.flatnonzero(table.a == group)
+                operations = CollectiveSpans.from_table(table)
+                for group in np.unique(operations.group).tolist():
+                    rows = np.flatnonzero(operations.group == group)
                     row = rows[np.argmax(table.end_ns[rows])]
-                    columns = table.b, table.start_ns, table.end_ns, table.d
+                    columns = operations.number, table.start_ns, table.end_ns, operations.code
                     ending.reached[group] = LeftOperation(*(int(column[row]) for column in columns))
         ending.last_record_ns = max(ending.last_record_ns, ending.last_span_ns)
         thread = process.threads.get(process.pid)

@@ -14,7 +14,7 @@ import numpy as np
 from clusterprof.analysis.attribution.rank.chunk_boundary import WHOLE_RUN, Selection
 from clusterprof.analysis.spill import measure_size_bytes
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
-from clusterprof.analysis.timeline.model import Chunk, Process, Series, SpanTable
+from clusterprof.analysis.timeline.model import Chunk, Process, Series
 from clusterprof.analysis.timeline.network_counters import NetworkMeter
 from clusterprof.errors import UsageError
 from clusterprof.report.model import Report
@@ -155,18 +155,10 @@ def _trim_series(series: Series, begin: int, end: int) -> Series:
 
 
 def _trim_spans(process: Process, begin: int, end: int) -> Process:
-    spans = {}
-    for kind, table in process.spans.items():
-        rows = (table.end_ns > begin) & (table.end_ns <= end)
-        spans[kind] = SpanTable(
-            table.start_ns[rows],
-            table.end_ns[rows],
-            table.a[rows],
-            table.b[rows],
-            table.c[rows],
-            table.d[rows],
-            table.sequence[rows],
-        )
+    spans = {
+        kind: table.select((table.end_ns > begin) & (table.end_ns <= end))
+        for kind, table in process.spans.items()
+    }
     return replace(process, spans=spans)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from clusterprof import signals
 from clusterprof.analysis.advice.context import Disk, LoaderSettings, Machine, Mount
+from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import (
     CpuTopology,
     combine_allowed_cpus,
@@ -22,6 +23,7 @@ from clusterprof.analysis.timeline.host_resources import (
     is_loader_process,
 )
 from clusterprof.analysis.timeline.model import Chunk, Process
+from clusterprof.analysis.timeline.spans import DataWaitSpans, LoaderStartSpans
 from clusterprof.probe import layout
 
 ProcessKey = tuple[int, int]  # pid, started_ticks
@@ -98,16 +100,19 @@ class SetupCollector:
 
     def _add_rank(self, chunk: Chunk, process: Process, cpus: CpuTopology) -> None:
         seen = self._ranks.setdefault((process.pid, process.started_ticks), _RankObservations())
-        waits = process.spans.get(layout.DATA_WAIT)
-        if waits is not None and waits.c.size:
-            for count in np.unique(waits.c).tolist():
-                rows = waits.c == count
+        waits = process.get_spans(DataWaitSpans)
+        if waits is not None and waits.workers.size:
+            for count in np.unique(waits.workers).tolist():
+                rows = waits.workers == count
                 ns = int((waits.end_ns[rows] - waits.start_ns[rows]).sum())
                 seen.waited_ns[count] = seen.waited_ns.get(count, 0) + ns
-        starts = process.spans.get(layout.LOADER_START)
+        starts = process.get_spans(LoaderStartSpans)
         if starts is not None:
             for workers, pinned, prefetch, persistent in zip(
-                starts.a.tolist(), starts.b.tolist(), starts.c.tolist(), starts.d.tolist()
+                starts.workers.tolist(),
+                starts.pin_memory.tolist(),
+                starts.prefetch_factor.tolist(),
+                starts.persistent_workers.tolist(),
             ):
                 if workers >= 0:
                     seen.loaders[workers] = LoaderSettings(
@@ -118,7 +123,7 @@ class SetupCollector:
             for worker in chunk.processes.values()
             if worker.parent_pid == process.pid and is_loader_process(worker)
         ]
-        seen.most_workers = max(seen.most_workers, len(workers_of))
+        seen.most_workers = max(seen.most_workers, count_live_workers(workers_of))
         allowed = combine_allowed_cpus([process, *workers_of], cpus)
         if allowed:
             seen.cpus, seen.cores = allowed, cpus.count_cores(allowed)

@@ -105,21 +105,6 @@ class ClockAlignment:
         bound_ns = self._line(node).bound(np.asarray(t_ns, np.int64))
         return np.ceil(bound_ns).astype(np.int64)
 
-    def is_before(self, node: int, t_ns: int, other: int, other_ns: int) -> bool | None:
-        """Return whether the first instant precedes the second.
-
-        None if they are closer than the bound. Also None for nodes that cannot be compared.
-        """
-        if node == other:
-            return t_ns < other_ns
-        if self.component[node] != self.component[other] or self.component[node] == UNALIGNED:
-            return None
-        mine, theirs = np.array([t_ns], np.int64), np.array([other_ns], np.int64)
-        difference_ns = int(self.to_common_ns(other, theirs)[0] - self.to_common_ns(node, mine)[0])
-        if abs(difference_ns) <= int(self.bound(node, mine)[0] + self.bound(other, theirs)[0]):
-            return None
-        return difference_ns > 0
-
     def _line(self, node: int) -> OffsetLine:
         line = self.lines[node]
         if line is None:

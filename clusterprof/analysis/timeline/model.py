@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.timeline.spans import Int, SpanTable, View
 from clusterprof.trace.schema import Event, Gap, Header
 
-Int = NDArray[np.int64]
 Float = NDArray[np.float64]
 
 
@@ -28,19 +28,6 @@ class Series:
     values: Float
     """NaN where the value was not available."""
     is_counter: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SpanTable:
-    """Spans of one kind of one process, sorted by start."""
-
-    start_ns: Int
-    end_ns: Int
-    a: Int
-    b: Int
-    c: Int
-    d: Int
-    sequence: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +93,11 @@ class Process:
     """By tid; the main thread's tid is the pid."""
     io: ProcessIo | None
     placement: Placement | None = None
+
+    def get_spans(self, view: type[View]) -> View | None:
+        """Return the spans of one kind with named columns; None if the process has no table."""
+        table = self.spans.get(view.kind)
+        return None if table is None else view.from_table(table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,8 +172,7 @@ def compute_mean(series: Series, start_ns: Int, end_ns: Int) -> Float:
     """Compute the time-weighted mean of a gauge over each interval.
 
     Returns float64[n], NaN where unknown. With readings 1.0 at 0 ms, 0.0 at 100 ms and any
-    value at 200 ms, the mean over 50 - 150 ms is 0.5. Time without a reading has no weight;
-    `compute_coverage` measures how much that is.
+    value at 200 ms, the mean over 50 - 150 ms is 0.5. Time without a reading has no weight.
     """
     start_ns, end_ns = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
     if len(series.t_ns) < 2:
@@ -188,28 +187,6 @@ def compute_mean(series: Series, start_ns: Int, end_ns: Int) -> Float:
     time = _sum_between(series.t_ns, weight, start, end)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(time > 0, area / time, np.nan)
-
-
-def compute_coverage(series: Series, start_ns: Int, end_ns: Int, longest_gap_ns: int = 0) -> Float:
-    """Compute the share of each interval between two usable readings: float64[n], 0 to 1.
-
-    Two readings further apart than `longest_gap_ns` (if given) cover nothing. NaN for an
-    empty interval. start_ns, end_ns: int64[n].
-    """
-    start_ns, end_ns = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
-    length = (end_ns - start_ns).astype(np.float64)
-    if len(series.t_ns) < 2:
-        return np.where(length > 0, 0.0, np.nan)
-    hold_ns = np.diff(series.t_ns)
-    counts = series.is_counter
-    bad = compute_differences(series.values)[1] if counts else np.isnan(series.values[:-1])
-    if longest_gap_ns:
-        bad = bad | (hold_ns > longest_gap_ns)
-    low, high = series.t_ns[0], series.t_ns[-1]
-    start, end = np.clip(start_ns, low, high), np.clip(end_ns, low, high)
-    covered = _sum_between(series.t_ns, np.where(bad, 0.0, hold_ns), start, end)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(length > 0, covered / length, np.nan)
 
 
 def _sum_between(t_ns: Int, growth: Float, start: Int, end: Int) -> Float:

@@ -96,23 +96,20 @@ class ProcessDirectory:
 
 _FORM_SUFFIXES = {layout.ISSUE: " (issue)", layout.WAIT: " (wait)"}
 
-VALUE_NAMES: Mapping[int, tuple[str, str, str, str]] = {
-    layout.DATA_WAIT: ("batch", "worker_pid", "workers", ""),
-    layout.FETCH: ("items", "user_cpu_ns", "system_cpu_ns", "read_bytes"),
-    layout.STEP: ("step", "", "samples", "tokens"),
-    layout.H2D: ("bytes", "non_blocking", "", ""),
-    layout.CHECKPOINT: ("bytes", "", "", ""),
-    layout.GC: ("generation", "collected", "", ""),
-    layout.EXPOSED: ("sequence", "device_ns", "", ""),
-    layout.EXPOSED_COLLECTIVE: ("sequence", "device_ns", "", ""),
-    layout.COLLECTIVE: ("group", "number", "bytes", ""),
-    layout.COMPILE: ("compiled_before", "", "", ""),
-    layout.LOADER_START: ("workers", "pin_memory", "prefetch_factor", "persistent_workers"),
-    layout.WORKER_START: ("worker", "workers", "", ""),
-    layout.SYNC: ("waited_ns", "times", "", ""),
-    layout.ALLOCATOR: ("retries", "mallocs", "frees", "out_of_memory"),
+_UNNAMED_KINDS = (layout.HOOK_NOTE, layout.STARVED, layout.LOADING)
+_EXPORTED_NAMES = {
+    "measured_sequence": "sequence",
+    "first": "",
+    "marked_by": "",
+    "code": "",
+    "parent_pid": "",
 }
-"""Kind -> names of a, b, c and d; "" = not shown. The value -1 is unknown, and left out."""
+VALUE_NAMES: Mapping[int, tuple[str, ...]] = {
+    kind: tuple(_EXPORTED_NAMES.get(name, name) for name in names)
+    for kind, names in layout.ARGUMENTS.items()
+    if kind not in _UNNAMED_KINDS
+}
+"""Kind -> names of its values; "" = not shown. The value -1 is unknown, and left out."""
 UNKNOWN_VALUE = {layout.SYNC: layout.WHOLE_NS}
 
 

@@ -55,7 +55,7 @@ def select_tables(output: Output, names: Sequence[str], mixed: bool = False) -> 
     if not output.is_folder and not mixed and len(wanted) > 1:
         raise UsageError(
             f"{len(wanted)} tables need a folder: {', '.join(wanted)}",
-            f"-o FOLDER/, or one of them with --table {wanted[0]}",
+            f"give -o FOLDER/, or choose one table: --table {wanted[0]}",
         )
     return wanted
 

@@ -9,19 +9,25 @@ The live screen as sentences, for screen readers, logs and terminals without cur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from clusterprof.output.renderers.terminal_tables import Paint
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from clusterprof.output.renderers.terminal_tables import (
+    Prose,
+    draw_lines,
+    format_lines,
+    indent,
+    make_grid,
+    make_line,
+    make_masthead,
+)
 from clusterprof.output.renderers.text import culprits, summary, wording
 from clusterprof.output.renderers.text.culprits import select_main_culprits
-from clusterprof.output.renderers.text.safety import (
-    count_columns,
-    escape_text,
-    fit_to_width,
-    wrap_text,
-)
+from clusterprof.output.renderers.text.safety import count_columns, escape_text
 from clusterprof.report.live import LiveView, NodeStatus, RankStatus
 from clusterprof.report.model import RankLedger
 from clusterprof.units import format_quantity
@@ -34,6 +40,7 @@ step: slowest first; name: by node and rank.
 """
 _MAX_NAME_CHARACTERS = 60
 _MAX_LATE_RANKS = 3
+_MAX_LOSS_CHARACTERS = 30  # the longest known cause and its share have 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +253,15 @@ class View:
 
 
 def draw_screen(live: LiveView, view: View, color: bool, foot: str = "") -> list[str]:
+    """Draw one screen as strings, one a line; `foot` is the last line."""
+    return format_lines(draw_screen_lines(live, view, foot), color).splitlines()
+
+
+def draw_screen_lines(live: LiveView, view: View, foot: str = "") -> list[Text]:
     """Draw the lines of one screen; `foot` is the last line."""
-    width, paint = max(view.width, MIN_WIDTH), Paint(color)
-    head = _draw_head(live, width, paint)
-    foot_lines = [paint("dim", fit_to_width(f" {foot}", width).rstrip())] if foot else []
+    width = max(view.width, MIN_WIDTH)
+    head = draw_lines(Group(*_describe_head(live, width)), width)
+    foot_lines = [_make_remark(foot, width)] if foot else []
     room = max(view.height - len(head) - 2 - len(foot_lines), 3)
     by_node = view.by == "node" or (view.by == "auto" and count_rank_rows(live) > room)
     rows = build_rows(live, by_node, view.sort)
@@ -257,38 +269,32 @@ def draw_screen(live: LiveView, view: View, color: bool, foot: str = "") -> list
     shown = rows[first : first + room]
     if len(rows) > room:
         shown = shown[: room - 1]
-    lines = [*head, "", *_draw_table(shown, by_node, width, paint)]
+    lines = [*head, Text(), *_draw_table(shown, by_node, width)]
     if len(rows) > room:
         what = "nodes" if by_node else "ranks"
-        position = f" {first + 1}-{first + len(shown)} of {len(rows):,} {what}"
-        lines.append(paint("dim", fit_to_width(position, width).rstrip()))
+        position = f"{first + 1}-{first + len(shown)} of {len(rows):,} {what}"
+        lines.append(_make_remark(position, width))
     if any(row.is_late for row in shown) and len(lines) + len(foot_lines) + 1 < view.height:
-        lines += ["", paint("dim", fit_to_width(f" {_LATE_LEGEND}", width).rstrip())]
+        lines += [Text(), _make_remark(_LATE_LEGEND, width)]
     if foot_lines:
-        lines += [""] * (view.height - len(lines) - len(foot_lines)) + foot_lines
+        lines += [Text()] * (view.height - len(lines) - len(foot_lines)) + foot_lines
     return lines
 
 
-def _draw_head(live: LiveView, width: int, paint: Paint) -> list[str]:
-    report = live.report
-    left = f" clusterprof top  {escape_text(live.title)}"
+def _make_remark(text: str, width: int) -> Text:
+    return draw_lines(indent(make_line(text, "dim"), right=0), width)[0]
+
+
+def _describe_head(live: LiveView, width: int) -> Iterator[RenderableType]:
+    left = f"clusterprof top  {escape_text(live.title)}"
     right = f"{describe_live_scope(live)}, last {format_duration(live.window_ns)}"
-    if count_columns(left) + count_columns(right) + 3 <= width:
-        gap = " " * (width - 1 - count_columns(left) - count_columns(right))
-        lines = [paint("bold", left) + gap + paint("dim", right)]
-    else:
-        lines = [paint("bold", fit_to_width(left, width).rstrip())]
-        lines += [paint("dim", fit_to_width(f" {right}", width).rstrip())]
-    lines += [paint("bold", line) for line in _wrap_lines(describe_live_verdict(live), width)[:3]]
-    if report.in_step_ns:
-        lines.append(fit_to_width(f" {describe_levels(live)}", width).rstrip())
-        lines.append(" " + _fit_parts(list_live_causes(live), "Lost to: ", width - 2))
-    lines += [
-        paint("warn", line)
-        for warning in list_live_warnings(live)
-        for line in _wrap_lines(f"! {warning}", width)[:2]
-    ]
-    return lines
+    yield make_masthead(left, right, width)
+    yield indent(Prose(describe_live_verdict(live), "bold", 3))
+    if live.report.in_step_ns:
+        yield indent(make_line(describe_levels(live)), right=0)
+        yield indent(make_line(_fit_parts(list_live_causes(live), "Lost to: ", width - 2)))
+    for warning in list_live_warnings(live):
+        yield indent(Prose(f"! {warning}", "warn", 2))
 
 
 def describe_live_verdict(live: LiveView) -> str:
@@ -393,55 +399,40 @@ def _fit_parts(parts: Sequence[str], before: str, width: int) -> str:
         line = before + ", ".join([*parts[:shown], *more])
         if count_columns(line) <= width:
             return line
-    return fit_to_width(before + parts[0], width).rstrip()
-
-
-def _wrap_lines(text: str, width: int) -> list[str]:
-    return [f" {line}" for line in wrap_text(text, width - 2)]
+    return before + parts[0]
 
 
 # --- the table ----------------------------------------------------------------------------------
 
-_Cells = tuple[str, ...]
+_TEXT_HEADINGS = ("NODE", "DEVICE", "RECORDER")
+# Left out one after the other until the rest fits.
+_DROP_ORDER = ("DEVICE", "SM", "CAUSED", "RANKS", "BUSY", "STEP", "RECORDER", "LOST")
 
 
-def _draw_table(rows: Sequence[LiveRow], by_node: bool, width: int, paint: Paint) -> list[str]:
-    headings = _select_headings(rows, by_node)
-    cells = [_format_cells(row, headings) for row in rows]
-    wide = [
-        max([count_columns(h), *(count_columns(row_cells[at]) for row_cells in cells)])
-        for at, h in enumerate(headings)
-    ]
-    keep = _fit_columns(headings, wide, width - 1)
-    top = " ".join(_align_cell(headings[at], wide[at], headings[at]) for at in keep)
-    lines = [paint("heading", fit_to_width(f" {top}", width).rstrip())]
-    for row, row_cells in zip(rows, cells):
-        text = " ".join(_align_cell(row_cells[at], wide[at], headings[at]) for at in keep)
-        line = fit_to_width(f"{'*' if row.is_late else ' '}{text}", width).rstrip()
-        brush = "bad" if row.is_late else "" if row.is_healthy else "warn"
-        lines.append(paint(brush, line) if brush else line)
+def _draw_table(rows: Sequence[LiveRow], by_node: bool, width: int) -> list[Text]:
+    """Draw the headings and a line for each row; `*` marks the ranks others waited for."""
+    heads = _select_headings(rows, by_node)
+    grid = make_grid(
+        heads,
+        [_format_cells(row, heads) for row in rows],
+        [heads.index(head) for head in _TEXT_HEADINGS if head in heads],
+        width - 1,
+        [heads.index(head) for head in _DROP_ORDER if head in heads],
+        gap=1,
+    )
+    for column in grid.columns:
+        if str(column.header) == "LOST TO":
+            column.justify = "left"
+    lines = []
+    for row, line in zip((None, *rows), draw_lines(grid, width - 1)):
+        line = Text.assemble("*" if row is not None and row.is_late else " ", line)
+        if row is not None and (row.is_late or not row.is_healthy):
+            line.stylize("bad" if row.is_late else "warn")
+        lines.append(line)
     return lines
 
 
-_LEFT_ALIGNED = frozenset(("NODE", "DEVICE", "LOST TO", "RECORDER"))
-# Columns cut to a width, or dropped (0), one after the other until the rest fits.
-_SHRINK_ORDER = (
-    ("DEVICE", 12),
-    ("NODE", 20),
-    ("DEVICE", 0),
-    ("RECORDER", 14),
-    ("LOST TO", 18),
-    ("NODE", 12),
-    ("SM", 0),
-    ("CAUSED", 0),
-    ("LOST TO", 12),
-    ("RANKS", 0),
-    ("BUSY", 0),
-    ("STEP", 0),
-)
-
-
-def _select_headings(rows: Sequence[LiveRow], by_node: bool) -> _Cells:
+def _select_headings(rows: Sequence[LiveRow], by_node: bool) -> tuple[str, ...]:
     out = ["NODE", "RANKS"] if by_node else ["RANK", "NODE", "DEVICE"]
     out.append("BUSY")
     if any(row.sm_active_ratio is not None for row in rows):
@@ -452,7 +443,7 @@ def _select_headings(rows: Sequence[LiveRow], by_node: bool) -> _Cells:
     return (*out, "RECORDER")
 
 
-def _format_cells(row: LiveRow, headings: _Cells) -> _Cells:
+def _format_cells(row: LiveRow, headings: tuple[str, ...]) -> tuple[str, ...]:
     cells = {
         "RANK": row.ranks,
         "RANKS": row.ranks,
@@ -462,7 +453,7 @@ def _format_cells(row: LiveRow, headings: _Cells) -> _Cells:
         "SM": _format_ratio(row.sm_active_ratio),
         "STEP": _NO_VALUE if row.step_ns is None else _format_step_time(row.step_ns),
         "LOST": _format_ratio(row.lost_ratio),
-        "LOST TO": row.lost_to,
+        "LOST TO": escape_text(row.lost_to, _MAX_LOSS_CHARACTERS),
         "CAUSED": _NO_VALUE if row.caused_ns is None else format_quantity(row.caused_ns, "ns"),
         "RECORDER": row.recorder.removesuffix(" ago").replace("silent for", "silent"),
     }
@@ -476,27 +467,6 @@ def _format_ratio(value: float | None) -> str:
 def _format_step_time(ns: int) -> str:
     """Format a step time in few characters: 74.0 ms, 740 ms, 7.40 s."""
     return f"{ns / 1e6:.0f} ms" if 99_950_000 <= ns < 999_500_000 else format_quantity(ns, "ns")
-
-
-def _align_cell(text: str, wide: int, heading: str) -> str:
-    if heading in _LEFT_ALIGNED or count_columns(text) > wide:
-        return fit_to_width(text, wide)
-    return " " * (wide - count_columns(text)) + text
-
-
-def _fit_columns(headings: _Cells, wide: list[int], room: int) -> list[int]:
-    """Return the indices of the columns that fit; shrinks entries of `wide` in place."""
-    keep = list(range(len(headings)))
-    for name, least in _SHRINK_ORDER:
-        over = sum(wide[at] + 1 for at in keep) - 1 - room
-        at = headings.index(name) if name in headings else -1
-        if over <= 0 or at not in keep:
-            continue
-        if least:
-            wide[at] = max(min(wide[at], least), wide[at] - over)
-        else:
-            keep.remove(at)
-    return keep
 
 
 _MAX_ROWS = 50

@@ -1,24 +1,35 @@
-"""Tables and details of the terminal report, below its first screen.
+"""Drawing with rich, and the tables and details of the terminal report below its first screen.
 
 Every cause in full, the ledger to the nanosecond, and always *Unattributed* with its
 reasons and *Not seen*. The matrix of ranks by causes takes two lines per rank. Numbers are
-shown in full, text is cut to the remaining width. With colors off, text is left as it is.
+shown in full, text is cut to the remaining width. rich receives safe text only (`escape_text`),
+always as `Text` and never as markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
+
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.segment import Segment
+from rich.table import Table as Grid
+from rich.text import Text
+from rich.theme import Theme
 
 from clusterprof.output.renderers.text import advice, culprits, impact, summary, wording
 from clusterprof.output.renderers.text.safety import (
+    convert_to_ascii,
     count_columns,
     escape_text,
     fit_to_width,
     wrap_text,
 )
 from clusterprof.output.renderers.text.tables import (
-    MatrixRow,
     Table,
     build_cause_matrix,
     build_ledger_columns,
@@ -27,74 +38,14 @@ from clusterprof.output.renderers.text.tables import (
     format_exact_seconds,
     sort_by_lost_time,
 )
-from clusterprof.report.model import RankLedger, Report
+from clusterprof.report.model import Finding, Report
 from clusterprof.units import format_quantity
 
+THEME = Theme({"good": "green", "bad": "bold red", "warn": "bold yellow", "heading": "bold cyan"})
+_MIN_TEXT_COLUMNS = 8  # a column of text is not cut further before other columns are left out
 _MATRIX_ROWS = 6
-_RANK_COLUMNS, _WORD_COLUMNS, _SUM_COLUMNS = 8, 7, 10
-_MIN_CAUSE_COLUMNS = 15  # width of a cause column, before the remaining width is shared out
-_MAX_CAUSE_COLUMNS = 18
-
-
-def render_matrix(report: Report, width: int) -> Iterator[str]:
-    """Render the matrix; yield nothing if ranks were not compared."""
-    widest = 16 if width >= 72 else 9
-    node = min(
-        max((count_columns(escape_text(machine.name)) for machine in report.nodes), default=0) + 1,
-        widest,
-    )
-    room = width - 1 - _RANK_COLUMNS - node - _WORD_COLUMNS - _SUM_COLUMNS
-    count = max(room // _MIN_CAUSE_COLUMNS, 1)
-    each = min(room // count, _MAX_CAUSE_COLUMNS)
-    cause_matrix = build_cause_matrix(report, _MATRIX_ROWS, count)
-    if cause_matrix is None:
-        return
-    heads = "".join(
-        _align_matrix_cell(escape_text(cause, 60), each) for cause in cause_matrix.causes
-    )
-    yield (
-        f" {'rank':<{_RANK_COLUMNS}}{fit_to_width('node', node)}{'':<{_WORD_COLUMNS}}"
-        f"{heads}{'all':>{_SUM_COLUMNS}}"
-    )
-    for at, line in enumerate(cause_matrix.lines):
-        if cause_matrix.rest and at == len(cause_matrix.lines) - 1:
-            yield f" … {cause_matrix.rest}:"
-            line = MatrixRow("", "", line.victim_ns, line.culprit_ns)
-        label = (
-            line.label
-            if len(line.label) < _RANK_COLUMNS or line.ranks == 1
-            else f"{line.ranks} ranks"
-        )
-        first = (
-            f"{fit_to_width(label, _RANK_COLUMNS - 1)}"
-            f" {fit_to_width(escape_text(line.node), node - 1)} "
-        )
-        yield _format_matrix_row(first, "lost", line.victim_ns, each)
-        yield _format_matrix_row(" " * (_RANK_COLUMNS + node), "caused", line.culprit_ns, each)
-
-
-def _format_matrix_row(first: str, word: str, ns: tuple[int, ...], each: int) -> str:
-    cells = "".join(_align_matrix_cell(format_cell(cause_ns), each) for cause_ns in ns[:-1])
-    return f" {first}{word:<{_WORD_COLUMNS}}{cells}{format_cell(ns[-1]):>{_SUM_COLUMNS}}"
-
-
-def _align_matrix_cell(text: str, each: int) -> str:
-    return fit_to_width(text, each - 1).strip().rjust(each)
-
-
-_CODES = {"bold": "1", "dim": "2", "good": "32", "bad": "1;31", "warn": "1;33", "heading": "1;36"}
-
-
-@dataclass(frozen=True, slots=True)
-class Paint:
-    """Wraps finished, padded text in SGR codes; no other code writes escape sequences."""
-
-    on: bool
-
-    def __call__(self, brush: str, text: str) -> str:
-        return f"\x1b[{_CODES[brush]}m{text}\x1b[0m" if self.on and text else text
-
-
+_MATRIX_LABEL_COLUMNS = 8 + 7 + 10  # of ranks, of the words lost and caused, of the sum
+_MIN_CAUSE_COLUMNS, _MAX_CAUSE_COLUMNS = 15, 18  # with the blank before a column
 _AMOUNT_COLUMNS = 18  # one exact number: 999,999.999999999 and two blanks
 _LEDGER_LABEL_COLUMNS = 25
 _MAX_CULPRITS = 3  # culprits whose amounts are written
@@ -102,275 +53,339 @@ _RANKS_WHEN_MANY = 2  # ranks in the ledger if there are more than `most_ranks`
 _MAX_SINGLE_NODES = 4  # with more nodes, those without damage share a line
 _LEDGER_HEADING = "LEDGER, in seconds, exact to the nanosecond"
 _MIN_WIDE_SCREEN = 72  # a narrower screen has fewer columns in its tables
-
-
-def render_details(report: Report, width: int, paint: Paint, most_ranks: int) -> list[str]:
-    """Render every section below the first screen."""
-    sections = [
-        ("CAUSES IN FULL", list(_render_causes(report, width, paint))),
-        (
-            impact.IMPACT_HEADING,
-            [line for t in impact.describe_impact(report) for line in _render_item(t, width)],
-        ),
-        ("RANKS BY CAUSE", list(render_matrix(report, width))),
-        ("RANKS", list(_render_ranks(report, width, most_ranks))),
-        (
-            _LEDGER_HEADING if width >= _MIN_WIDE_SCREEN else "LEDGER, in seconds",
-            list(_render_ledger(report, width, most_ranks)),
-        ),
-        (
-            impact.UTILIZATION_HEADING,
-            [line for t in impact.describe_utilization(report) for line in _render_item(t, width)],
-        ),
-        (
-            "SLOW STEPS",
-            [
-                line
-                for text in culprits.describe_slow_steps(report)
-                for line in _render_item(text, width)
-            ],
-        ),
-        ("UNATTRIBUTED", list(_render_unattributed(report, width))),
-        ("NOT SEEN", list(_render_coverage_gaps(report, width))),
-        ("MEASURES", list(_render_metrics(report, width))),
-        ("RECORDING", list(_render_recording(report, width))),
-        (
-            "NOTES",
-            [line for note in report.notes for line in _render_item(escape_text(note, 600), width)],
-        ),
-    ]
-    lines: list[str] = []
-    for heading, body in sections:
-        if body:
-            heading = fit_to_width(heading, min(count_columns(heading), width - 4))
-            rule = "─" * (width - 3 - count_columns(heading))
-            lines += [f" {paint('heading', heading)} {paint('dim', rule)}", *body, ""]
-    return lines[:-1]
-
-
-def _render_causes(report: Report, width: int, paint: Paint) -> Iterator[str]:
-    for finding in report.findings:
-        name = f" {escape_text(finding.cause.id, 60)}: {wording.format_title(finding)}"
-        yield paint("bold", fit_to_width(name, width).rstrip())
-        whole = "the recorded time, outside steps" if finding.outside_steps else "the time in steps"
-        size = (
-            f"{wording.format_lost_time(finding)},"
-            f" {format_quantity(finding.share_ratio, 'ratio')} of {whole}"
-        )
-        yield from _render_field("lost", size, width)
-        yield from _render_field("sure", wording.describe_confidence(finding), width)
-        yield from _render_field("wins", wording.describe_savings(finding), width)
-        yield from _render_field("who", culprits.format_culprits(finding, 3), width)
-        for line in culprits.describe_caused_loss(finding, _MAX_CULPRITS, report.in_step_ns):
-            yield from _render_field("caused", line, width)
-        yield from _render_field("peers", culprits.describe_peer_comparison(finding), width)
-        yield from _render_field("since", culprits.describe_onset(finding), width)
-        yield from _render_field("waits", culprits.describe_persistence(finding), width)
-        for item in finding.evidence:
-            yield from _render_field("seen", wording.format_evidence(item), width)
-        yield from _render_field("do", advice.describe_first_step(finding), width)
-        if finding.advice:
-            how = [line.text for line in advice.wrap_change(finding.advice[0], width - 11)]
-            yield from _render_labeled_lines("how", how)
-        yield from _render_field("effort", advice.describe_effort(finding), width)
-        yield from _render_field("not", "; ".join(advice.list_withheld_advice(finding)), width)
-    small = wording.list_small_causes(report)
-    if small:
-        named = [f"{escape_text(cause, 60)} {format_quantity(ns, 'ns')}" for cause, ns in small]
-        yield from wrap_text(f"Too small for a finding: {', '.join(named)}.", width - 2, " ")
-    if report.findings:
-        yield from wrap_text(wording.LEGEND, width - 2, " ")
-
-
-def _render_ranks(report: Report, width: int, most_ranks: int) -> Iterator[str]:
-    if not report.ranks:
-        return
-    if width < _MIN_WIDE_SCREEN:
-        yield from _render_ranks_narrow(report, width, most_ranks)
-        return
-    several = len(report.ranks) > 1
-    time = 10 if several else 11
-    room = width - 8 - 8 - 2 * time - 8 - 18
-    left = min(
-        max((count_columns(escape_text(rank.node)) for rank in report.ranks), default=0) + 1, room
-    )
-    left = max(min(left, room - len("GPU-12345678 ")), 5)
-    if several:  # short device names leave room for node names
-        device = max(count_columns(escape_text(rank.device)) for rank in report.ranks) + 1
-        names = max(count_columns(escape_text(rank.node)) for rank in report.ranks) + 1
-        left = max(min(names, room - min(device, 13)), 5)
-    right = room - left
-    yield (
-        f" {'rank':<8}{fit_to_width('node', left)}{fit_to_width('device', right)}"
-        f"{'steps':>8}{'in steps':>{time}}"
-        f"{'lost':>{time}}{'share':>8}  {'measured by':<15}"
-    ).rstrip()
-    for rank in sort_by_lost_time(report.ranks)[:most_ranks]:
-        yield _format_rank_row(rank, left, right, time)
-    hidden = len(report.ranks) - most_ranks
-    if hidden > 0:
-        yield f" … and {hidden:,} ranks that lost less: --json lists them all"
-
-
-def _render_ranks_narrow(report: Report, width: int, most_ranks: int) -> Iterator[str]:
-    yield f" {'rank':<8}{'lost':>10}{'share':>8}  node"
-    for rank in sort_by_lost_time(report.ranks)[:most_ranks]:
-        number = str(rank.pid if rank.rank is None else rank.rank)
-        part = wording.format_rank_share(rank)
-        node = fit_to_width(escape_text(rank.node), width - 29).rstrip()
-        yield f" {number:<8}{format_quantity(rank.lost_ns, 'ns'):>10}{part:>8}  {node}"
-    hidden = len(report.ranks) - most_ranks
-    if hidden > 0:
-        yield f" … and {hidden:,} ranks that lost less"
-
-
-def _format_rank_row(rank: RankLedger, left: int, right: int, time: int) -> str:
-    number = str(rank.pid if rank.rank is None else rank.rank)
-    node = fit_to_width(escape_text(rank.node), left - 1)
-    device = fit_to_width(escape_text(rank.device) or "none", right - 1)
-    at_most = "≤" if rank.source == "host-spans" and rank.lost_ns else ""
-    lost = at_most + format_quantity(rank.lost_ns, "ns")
-    part = wording.format_rank_share(rank)
-    return (
-        f" {number:<8}{node} {device}"
-        f" {rank.steps:>8,}{format_quantity(rank.in_step_ns, 'ns'):>{time}}"
-        f"{lost:>{time}}{part:>8}  {escape_text(rank.source, 15)}"
-    )
-
-
-def _render_ledger(report: Report, width: int, most_ranks: int) -> Iterator[str]:
-    if len(report.ranks) > most_ranks:
-        most_ranks = min(most_ranks, _RANKS_WHEN_MANY)  # the ledgers of many ranks look alike
-    everything = build_ledger_columns(report, most_ranks)
-    rows = build_ledger_rows(everything)
-    per_block = max((width - 1 - _LEDGER_LABEL_COLUMNS) // _AMOUNT_COLUMNS, 1)
-    names = min(_LEDGER_LABEL_COLUMNS, width - 1 - _AMOUNT_COLUMNS)
-    for start in range(0, len(everything), per_block):
-        block = range(start, min(start + per_block, len(everything)))
-        if start:
-            yield ""
-        headings = "".join(
-            fit_to_width(everything[i].heading, _AMOUNT_COLUMNS - 2).strip().rjust(_AMOUNT_COLUMNS)
-            for i in block
-        )
-        yield f" {'':<{names}}{headings}"
-        for row in rows:
-            label = fit_to_width("  " * row.depth + row.label, names)
-            yield f" {label}" + "".join(
-                format_exact_seconds(row.ns[i]).rjust(_AMOUNT_COLUMNS) for i in block
-            )
-
-
-def _render_unattributed(report: Report, width: int) -> Iterator[str]:
-    if not report.lost_ns:
-        yield from wrap_text("Nothing: no time inside steps was lost.", width - 2, " ")
-        return
-    if not report.unattributed_ns:
-        yield from wrap_text(
-            "Nothing: every lost nanosecond inside steps has a cause.", width - 2, " "
-        )
-        return
-    part = wording.format_share(report.unattributed_ns, report.lost_ns)
-    amount = format_quantity(report.unattributed_ns, "ns")
-    summary = f"{amount}, {part} of the loss, without sufficient evidence:"
-    yield from wrap_text(summary, width - 2, " ")
-    for reason, ns in report.unattributed_reasons:
-        yield from _render_item(
-            f"{format_quantity(ns, 'ns')}: {wording.describe_unattributed_reason(reason)}", width
-        )
-
-
-def _render_coverage_gaps(report: Report, width: int) -> Iterator[str]:
-    if not report.blinds:
-        yield " Nothing is known to be missing."
-    for blind in wording.list_coverage_gaps(report):
-        yield from _render_item(blind, width)
-
-
-def _render_metrics(report: Report, width: int) -> Iterator[str]:
-    unknown: dict[str, list[str]] = {}
-    for metric in report.metrics:
-        if metric.value is None:
-            unknown.setdefault(metric.why_missing, []).append(escape_text(metric.name, 60))
-            continue
-        bound = "" if metric.bound == "exact" else f"{metric.bound} "
-        text = bound + format_quantity(metric.value, metric.unit)
-        if width < _MIN_WIDE_SCREEN:
-            yield from _render_item(f"{escape_text(metric.name, 60)} {text}", width)
-            continue
-        yield (
-            f" {fit_to_width(escape_text(metric.name, 60), 30)}"
-            f" {fit_to_width(text, width - 32).rstrip()}"
-        )
-    for why, names in unknown.items():
-        yield from _render_item(f"not known: {', '.join(names)}: {escape_text(why, 300)}", width)
-
-
-def _render_recording(report: Report, width: int) -> Iterator[str]:
-    for line in summary.describe_recordings(report, _MAX_SINGLE_NODES):
-        yield from _render_item(line, width)
-
-
-def _render_field(label: str, text: str, width: int) -> Iterator[str]:
-    if text.strip():
-        yield from _render_labeled_lines(label, wrap_text(text, width - 11))
-
-
-def _render_labeled_lines(label: str, lines: Sequence[str]) -> Iterator[str]:
-    for at, line in enumerate(lines):
-        yield f"   {'' if at else label:<7} {line}"
-
-
-def _render_item(text: str, width: int) -> Iterator[str]:
-    first, *more = wrap_text(text, width - 4) or [""]
-    yield f" - {first}"
-    yield from (f"   {line}" for line in more)
-
-
 _MAX_NAME_COLUMNS = 16  # the first column has at most this width, or a quarter of the screen
-_MIN_TEXT_COLUMNS = 8  # width of a text column, at least
 
 
-def render_table(table: Table, width: int, paint: Paint) -> list[str]:
-    """Render title, headings, rows and remark of a table.
+# --- drawing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A safe text that `wrap_text` wraps, so that commands and amounts stay on one line."""
+
+    text: str
+    style: str = ""
+    max_lines: int | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = wrap_text(self.text, options.max_width)
+        if self.max_lines is not None and len(lines) > self.max_lines:
+            last = fit_to_width(f"{lines[self.max_lines - 1]} …", options.max_width)
+            lines = [*lines[: self.max_lines - 1], last]
+        if lines:
+            yield Text("\n".join(lines), self.style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, max(count_columns(self.text), 1))
+
+
+def make_line(text: str, style: str = "") -> Text:
+    """Make one line of a safe text; it is cut with an ellipsis where it does not fit."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def indent(renderable: RenderableType, left: int = 1, right: int = 1) -> Padding:
+    """Leave blank columns on both sides."""
+    return Padding(renderable, (0, right, 0, left))
+
+
+def make_masthead(left: str, right: str, width: int) -> RenderableType:
+    """Make the top line of a screen; two lines where one has no room."""
+    if count_columns(left) + count_columns(right) + 4 > width:
+        return indent(Group(make_line(left, "bold"), Prose(right, "dim")), right=0)
+    grid = Grid.grid(expand=True)
+    grid.add_column()
+    grid.add_column(justify="right")
+    grid.add_row(Text(left, "bold"), Text(right, "dim"))
+    return indent(grid)
+
+
+def render_labeled(
+    rows: Iterable[tuple[str, RenderableType]],
+    left: int,
+    columns: int,
+    right: int = 0,
+    label_style: str = "",
+) -> RenderableType:
+    """Put texts next to labels that take this many columns, and a blank."""
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=columns, style=label_style)
+    for label, text in rows:
+        grid.add_row(Text(label), text)
+    return indent(grid, left, right)
+
+
+def make_grid(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Collection[int],
+    width: int,
+    droppable: Iterable[int] = (),
+    gap: int = 2,
+) -> Grid:
+    """Make a table with one line per row: numbers stay whole, the columns `texts` may be cut.
+
+    Columns of `droppable` are left out, in this order, until the rest fits into `width`.
+    """
+    sizes = [max(map(count_columns, cells)) for cells in zip(heads, *rows)]
+    least = [min(size, _MIN_TEXT_COLUMNS) if i in texts else size for i, size in enumerate(sizes)]
+    kept = list(range(len(heads)))
+    for i in droppable:
+        if sum(least[k] + gap for k in kept) - gap <= width:
+            break
+        kept.remove(i)
+    grid = Grid(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="heading")
+    for i in kept:
+        justify: JustifyMethod = "left" if i in texts else "right"
+        grid.add_column(make_line(heads[i]), justify=justify, no_wrap=i not in texts)
+    # A column is one text of many lines: rich draws these much faster than as many cells.
+    grid.add_row(*(make_line("\n".join(row[i] for row in rows)) for i in kept))
+    return grid
+
+
+def draw_lines(renderable: RenderableType, width: int) -> list[Text]:
+    """Draw into lines of at most `width` columns, without blanks at their ends."""
+    lines = []
+    for segments in _make_console(width).render_lines(renderable, pad=False):
+        parts = Segment.simplify(segments)
+        line = Text.assemble(*((part.text, part.style or "") for part in parts))
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def format_lines(lines: Iterable[Text], color: bool, plain_letters: bool = False) -> str:
+    """Format drawn lines as a string; no other code writes escape sequences."""
+    console = _make_console(1, color)
+    console.print(Text("\n").join(lines), soft_wrap=True)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return convert_to_ascii(text) if plain_letters else text
+
+
+def _make_console(width: int, color: bool = False) -> Console:
+    """Make a console into memory whose output no variable of the environment changes."""
+    return Console(
+        file=StringIO(),
+        width=width,
+        height=1,
+        color_system="standard" if color else None,
+        no_color=not color,
+        force_terminal=color,
+        force_jupyter=False,
+        legacy_windows=False,
+        theme=THEME,
+    )
+
+
+# --- the details --------------------------------------------------------------------------------
+
+
+def render_details(report: Report, width: int, most_ranks: int) -> Iterator[Text]:
+    """Yield the lines of every section below the first screen."""
+    ledger = _LEDGER_HEADING if width >= _MIN_WIDE_SCREEN else "LEDGER, in seconds"
+    notes = [escape_text(note, 600) for note in report.notes]
+    sections: list[tuple[str, Iterable[RenderableType]]] = [
+        ("CAUSES IN FULL", _render_causes(report, width)),
+        (impact.IMPACT_HEADING, _render_items(impact.describe_impact(report))),
+        ("RANKS BY CAUSE", _render_matrix(report, width)),
+        ("RANKS", _render_ranks(report, width, most_ranks)),
+        (ledger, _render_ledger(report, width, most_ranks)),
+        (impact.UTILIZATION_HEADING, _render_items(impact.describe_utilization(report))),
+        ("SLOW STEPS", _render_items(culprits.describe_slow_steps(report))),
+        ("UNATTRIBUTED", _render_unattributed(report)),
+        ("NOT SEEN", _render_coverage_gaps(report)),
+        ("MEASURES", _render_metrics(report, width)),
+        ("RECORDING", _render_items(summary.describe_recordings(report, _MAX_SINGLE_NODES))),
+        ("NOTES", _render_items(notes)),
+    ]
+    for heading, parts in sections:
+        body = list(parts)
+        if body:
+            yield from draw_lines(Group(Text(), _render_heading(heading), *body), width)
+
+
+def render_table(table: Table, width: int) -> list[Text]:
+    """Draw title, headings, rows and remark of a table.
 
     Columns that do not fit are dropped, starting with the rightmost number.
     """
-    rule = "─" * (width - 3 - len(table.title))
-    lines = [f" {paint('heading', table.title)} {paint('dim', rule)}"]
+    parts: list[RenderableType] = [_render_heading(table.title)]
     if table.rows:
-        lines += _render_grid(table, width)
-    lines += (
-        wrap_text(f"{'… ' if table.rows else ''}{table.rest}", width - 2, " ") if table.rest else []
+        count = len(table.heads)
+        texts = range(count - table.texts, count)
+        numbers = range(2, texts.start)
+        droppable = (*reversed(numbers), *reversed(texts))
+        grid = make_grid(table.heads, table.rows, (0, *texts), width - 1, droppable)
+        grid.columns[0].max_width = max(_MAX_NAME_COLUMNS, width // 4)
+        parts.append(indent(grid, right=0))
+    if table.rest:
+        parts.append(indent(Prose(f"{'… ' if table.rows else ''}{table.rest}")))
+    return draw_lines(Group(*parts), width)
+
+
+def _render_heading(text: str) -> RenderableType:
+    return indent(Rule(Text(text, "heading"), style="dim", align="left"))
+
+
+def _render_items(texts: Iterable[str]) -> Iterator[RenderableType]:
+    rows = [("-", Prose(text)) for text in texts]
+    if rows:
+        yield render_labeled(rows, 1, 1, right=1)
+
+
+def _render_causes(report: Report, width: int) -> Iterator[RenderableType]:
+    for finding in report.findings:
+        name = f"{escape_text(finding.cause.id, 60)}: {wording.format_title(finding)}"
+        yield indent(make_line(name, "bold"), right=0)
+        yield render_labeled(_list_fields(report, finding, width), 3, 7)
+    small = wording.list_small_causes(report)
+    if small:
+        named = [f"{escape_text(cause, 60)} {format_quantity(ns, 'ns')}" for cause, ns in small]
+        yield indent(Prose(f"Too small for a finding: {', '.join(named)}."))
+    if report.findings:
+        yield indent(Prose(wording.LEGEND))
+
+
+def _list_fields(
+    report: Report, finding: Finding, width: int
+) -> Iterator[tuple[str, RenderableType]]:
+    """Yield label and text of what is known about a cause."""
+    whole = "the recorded time, outside steps" if finding.outside_steps else "the time in steps"
+    size = (
+        f"{wording.format_lost_time(finding)},"
+        f" {format_quantity(finding.share_ratio, 'ratio')} of {whole}"
     )
-    return lines
+    caused = culprits.describe_caused_loss(finding, _MAX_CULPRITS, report.in_step_ns)
+    fields = [
+        ("lost", size),
+        ("sure", wording.describe_confidence(finding)),
+        ("wins", wording.describe_savings(finding)),
+        ("who", culprits.format_culprits(finding, 3)),
+        *(("caused", line) for line in caused),
+        ("peers", culprits.describe_peer_comparison(finding)),
+        ("since", culprits.describe_onset(finding)),
+        ("waits", culprits.describe_persistence(finding)),
+        *(("seen", wording.format_evidence(item)) for item in finding.evidence),
+        ("do", advice.describe_first_step(finding)),
+    ]
+    yield from ((label, Prose(text)) for label, text in fields if text.strip())
+    if finding.advice:
+        how = advice.wrap_change(finding.advice[0], width - 11)
+        yield "how", Text("\n".join(line.text for line in how))
+    for label, text in (
+        ("effort", advice.describe_effort(finding)),
+        ("not", "; ".join(advice.list_withheld_advice(finding))),
+    ):
+        if text.strip():
+            yield label, Prose(text)
 
 
-def _render_grid(table: Table, width: int) -> list[str]:
-    all_rows = [table.heads, *table.rows]
-    count = len(table.heads)
-    words = set(range(count - table.texts, count))
-    sizes = [max(count_columns(row[i]) for row in all_rows) for i in range(count)]
-    sizes[0] = min(sizes[0], max(_MAX_NAME_COLUMNS, width // 4))
-    shown = list(range(count))
-    while len(shown) > 2:
-        need = sum(sizes[i] + 2 for i in shown if i not in words) + sum(
-            min(sizes[i], _MIN_TEXT_COLUMNS) + 2 for i in shown if i in words
+def _render_matrix(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield the matrix; nothing if ranks were not compared."""
+    widest = 16 if width >= _MIN_WIDE_SCREEN else 9
+    names = [count_columns(escape_text(node.name)) for node in report.nodes]
+    room = width - 1 - _MATRIX_LABEL_COLUMNS - min(max(names, default=0) + 1, widest)
+    count = max(room // _MIN_CAUSE_COLUMNS, 1)
+    matrix = build_cause_matrix(report, _MATRIX_ROWS, count)
+    if matrix is None:
+        return
+    heads = ["rank", "node", "", *(escape_text(cause, 60) for cause in matrix.causes), "all"]
+    rows: list[tuple[str, ...]] = []
+    for line in matrix.lines:
+        label = line.label if len(line.label) < 8 or line.ranks == 1 else f"{line.ranks} ranks"
+        node = escape_text(line.node)
+        if matrix.rest and line is matrix.lines[-1]:
+            label = node = ""
+        rows.append((label, node, "lost", *map(format_cell, line.victim_ns)))
+        rows.append(("", "", "caused", *map(format_cell, line.culprit_ns)))
+    grid = make_grid(heads, rows, range(3), width - 1, gap=1)
+    grid.columns[1].max_width = widest
+    for column in grid.columns[3:-1]:
+        column.max_width = min(room // count, _MAX_CAUSE_COLUMNS)
+    lines = draw_lines(indent(grid, right=0), width)
+    if matrix.rest:
+        lines.insert(-2, make_line(f" … {matrix.rest}:"))
+    yield from lines
+
+
+def _render_ranks(report: Report, width: int, most_ranks: int) -> Iterator[RenderableType]:
+    if not report.ranks:
+        return
+    rows = [
+        (
+            str(rank.pid if rank.rank is None else rank.rank),
+            escape_text(rank.node),
+            escape_text(rank.device) or "none",
+            f"{rank.steps:,}",
+            format_quantity(rank.in_step_ns, "ns"),
+            ("≤" if rank.source == "host-spans" and rank.lost_ns else "")
+            + format_quantity(rank.lost_ns, "ns"),
+            wording.format_rank_share(rank),
+            escape_text(rank.source, 15),
         )
-        if need <= width:
-            break
-        numbers = [i for i in shown[1:] if i not in words]
-        shown.remove(numbers[-1] if len(numbers) > 1 else shown[-1])
-    left = width - 1 - sum(sizes[i] + 2 for i in shown if i not in words)
-    texts = [i for i in shown if i in words]
-    for at, i in enumerate(texts):
-        sizes[i] = max(min(sizes[i], left // (len(texts) - at) - 2), 1)
-        left -= sizes[i] + 2
-    lines = []
-    for row in all_rows:
+        for rank in sort_by_lost_time(report.ranks)[:most_ranks]
+    ]
+    heads = ("rank", "node", "device", "steps", "in steps", "lost", "share", "measured by")
+    grid = make_grid(heads, rows, (0, 1, 2, 7), width - 1, droppable=(7, 3, 4, 2))
+    yield indent(grid, right=0)
+    hidden = len(report.ranks) - most_ranks
+    if hidden > 0:
+        yield indent(Prose(f"… and {hidden:,} ranks that lost less: --json lists them all"))
+
+
+def _render_ledger(report: Report, width: int, most_ranks: int) -> Iterator[RenderableType]:
+    if len(report.ranks) > most_ranks:
+        most_ranks = min(most_ranks, _RANKS_WHEN_MANY)  # the ledgers of many ranks look alike
+    columns = build_ledger_columns(report, most_ranks)
+    rows = build_ledger_rows(columns)
+    per_block = max((width - 1 - _LEDGER_LABEL_COLUMNS) // _AMOUNT_COLUMNS, 1)
+    for start in range(0, len(columns), per_block):
+        block = slice(start, start + per_block)
+        if start:
+            yield Text()
+        heads = ["", *(column.heading for column in columns[block])]
         cells = [
-            fit_to_width(row[i], sizes[i]) if i == 0 or i in words else row[i].rjust(sizes[i])
-            for i in shown
+            ("  " * row.depth + row.label, *map(format_exact_seconds, row.ns[block]))
+            for row in rows
         ]
-        lines.append((" " + "  ".join(cells)).rstrip())
-    return lines
+        yield indent(make_grid(heads, cells, (0,), width - 1), right=0)
+
+
+def _render_unattributed(report: Report) -> Iterator[RenderableType]:
+    if not report.lost_ns:
+        yield indent(Prose("Nothing: no time inside steps was lost."))
+        return
+    if not report.unattributed_ns:
+        yield indent(Prose("Nothing: every lost nanosecond inside steps has a cause."))
+        return
+    part = wording.format_share(report.unattributed_ns, report.lost_ns)
+    amount = format_quantity(report.unattributed_ns, "ns")
+    yield indent(Prose(f"{amount}, {part} of the loss, without sufficient evidence:"))
+    yield from _render_items(
+        f"{format_quantity(ns, 'ns')}: {wording.describe_unattributed_reason(reason)}"
+        for reason, ns in report.unattributed_reasons
+    )
+
+
+def _render_coverage_gaps(report: Report) -> Iterator[RenderableType]:
+    if not report.blinds:
+        yield indent(Prose("Nothing is known to be missing."))
+    yield from _render_items(wording.list_coverage_gaps(report))
+
+
+def _render_metrics(report: Report, width: int) -> Iterator[RenderableType]:
+    known, unknown = [], dict[str, list[str]]()
+    for metric in report.metrics:
+        name = escape_text(metric.name, 60)
+        if metric.value is None:
+            unknown.setdefault(metric.why_missing, []).append(name)
+            continue
+        bound = "" if metric.bound == "exact" else f"{metric.bound} "
+        known.append((name, bound + format_quantity(metric.value, metric.unit)))
+    if known:
+        grid = make_grid(("", ""), known, (0, 1), width - 2)
+        grid.show_header = False
+        yield indent(grid)
+    yield from _render_items(
+        f"not known: {', '.join(names)}: {escape_text(why, 300)}" for why, names in unknown.items()
+    )

@@ -2,7 +2,7 @@
 
 Per rank the time from its first step to its last is cut into pieces: the device computed (its log),
 was in an operation with others, or stood still; a piece that it stood still is charged to what the
-host did then. Whoever comes last to an operation keeps the others waiting for exactly the time by
+host did then. The last rank at an operation keeps the others waiting for exactly the time by
 which it had spent more since all were together; what it had more of shares the wait in proportion,
 under the same culprits. Integers throughout: what is lost adds up to the nanosecond.
 
@@ -60,7 +60,10 @@ def pieces(life: Life) -> list[Piece]:
     """Cut a life's time in steps into pieces without gap or overlap."""
     out: list[Piece] = []
     host = list(_host(life))
-    fixed = [Piece(one.come_ns, one.left_ns, (), one.key) for one in life.operations]
+    fixed = [
+        Piece(operation.come_ns, operation.left_ns, (), operation.key)
+        for operation in life.operations
+    ]
     for one in life.busy:
         if one.what == "compute":
             useful = one.end_ns - one.start_ns - one.slowed_ns
@@ -118,8 +121,8 @@ def _host(life: Life) -> Iterator[Piece]:
 
 
 def _disjoint(claims: Sequence[Piece]) -> list[Piece]:
-    """Give time that is claimed twice to whoever stands first; return the pieces by time."""
-    edges = sorted({t for one in claims for t in (one.start_ns, one.end_ns)})
+    """Give time that is claimed twice to the first claim; return the pieces by time."""
+    edges = sorted({t for claim in claims for t in (claim.start_ns, claim.end_ns)})
     place = {t: row for row, t in enumerate(edges)}
     owner: list[Piece | None] = [None] * len(edges)
     for one in claims:
@@ -138,7 +141,9 @@ def _loop(life: Life, start_ns: int, end_ns: int) -> Iterator[Piece]:
     for end_of_step_ns, so_far_ns in zip(life.loop_ends_ns, life.delays_ns, strict=True):
         stop_ns = min(end_ns, end_of_step_ns)
         if stop_ns > at_ns:
-            inside = [one for one in life.phases if before_ns <= one.start_ns < end_of_step_ns]
+            inside = [
+                phase for phase in life.phases if before_ns <= phase.start_ns < end_of_step_ns
+            ]
             length_ns = end_of_step_ns - before_ns - sum(o.end_ns - o.start_ns for o in inside)
             late_ns = so_far_ns - delay_ns - sum(one.delay_ns for one in inside)
             late_ns = max(0, min(late_ns, length_ns)) if delay_ns else 0
@@ -212,7 +217,7 @@ def felt(lives: Mapping[int, Life]) -> list[Sums]:
                 _spend(piece, spent[rank], lost[rank])
         _meet(members[key], spent, lost)
         if key[0] in whole and len(members[key]) == len(lives):
-            common_ns = min(one.end_ns for one in members[key].values())
+            common_ns = min(member.end_ns for member in members[key].values())
             for rank, one in members[key].items():
                 spent[rank] = defaultdict(int, {(TRANSFER, NOBODY): one.end_ns - common_ns})
     for rank, row in rows.items():
@@ -249,7 +254,7 @@ def _meet(
     members: Mapping[int, Piece], spent: Mapping[int, Sums], lost: Mapping[int, Sums]
 ) -> None:
     """Charge an operation: waits until the last has come, then the transfer."""
-    latest_ns = max(one.start_ns for one in members.values())
+    latest_ns = max(member.start_ns for member in members.values())
     last = next(rank for rank, one in members.items() if one.start_ns == latest_ns)
     found = {}
     for rank, one in members.items():

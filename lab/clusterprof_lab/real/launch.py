@@ -24,7 +24,7 @@ HANG_S = 16.0
 """A hung job is ended when none of its ranks has finished a step for so long."""
 _RECORDER_ENDS_WITHIN_S = 20.0
 _KTHREADD = 2
-"""Whoever descends from it is a thread of the kernel."""
+"""Its descendants are threads of the kernel."""
 # Enters each control group named before `--`, then becomes what comes after it.
 _ENTER = (
     'for file in "$@"; do shift; [ "$file" = -- ] && break; echo 0 >"$file" || exit 126; done; '
@@ -141,7 +141,8 @@ class Machine:
 def _cpu_s() -> tuple[float, float, float]:
     """Return seconds of all CPUs: busy, in all, and busy for this process, its kin and the kernel.
 
-    Time of whoever has ended and was waited for is in that of his parent (proc(5), `cutime`).
+    The time of a process that has ended and was waited for is included in its parent's (proc(5),
+    `cutime`).
     """
     all_of = psutil.cpu_times()
     whole = sum(all_of) - all_of.guest - all_of.guest_nice  # these two are in user and nice

@@ -31,7 +31,7 @@ def why_not_slurm() -> str:
 
 def configuration(nodes: Sequence[Node], folder: Path) -> str:
     """Return a slurm.conf: everybody is root and believed, nothing is confined or accounted."""
-    places = "\n".join(f"NodeName={one.name} NodeAddr={one.address} CPUs=2" for one in nodes)
+    places = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs=2" for node in nodes)
     # Plugins are sought where the programs were installed, which may be elsewhere than compiled in.
     prefix = Path(str(program("slurmctld"))).parent.parent
     plugins = "".join(f"PluginDir={found}\n" for found in prefix.glob("lib/*/slurm-wlm"))

@@ -91,7 +91,7 @@ def _life(text: str) -> Life:
     sent: dict[tuple[int, int], int] = {}
     for line in lines:
         life.began_ns, life.ended_ns = line["began_ns"], line["ended_ns"]
-        life.phases += [Phase(*one) for one in line["phases"]]
+        life.phases += [Phase(*phase) for phase in line["phases"]]
         life.injected += [(start, end, cause) for start, end, cause in line["injected"]]
         for kind, peer, number, come, left in line["operations"]:
             life.operations.append(Operation(_key(life.rank, kind, peer, number, sent), come, left))

@@ -48,7 +48,7 @@ def lost_rows(
     """Return the lost time of the ranks of one life, exact to the nanosecond.
 
     `stages`: of a pipeline, those at fault. What others wait for the work of any other stage is the
-    order of the pipeline, and nobody's.
+    order of the pipeline, without a culprit.
     """
     by_rank = {life.rank: life for life in lives}
     sums: dict[tuple[str, int | None, int], int] = {}
@@ -71,7 +71,9 @@ def outside_rows(lives: Sequence[Life], culprits: Sequence[int], hung_ns: int) -
             rows.append(Lost("startup", life.rank, life.rank, life.began_ns - life.started_ns))
         if hung_ns and life.steps:
             rows.append(Lost("fail-hang", culprits[0], life.rank, hung_ns - life.ended_ns))
-        after = [one for one in lives if one.rank == life.rank and one.number == life.number + 1]
+        after = [
+            later for later in lives if later.rank == life.rank and later.number == life.number + 1
+        ]
         if after and life.steps:
             gap_ns = after[0].started_ns - life.ended_ns
             rows.append(Lost("fail-restart", culprits[0], life.rank, gap_ns))
@@ -103,9 +105,11 @@ def truth_of(
     script = (trial.scenario.real or {}).get("script", {})
     stages = culprits if script.get("micro-batches") else None
     for number in range(last_life(lives) + 1):
-        for one in lost_rows([life for life in trained if life.number == number], wanted, stages):
-            key = (one.cause, one.culprit, one.rank)
-            lost[key] = lost.get(key, 0) + one.ns
+        for lost_row in lost_rows(
+            [life for life in trained if life.number == number], wanted, stages
+        ):
+            key = (lost_row.cause, lost_row.culprit, lost_row.rank)
+            lost[key] = lost.get(key, 0) + lost_row.ns
     places: dict[int, Place] = {}
     for life in trained:
         before = places.get(life.rank, Place(life.rank, life.host, 0, 0))

@@ -103,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 4
     works = planned(load_corpus(), given.split, given.slice, ["real"])
     trials = [work.trial for work in works if work.trial is not None]
-    trials = [one for one in trials if not given.scenario or one.scenario.id in given.scenario]
+    trials = [
+        trial for trial in trials if not given.scenario or trial.scenario.id in given.scenario
+    ]
     return _ask(trials, python, version, out)
 
 

@@ -77,7 +77,7 @@ def answer(summary: Mapping[str, Any], version: str) -> Answer:
     if kind in _UNDECIDED:
         return Answer(tool, None)
     issues = [one for one in section.get("issues") or () if one["kind"] in _CAUSES]
-    causes = tuple(_said(one) for one in issues)
+    causes = tuple(_said(issue) for issue in issues)
     ranks = (section.get("metadata") or {}).get("global_ranks_seen") or 1
     blamed = causes[0].culprits if causes else None
     return Answer(tool, causes, culprits=(blamed or ()) if ranks > 1 else None)

@@ -45,7 +45,7 @@ def main() -> None:
 @functools.cache
 def model() -> torch.nn.Module:
     """Return the module that has most parameters and is no other's child; DDP's wrapper counts."""
-    found = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    found = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
     inner = {id(child) for one in found for child in list(one.modules())[1:]}
     outer = [one for one in found if id(one) not in inner]
     return max(outer, key=lambda one: sum(part.numel() for part in one.parameters()))

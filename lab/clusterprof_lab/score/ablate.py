@@ -83,7 +83,7 @@ def ablate(
 def compared(whole: Report, without: Report, signal: str) -> list[Sideways]:
     """Return each leaf that grew, and each family that grew as a whole."""
     before, after = _points(whole), _points(without)
-    bound = any(one.source == "host-spans" for one in without.ranks) and not any(
+    bound = any(rank.source == "host-spans" for rank in without.ranks) and not any(
         one.source == "host-spans" for one in whole.ranks
     )
     out = []

@@ -47,7 +47,7 @@ def wilson(hits: int, n: int) -> Figure:
 
 def part_of(answers: Sequence[bool | None]) -> Figure:
     """Return the part that is true of those that are not None."""
-    asked = [one for one in answers if one is not None]
+    asked = [answer for answer in answers if answer is not None]
     return wilson(sum(asked), len(asked))
 
 
@@ -58,7 +58,7 @@ def over_trials(
 
     `what` is the mean when it is not given.
     """
-    kept = [np.asarray(one, float) for one in trials if len(one)]
+    kept = [np.asarray(trial, float) for trial in trials if len(trial)]
     if not kept:
         return NO_FIGURE
     every = np.concatenate(kept)

@@ -121,7 +121,7 @@ def _points(ns: Mapping[str, int], whole: int) -> dict[str, float]:
 
 
 def _said_points(answer: Answer) -> dict[str, float]:
-    """What is said of each group: by the table of groups, else by the causes named."""
+    """Amount of each group: from the table of groups, else from the named causes."""
     if answer.family_ratio is not None:
         return {name: 100.0 * ratio for name, ratio in answer.family_ratio.items()}
     out: dict[str, float] = {}
@@ -203,18 +203,18 @@ def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
     if len(faults) < 2 or not wanted.also or answer.culprits is None:
         return None
     told = [one for one in answer.causes or () if one.culprits is not None]
-    if not told:  # no cause with its own culprits: whoever is blamed for the run
+    if not told:  # no cause has culprits of its own: take those of the run
         leading = answer.culprits[: len(faults)]
         return all(set(leading) & set(one.culprits) for one in faults)
     return all(
         any(
-            FAMILY_OF.get(one.cause) in meant(said)
+            FAMILY_OF.get(fault.cause) in meant(said)
             and bool(said.culprits)
-            and said.culprits[0] in one.culprits
+            and said.culprits[0] in fault.culprits
             and not _small(said.share_ratio or 1.0)
             for said in told
         )
-        for one in faults
+        for fault in faults
     )
 
 

@@ -1,4 +1,4 @@
-"""Lists of a score: what went sideways without a signal, and what was wrong."""
+"""Lists of a score: time that moved to another cause without a signal, and wrong answers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from clusterprof_lab.score.markdown import Document, cell, table
 
 
 def ablation(document: Document) -> str:
-    """Return what went sideways when a signal was left out."""
+    """Return the time that moved to another cause when a signal was left out."""
     got = document["ablation"]
-    found = [one for one in got["sideways"] if not one["bound"]]
-    said = (
-        f"Each of {got['signals']} signals was left out of {got['runs']} runs: {len(found)} times"
-        " more than half a point\nwent sideways;"
-        f" {len(got['sideways']) - len(found)} times more in which the loss is an upper bound,"
-        " because no device was\nmeasured.\n"
+    found = [sideway for sideway in got["sideways"] if not sideway["bound"]]
+    bound_count = len(got["sideways"]) - len(found)
+    text = (
+        f"Each of {got['signals']} signals was left out of {got['runs']} runs."
+        f" In {len(found)} cases more than half a point moved to another cause.\n"
+        f"In {bound_count} more cases the loss is an upper bound, because no device was measured.\n"
     )
     if not found:
-        return said
+        return text
     counts: dict[tuple[str, str], list[float]] = {}
     for one in found:
         counts.setdefault((one["signal"], one["to"]), []).append(one["points"])
@@ -24,13 +24,13 @@ def ablation(document: Document) -> str:
         [signal, to, str(len(points)), f"{max(points):.1f}"]
         for (signal, to), points in sorted(counts.items())
     ]
-    return said + "\n" + table(["without", "grew", "times", "most, points"], lines)
+    return text + "\n" + table(["without", "cause that grew", "cases", "largest, points"], lines)
 
 
 def wrongs(document: Document) -> str:
     """Return every run that we were wrong about, in order of mode; of dev only."""
     if document["split"] != "dev":
-        return f"{document['wrong_count']} runs and modes, not shown: nobody learns from them.\n"
+        return f"{document['wrong_count']} runs and modes, not shown: the split stays unseen.\n"
     lines = [
         [one["trial"], one["mode"], ", ".join(one["what"]), cell(one["said"]), cell(one["true"])]
         for one in sorted(document["wrong"], key=lambda one: one["mode"])

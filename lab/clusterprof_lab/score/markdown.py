@@ -97,7 +97,9 @@ def figure(
 def scores_of(document: Document, **wanted: str) -> list[Mapping[str, Any]]:
     """Return the scores that have these values of testbed, tool, mode."""
     return [
-        one for one in document["scores"] if all(one[k] == value for k, value in wanted.items())
+        score
+        for score in document["scores"]
+        if all(score[k] == value for k, value in wanted.items())
     ]
 
 
@@ -106,7 +108,7 @@ def columns(documents: Sequence[Document]) -> list[Column]:
     return [
         (document, testbed)
         for document in documents
-        for testbed in dict.fromkeys(one["testbed"] for one in document["scores"])
+        for testbed in dict.fromkeys(score["testbed"] for score in document["scores"])
         if "disturbed" not in testbed
     ]
 
@@ -123,8 +125,8 @@ def runs(documents: Sequence[Document]) -> str:
     lines = []
     for document in documents:
         missing = document["coverage"]["not_run"]
-        for one in scores_of(document, tool=TOOL, mode="M0"):
-            testbed, figures = one["testbed"], one["figures"]
+        for score in scores_of(document, tool=TOOL, mode="M0"):
+            testbed, figures = score["testbed"], score["figures"]
             lines.append(
                 [
                     testbed,
@@ -196,7 +198,7 @@ def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
         lines.append([tool, *cells])
     text = table(["", *names.values()], lines)
     if mute:
-        text += "\n" + _filled("Claiming nothing of this: " + "; ".join(mute) + ".")
+        text += "\n" + _filled("These tools claim none of this: " + "; ".join(mute) + ".")
     return text
 
 
@@ -213,7 +215,7 @@ def versions(document: Document) -> str:
     ]
     if not said:
         return ""
-    return _filled("As they were measured: " + "; ".join(said) + ".")
+    return _filled("Scored versions: " + "; ".join(said) + ".")
 
 
 def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
@@ -223,8 +225,8 @@ def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES))
         [
             LINES[name][0],
             *(
-                figure(one["figures"][name], LINES[name][1], NO_TRIAL, trials=False)
-                for one in scores
+                figure(score["figures"][name], LINES[name][1], NO_TRIAL, trials=False)
+                for score in scores
             ),
         ]
         for name in names
@@ -272,18 +274,18 @@ def scenarios(beside: Sequence[Column]) -> str:
     """Return every scenario: group right, leaf right, culprit right, points off."""
     found: dict[str, dict[int, str]] = {}
     for place, (document, testbed) in enumerate(beside):
-        for one in document["scenarios"]:
-            if one["testbed"] != testbed:
+        for scenario in document["scenarios"]:
+            if scenario["testbed"] != testbed:
                 continue
-            culprit = one["culprit_top1"]
+            culprit = scenario["culprit_top1"]
             if culprit["value"] is None:
-                culprit = one["culprit_top1_easy"]
-            asked = (one["family_top1"], one["leaf_top1"], culprit)
-            if one["group"] == "null":
-                asked = (one["no_false_cause"],)
-            off = figure(one["bucket_error_active_mean"], "points", NO_TRIAL).split(" (")[0]
+                culprit = scenario["culprit_top1_easy"]
+            asked = (scenario["family_top1"], scenario["leaf_top1"], culprit)
+            if scenario["group"] == "null":
+                asked = (scenario["no_false_cause"],)
+            off = figure(scenario["bucket_error_active_mean"], "points", NO_TRIAL).split(" (")[0]
             cell = " · ".join([*map(_hits, asked), off])
-            found.setdefault(one["scenario"], {})[place] = cell
+            found.setdefault(scenario["scenario"], {})[place] = cell
     lines = [
         [name, *(cells.get(place, "") for place in range(len(beside)))]
         for name, cells in found.items()

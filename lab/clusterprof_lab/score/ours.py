@@ -36,7 +36,7 @@ def answer_of(report: Report) -> Answer:
         family = family_of(id_, report)
         families[family] = families.get(family, 0) + ns
     whole = max(report.in_step_ns, 1)
-    inside = [one for one in report.findings if not one.outside_steps]
+    inside = [finding for finding in report.findings if not finding.outside_steps]
     large = [one for one in inside if one.share_ratio >= GAIN_FROM_RATIO]
     gain_ns = _gain_ns(report, large)
     return Answer(
@@ -78,7 +78,7 @@ def family_of(id_: str, report: Report) -> str:
         return id_
     if id_ in FAMILY_OF:
         return FAMILY_OF[id_]
-    named = {one.cause.id: one.cause.family for one in report.findings}
+    named = {finding.cause.id: finding.cause.family for finding in report.findings}
     return named.get(id_, UNATTRIBUTED)
 
 
@@ -86,7 +86,7 @@ def residual_ns(report: Report) -> int:
     """Return parent less the sum of its children, at the level where it is largest.
 
     Levels: each rank, the job as the sum of its ranks, findings and reasons as sums over ranks,
-    and what is felt against what is caused.
+    and victim time against culprit time.
     """
     gaps = [gap for rank in report.ranks for gap in _gaps(rank)]
     for name in (
@@ -104,7 +104,9 @@ def residual_ns(report: Report) -> int:
     gaps.append(report.unattributed_ns - sum(ns for _, ns in report.unattributed_reasons))
     gaps.append(report.outside_ns - sum(ns for _, ns in report.outside_buckets))
     gaps += [
-        one.lost_ns - felt.get(one.cause.id, 0) for one in report.findings if not one.outside_steps
+        finding.lost_ns - felt.get(finding.cause.id, 0)
+        for finding in report.findings
+        if not finding.outside_steps
     ]
     gaps += _felt_and_caused(report, felt)
     return max(map(abs, gaps), default=0)
@@ -142,7 +144,11 @@ def _said(one: Finding) -> Said:
 
 def _blamed(report: Report) -> tuple[int, ...]:
     """Return ranks by what all lost because of them; of a hang, who caused it."""
-    hung = [one for one in report.findings if one.outside_steps and one.cause.family == "fail"]
+    hung = [
+        finding
+        for finding in report.findings
+        if finding.outside_steps and finding.cause.family == "fail"
+    ]
     if hung:  # whatever was slow before it stood still
         ranks = [who.rank for one in hung for who in one.culprits if who.rank is not None]
         return tuple(dict.fromkeys(ranks))
@@ -150,7 +156,7 @@ def _blamed(report: Report) -> tuple[int, ...]:
     for one in report.findings:
         for who in one.culprits:
             if who.rank is not None and not one.outside_steps:
-                ns = (who.own_ns or 0) + (who.others_ns or 0)
+                ns = who.caused_ns
                 caused[who.rank] = caused.get(who.rank, 0) + ns
     order = sorted(caused, key=lambda rank: (-caused[rank], rank))
     return tuple(rank for rank in order if caused[rank] >= BLAMED_RATIO * caused[order[0]])

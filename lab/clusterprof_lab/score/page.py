@@ -71,10 +71,10 @@ def pages(folder: Path = RESULTS) -> dict[str, str]:
 
 def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
     return [
-        (markdown.named(column), one["reliability"])
+        (markdown.named(column), score["reliability"])
         for column in markdown.columns(documents)
-        for one in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1])
-        if one["reliability"]
+        for score in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1])
+        if score["reliability"]
     ]
 
 
@@ -97,16 +97,16 @@ def _page(documents: Sequence[Document]) -> Iterator[str]:
         yield f"**Culprits: {markdown.named(column)}**\n"
         yield markdown.tools(*column, OF_CULPRITS)
     yield markdown.versions(first)
-    yield "## With less to see\n"
+    yield "## With fewer signals\n"
     yield MODES
     for column in at_length:
         yield f"**{markdown.named(column)}**\n"
         yield markdown.modes(*column, _IN_MODES)
-    yield "## Which group is taken for which\n"
+    yield "## Confusion between groups\n"
     for column in at_length:
         yield f"**{markdown.named(column)}** (runs; M0)\n"
-        for one in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1]):
-            yield markdown.confusion(one)
+        for score in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1]):
+            yield markdown.confusion(score)
     yield "## Confidence\n"
     yield CONFIDENCE
     yield f"![Reliability curve: confidence said against part right]({Path(PICTURE).name})\n"
@@ -116,12 +116,12 @@ def _page(documents: Sequence[Document]) -> Iterator[str]:
 def _details(
     documents: Sequence[Document], first: Document, beside: Sequence[markdown.Column]
 ) -> Iterator[str]:
-    yield "## Points off, group by group\n"
+    yield "## Errors by group\n"
     yield markdown.by_cause(beside)
     yield "## Every scenario\n"
     yield SCENARIOS
     yield markdown.scenarios(beside)
-    yield "## A signal less\n"
+    yield "## One signal less\n"
     yield lists.ablation(first)
     if first["split"] == "dev":  # the other split is not looked at
         yield "## Where it is wrong\n"

@@ -70,7 +70,7 @@ def turns_of(folder: Path) -> list[Turn]:
             continue
         left = step - begin - (SETTLES_STEPS if begin else first)
         counts = range(step - max(left - left % said["period_steps"], 1), step)
-        row = [sum(one[k] - one[k - 1] for one in ends) / len(ends) for k in counts]
+        row = [sum(end[k] - end[k - 1] for end in ends) / len(ends) for k in counts]
         out.append(Turn(on[begin], counts[0], step, tuple(row)))
         begin = step
     return out

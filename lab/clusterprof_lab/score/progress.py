@@ -28,7 +28,7 @@ class Progress:
         self._over = self._stream.isatty()
 
     def tell(self, done: Done) -> None:
-        """Count one, and say what is to be said of it."""
+        """Count a finished trial, and print its line."""
         self.done += 1
         mine = [row for row in done.rows if row.tool == TOOL and row.mode == "M0"]
         what = wrong(mine[0]) if mine else ()

@@ -1,4 +1,4 @@
-"""What `docs/accuracy.md` says between its tables."""
+"""The text of `docs/accuracy.md` between its tables."""
 
 from __future__ import annotations
 
@@ -11,62 +11,64 @@ from clusterprof_lab.score.ours import TOOL
 
 HEAD = """# Accuracy
 
-How often is the verdict of `clusterprof` right? Jobs with known faults answer that: synthetic ones,
-whose truth is exact by construction, and real processes on emulated accelerators, whose truth comes
-from stopwatches. Other tools and rules of thumb stand beside it, on the same recordings.
+How often is the verdict of `clusterprof` right? This page answers with jobs whose faults are known:
+synthetic jobs, whose truth is exact by construction, and real processes on emulated accelerators,
+whose truth comes from stopwatches. Other tools and rules of thumb were scored on the same
+recordings.
 """
 NONE = """
 No score has been stored yet: `make score-full SPLIT=test` makes one.
 """
 TARGETS = """\
-✓ met, ✗ missed; in brackets the 95 % interval (Wilson's for parts, a bootstrap over jobs for
-means); a trial is a job, never a step. M0 to M4 are what could be seen, see below. Points are
-hundredths of the time inside steps; an error is the difference to the truth in one of 13 groups
-of causes, counted where truth or answer has a tenth of a point. A rank as culprit is asked only
-where the rule "slowest total compute" does not name it as well.
+✓ met, ✗ missed. In brackets: the 95 % interval (Wilson's for shares, a bootstrap over jobs for
+means). A trial is a job, never a step. M0 to M4 say which signals were available, see below. Points
+are percentage points of the time inside steps. An error is the difference from the truth in one of
+13 groups of causes. It is counted if the truth or the answer has at least a tenth of a point. The
+culprit rank is scored only if the rule "slowest total compute" does not name it, too.
 """
 READ_TOOLS = """\
-In brackets the 95 % interval and the runs asked. What a tool does not claim is *not claimed*,
-neither right nor wrong; a word that means several groups ("input-bound", "host") is right for
-any of them. Everything a tool assumes is given to it, a common clock above all. What each
-claims, its version, and how it was run or written again: [other-tools.md](other-tools.md).
-"Easy" are the runs in which the rule "slowest total compute" is right.
+In brackets: the 95 % interval and the number of scored runs. What a tool does not claim is *not
+claimed*: neither right nor wrong. A word that means several groups ("input-bound", "host") is right
+for any of them. Each tool gets everything that it assumes, above all a common clock. [Other
+tools](other-tools.md) describes what each tool claims, its version, and how it was run or
+re-implemented. "Easy" runs are those in which the rule "slowest total compute" is right.
 """
 MODES = """\
-The same recordings with signals left out. M0 everything; M1 no spans of collectives, forward and
-backward; M2 no spans at all; M3 the accelerators' counters alone; M4 one rank of many, judged by
-what it can know.
+The same recordings with signals left out. M0: everything. M1: no spans of collectives, forward and
+backward. M2: no spans at all. M3: only the counters of the accelerators. M4: one rank of many,
+scored by what it can know.
 """
 CONFIDENCE = """\
-Each cause is named with a confidence. On the dashed line it is as often right as it says; below,
-it is too sure. Bars are 95 % intervals. It is calibrated on the split dev alone.
+Each cause has a confidence. On the dashed line, claims are right as often as their confidence
+states; below it, the confidence is too high. Bars are 95 % intervals. The confidence was calibrated
+on the split dev only.
 """
 SCENARIOS = """\
-Runs in which the group, the leaf and the culprit were right, and points off in the mean; of
-healthy runs, those without a false cause. What each scenario is: its file in
-[lab/corpus](../lab/corpus).
+Runs in which the group, the leaf and the culprit were right, and the mean error in points. For
+healthy runs: those without a false cause. The files in [lab/corpus](../lab/corpus) describe the
+scenarios.
 """
 NOT_COVERED = """\
-* No accelerator of a real cluster: synthetic devices, and emulated ones beside real processes.
-* Faults that the corpus has no scenario for, and those of the scenarios that nobody thought of.
-* Parameters are drawn from seeds. The analysis is improved on the split dev alone; nobody looks
-  at runs of the split test, only at these tables.
-* Runs that other load of the machine disturbed by more than 5 % of its CPU time are left out of
+* Accelerators of a real cluster. The devices are synthetic, or emulated next to real processes.
+* Faults without a scenario in the corpus.
+* Parameters are drawn from seeds. The analysis is developed on the split dev only. Runs of the
+  split test are never examined, except through these tables.
+* Runs that other load disturbed by more than 5 % of the CPU time of the machine are left out of the
   targets.
 """
 MISSING = """\
-* What was planned and could not be run counts for nothing, neither right nor wrong:
+* Planned runs that could not be made count as neither right nor wrong:
 """
-REDO = """## How to redo it
+REDO = """## How to repeat it
 
 ```
 make score                     # a slice of the corpus, split dev, all tools: minutes
-make score SPLIT=test          # the same on seeds that nobody tunes on
+make score SPLIT=test          # the same on seeds that are not used for tuning
 make score-full SPLIT=test     # everything, real processes too (root; hours); then `make docs`
-make score-sabotage            # three faults put into the attribution: the score must catch each
+make score-sabotage            # the score must notice three faults put into the attribution
 ```
 
-Another tool on the same runs: [lab/README.md](../lab/README.md), one page.
+[lab/README.md](../lab/README.md) shows how to score another tool on the same runs.
 """
 
 
@@ -92,7 +94,7 @@ def headline(beside: Sequence[Column]) -> str:
                 lines.append([f"{words} ({column[1]})", _said(figure, ours), _best(column, figure)])
     for figure, words in (
         ("inversions", "a rank that only waited is blamed first"),
-        ("false_on_nulls", "a healthy job is said to have a fault"),
+        ("false_on_nulls", "a fault is reported in a healthy job"),
     ):
         for column in beside:
             ours = _figures(column, TOOL)[figure]
@@ -115,11 +117,11 @@ def _best(column: Column, figure: str) -> str:
     """Return who does best of the others that answer at least half as often as we do."""
     least = _figures(column, TOOL)[figure]["n"] / 2
     others = [
-        (one["figures"][figure]["value"], one["tool"], one["figures"][figure])
-        for one in markdown.scores_of(column[0], testbed=column[1], mode="M0")
-        if one["tool"] != TOOL
-        and one["figures"][figure]["value"] is not None
-        and one["figures"][figure]["n"] >= least
+        (score["figures"][figure]["value"], score["tool"], score["figures"][figure])
+        for score in markdown.scores_of(column[0], testbed=column[1], mode="M0")
+        if score["tool"] != TOOL
+        and score["figures"][figure]["value"] is not None
+        and score["figures"][figure]["n"] >= least
     ]
     if not others:
         return markdown.NO_TRIAL

@@ -176,12 +176,16 @@ def _append(writer: RecordingWriter, records: list[Record]) -> None:
 
 
 def _header(header: Header, less: Less, alone: _Alone | None) -> Header:
-    kept = [one for one in header.collectors if not less.leaves_out(str(one.get("name")))]
+    kept = [
+        collector
+        for collector in header.collectors
+        if not less.leaves_out(str(collector.get("name")))
+    ]
     devices = header.devices
     if less.leaves_out("gpu_emulated") or less.leaves_out("gpu_nvidia"):
         devices = []
     elif alone is not None:
-        devices = [one for one in devices if one.get("id") not in alone.other_devices]
+        devices = [device for device in devices if device.get("id") not in alone.other_devices]
     return replace(header, collectors=kept, devices=devices)
 
 

@@ -16,7 +16,7 @@ def summary(document: Document) -> str:
         "## Targets\n",
         markdown.targets([document]),
     ]
-    for testbed in dict.fromkeys(one["testbed"] for one in document["scores"]):
+    for testbed in dict.fromkeys(score["testbed"] for score in document["scores"]):
         out += [f"## All tools, {testbed}: 95 % interval; runs\n"]
         out += [markdown.tools(document, testbed, names) for names in (OF_CAUSES, OF_CULPRITS)]
     return "\n".join(out)
@@ -31,7 +31,7 @@ def score_page(document: Document) -> str:
         markdown.versions(document),
     ]
     beside = markdown.columns([document])
-    for testbed in dict.fromkeys(one["testbed"] for one in document["scores"]):
+    for testbed in dict.fromkeys(score["testbed"] for score in document["scores"]):
         out += [f"## Modes, {testbed}\n", markdown.modes(document, testbed)]
         for one in markdown.scores_of(document, testbed=testbed, tool=TOOL, mode="M0"):
             out += [f"## Confusion, {testbed}\n", markdown.confusion(one)]

@@ -52,7 +52,7 @@ def by_size(claims: Sequence[Claim]) -> list[tuple[float, float, int]]:
     }
     pooled: list[list[float]] = []  # up to, right, all, claims
     for below, upto in zip((0.0, *EDGES_S), EDGES_S):
-        some = [one for one in claims if below <= one.gpu_s < upto]
+        some = [claim for claim in claims if below <= claim.gpu_s < upto]
         if not some:
             continue
         right = sum(weight[one.testbed] for one in some if one.right)

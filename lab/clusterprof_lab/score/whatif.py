@@ -144,7 +144,7 @@ def predicted(
     worth = report.worth
     if worth is None or not worth.job_ns:
         return (), 0.0, None, None
-    inside = [one for one in worth.causes if not one.outside_steps]
+    inside = [cause for cause in worth.causes if not cause.outside_steps]
     some = [one for one in inside if one.cause in pair.leaves]
     family = [one for one in inside if FAMILY_OF.get(one.cause, one.cause) == pair.family]
     if not some or 2 * sum(one.lost_ns for one in some) < sum(one.lost_ns for one in family):

@@ -1,4 +1,4 @@
-"""`docs/what-if.md`, from what is stored under `lab/results/what-if/`."""
+"""Build `docs/what-if.md` from the results in `lab/results/what-if/`."""
 
 from __future__ import annotations
 
@@ -15,52 +15,54 @@ RESULTS = Path(__file__).resolve().parents[2] / "results" / "what-if"
 PAGE = "docs/what-if.md"
 HEAD = """# What if
 
-How much sooner would a job end with one cause fixed? `clusterprof` plays the operations of all
-ranks once more without the cause's own pieces; everyone leaves one when the last has come
-([design/what-if.md](design/what-if.md)). Here its predictions stand beside the truth: the
-same job without the fault. Points are hundredths of the time in steps. Bounds are 95 %, of a block
-bootstrap over stretches of steps: they say how much the run varies, not how far the model may be
-off.
+How much sooner would a job end with one cause fixed? `clusterprof` replays the operations of all
+ranks without the delay of that cause ([design/what-if.md](design/what-if.md)). In the replay an
+operation ends when its last rank has arrived. This page compares the predictions with the truth:
+the same job without the fault. Points are percentage points of the time in steps. Bounds are 95 %
+intervals of a block bootstrap over steps. They show how much the run varies, not the error of the
+model.
 """
-SEEDS = "The split dev is the one the model may be improved on; no run of the split test was used."
+SEEDS = "The model was developed on the split dev; no run of the split test was used."
 READ = """\
-*Within* is the part of faults whose predicted gain is at most 3 points off, with Wilson's interval.
-*Truth's books* is the same for what the truth itself says was lost to the fault, a tool that
-measured everything without error and knew nothing of what hides behind what: on real jobs it says
-how far a clean run, made at another time on a busy machine, can serve as truth at all.
+*Within* is the share of faults whose predicted savings are at most 3 points off, with Wilson's
+interval. *True ledger* is the same for the lost time that the truth itself assigns to the fault.
+Such a tool would measure everything without error, but would not know what hides behind what. On
+real jobs it shows how well a clean run at another time, on a busy machine, can serve as truth.
 """
 RULES = """\
-* A prediction is that of the findings that name the fault: its accepted leaves, or its family
-  where those are less than half of what the family lost. What no finding names is predicted to win
-  nothing.
-* Synthetic: each fault of a run is taken away alone, the others stay. Work that is uneven in turn
-  (`sync-sequence-skew`) is evened out, not taken away: no fix of an imbalance makes work vanish.
-* Real in turns: one job, its fault off, on, on, off in blocks of 28 steps, so that what the machine
-  does more and more is in both halves alike. The truth is the mean step with the fault against that
-  without it; the prediction is of the steps with the fault alone, which are all that the analysis
-  sees. The first 8 steps of a turn count for neither. Where the 95 % interval of the truth is wider
-  than 3 points either way nothing can be told, and the fault is not counted.
-* Real, at another time: one clean run per layout of the job, on the same machine, which is why the
-  jobs in turns were made. It stands as it was scored last, before the hosts' part of transfers and
-  the waits for a CPU in them were known; its recordings are not kept.
-* Faults outside the steps (start-up, restarts, hangs) have no place here: only steps are played.
+* A prediction is the sum over the findings that name the fault: its accepted leaves, or its family
+  if the leaves are less than half of what the family lost. A fault that no finding names has a
+  prediction of zero.
+* Synthetic jobs: each fault of a run is removed alone, the others stay. Work that is uneven in turn
+  (`sync-sequence-skew`) is evened out, not removed, because no fix of an imbalance removes work.
+* Real jobs in turns: the fault of one job is off, on, on and off in blocks of 28 steps, so that a
+  slow drift of the machine affects both halves equally. The truth is the mean step with the fault
+  minus the mean step without it. The prediction uses only the steps with the fault, because the
+  analysis sees no others. The first 8 steps of a turn are left out. If the 95 % interval of the
+  truth is wider than 3 points to either side, the fault is not counted.
+* Real jobs, clean run at another time: one clean run per layout of the job, on the same machine.
+  The jobs in turns replaced this method. Its last score is shown. It was computed before the hosts'
+  part of transfers was known, and its recordings were not kept.
+* Faults outside the steps (start-up, restarts, hangs) are left out, because only steps are
+  replayed.
 """
 SHORT = """\
-* A host that synchronises with its device (`.item()`, a log, a save) also loses its lead over it:
-  the launches after it cost device time too, which is not all known to be its doing.
-* Two faults that strike in turn: while one holds the job up, the loader of the other works ahead,
-  and without the first the second is felt more.
-* Real jobs on two cores: with a fault the rest is slower as well. Of transfers the waits for a CPU
-  are counted; what an interpreter that is busy elsewhere costs them (a rank without workers), and
-  the launches after a pause, are not: one to three points too small.
-* What the findings name wrongly is won wrongly. Twelve of the real jobs with their fault at its
-  strongest (half of all time, on a busy machine, not among the rows below): 9 within 3 points; of
-  logging that waited for CPUs, and of launches of which some were taken for metrics, 23 and 25
-  points went to other findings, which all together were right to a point.
-* `net-transfer` is what a network wins that leaves only what the hosts need. The way through both
-  stacks in turn and the link itself at its best stay too, and nothing in a recording whose network
-  was never well tells how long they take: up to three points too much. Where no thread is known to
-  move the data (NCCL), it is what a network wins that takes no time.
+* A host that synchronizes with its device (`.item()`, a log, a save) also loses its lead over the
+  device. The launches after it cost device time too. Only a part of that time is attributed to it.
+* Two faults can alternate. While the first delays the job, the loader of the second works ahead.
+  Without the first fault, the second costs more.
+* On real jobs with two cores, a fault also slows down everything else. The waits of transfers for a
+  CPU are counted. Two effects are not: a busy interpreter (a rank without workers), and the
+  launches after a pause. Predictions are therefore one to three points too small.
+* Wrong findings give wrong savings. Of twelve real jobs with their fault at its strongest (half of
+  all time, on a busy machine, not among the rows below), 9 were within 3 points. Logging that
+  waited for CPUs, and launches that were partly taken for metrics, were 23 and 25 points off. The
+  sum over all findings was right to a point.
+* For `net-transfer` the prediction assumes a network that needs only the time of the hosts. The way
+  through both network stacks and the link at its best speed remain in reality. A recording of a
+  network that was always slow does not show how long they take, so the prediction is up to three
+  points too large. If no thread is known to move the data (NCCL), the assumed network takes no
+  time.
 """
 REDO = """\
 ```
@@ -78,7 +80,7 @@ _NAMES = {"real": "real, clean run at another time"}
 def store(path: Path, folder: Path = RESULTS) -> Path:
     """Keep what was found for the page, named after its split and testbed."""
     document = _checked(path)
-    beds = sorted({one["testbed"] for one in document["faults"]})
+    beds = sorted({fault["testbed"] for fault in document["faults"]})
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{document['split']}-{'-'.join(beds).replace(' ', '-')}.json"
     kept.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -99,7 +101,7 @@ def pages(folder: Path = RESULTS) -> dict[str, str]:
 
 
 def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    faults = [{**one, "split": d["split"]} for d in documents for one in d["faults"]]
+    faults = [{**fault, "split": d["split"]} for d in documents for fault in d["faults"]]
     beds = sorted({(one["testbed"], one["split"]) for one in faults}, reverse=True)
     yield HEAD
     yield f"Target: {100 * TARGET_RATIO:.0f} % within {WITHIN_POINTS:g} points. {SEEDS}\n"
@@ -109,9 +111,9 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             "faults",
             "cannot tell",
             "within",
-            "off by, mean",
-            "off by, worst",
-            "truth's books, within",
+            "mean error",
+            "largest error",
+            "true ledger, within",
         ],
         [
             _line(bed, [one for one in faults if (one["testbed"], one["split"]) == bed])
@@ -121,15 +123,15 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield READ
     yield "## How it is counted\n"
     yield RULES
-    yield "## Where it falls short\n"
+    yield "## Known errors\n"
     yield SHORT
     for bed in beds:
         yield f"## Every scenario: {_NAMES.get(bed[0], bed[0])}, {bed[1]}\n"
         yield table(
-            ["scenario", "faults", "within", "true, points", "said, points", "off by, worst"],
+            ["scenario", "faults", "within", "true, points", "predicted, points", "largest error"],
             [_scenario(name, some) for name, some in _by_scenario(faults, bed).items()],
         )
-    yield "## How to redo it\n"
+    yield "## How to repeat it\n"
     yield REDO
 
 
@@ -166,9 +168,9 @@ def _by_scenario(
     faults: Sequence[Mapping[str, Any]], bed: tuple[str, str]
 ) -> dict[str, list[Mapping[str, Any]]]:
     out: dict[str, list[Mapping[str, Any]]] = {}
-    for one in faults:
-        if (one["testbed"], one["split"]) == bed:
-            out.setdefault(one["scenario"], []).append(one)
+    for fault in faults:
+        if (fault["testbed"], fault["split"]) == bed:
+            out.setdefault(fault["scenario"], []).append(fault)
     return dict(sorted(out.items()))
 
 

@@ -12,11 +12,11 @@ from clusterprof_lab.truth import OTHER, Truth
 def spoken(causes: Sequence[Said]) -> str:
     """Return causes in words, for lists of what went wrong."""
     said = [
-        f"{one.leaf or one.family} "
-        f"{'?' if one.share_ratio is None else f'{100 * one.share_ratio:.1f}'}"
-        f"{'' if not one.culprits else f' by {one.culprits[0]}'}"
-        f"{' outside' if one.outside_steps else ''}"
-        for one in causes[:3]
+        f"{cause.leaf or cause.family} "
+        f"{'?' if cause.share_ratio is None else f'{100 * cause.share_ratio:.1f}'}"
+        f"{'' if not cause.culprits else f' by {cause.culprits[0]}'}"
+        f"{' outside' if cause.outside_steps else ''}"
+        for cause in causes[:3]
     ]
     return ", ".join(said) or NOTHING
 
@@ -25,9 +25,9 @@ def true_words(truth: Truth) -> str:
     """Return the truth in the same words."""
     of: dict[tuple[str, bool], int] = {}
     for outside, rows in ((False, truth.lost), (True, truth.outside)):
-        for one in rows:
-            key = one.cause, outside
-            of[key] = of.get(key, 0) + one.ns
+        for row in rows:
+            key = row.cause, outside
+            of[key] = of.get(key, 0) + row.ns
     whole = max(truth.in_step_ns, 1)
     lines = sorted(of.items(), key=lambda line: -line[1])[:3]
     said = [

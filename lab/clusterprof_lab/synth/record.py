@@ -128,7 +128,7 @@ def _record_node(sight: Sight, folder: Path) -> None:
         batch: list[Record] = gaps if low_ns == sight.start_ns else []
         batch = [*batch, *(event for event in events if low_ns <= event.t_ns < high_ns)]
         batch += [spans for ring in rings if (spans := ring.take(until_ns))]
-        batch += [one for frame in frames for one in _columns(frame, low_ns, high_ns)]
+        batch += [column for frame in frames for column in _columns(frame, low_ns, high_ns)]
         for table in tables:
             columns = [array("q", c.tobytes()) for c in record_tables.cut(table, low_ns, high_ns)]
             if columns:
@@ -206,7 +206,7 @@ def _gap(t_ns: int, collector: str, signal: str, device: str, why: Unavailable) 
 
 
 def _stopped(sight: Sight) -> Event:
-    """A recorder ends when the last process has, or is told to."""
+    """A recorder ends after the last process, or when it is stopped."""
     left = [r for r in sight.ranks if sight.exits.get(r.main.pid, sight.end_ns + 1) > sight.end_ns]
     reason = "the duration is over" if left or not sight.ranks else "no process is left"
     pid = _recorder_pid(sight)

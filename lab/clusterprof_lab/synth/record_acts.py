@@ -51,7 +51,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("block-io", ""): Place("D", _PAGE, _IO, _READS),
     ("block-io", "write"): Place("D", "balance_dirty_pages", _IO, ("write_chars", "write_bytes")),
     ("block-io", "fsync"): Place("D", "jbd2_log_wait_commit", _IO, ("write_chars", "write_bytes")),
-    # A buffered read waits for its page whoever brings it; other requests wait for their reply.
+    # A buffered read waits for its page, other requests wait for their reply.
     ("nfs", ""): Place("D", _PAGE, _IO, _READS),
     ("nfs", "READ"): Place("D", _PAGE, _IO, _READS),
     ("nfs", "WRITE"): Place("D", "nfs_wait_bit_killable", (), ("write_chars", "write_bytes")),

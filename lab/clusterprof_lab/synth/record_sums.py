@@ -61,7 +61,7 @@ def no_faster(total: Float, t_ns: Int) -> Float:
 
 
 def risen(rates: Sequence[Rate], clock: Clock, t_ns: Int) -> Float:
-    """Return float64[n]: a counter of which only its growth is told."""
+    """Return float64[n]: a counter, given only its growth."""
     if not rates:
         return np.zeros(len(t_ns))
     start, end, amount = _columns(rates, clock)
@@ -69,7 +69,7 @@ def risen(rates: Sequence[Rate], clock: Clock, t_ns: Int) -> Float:
 
 
 def held(rates: Sequence[Rate], clock: Clock, t_ns: Int, otherwise: float | Float) -> Float:
-    """Return float64[n]: a gauge; `otherwise` where nothing is told."""
+    """Return float64[n]: a gauge; `otherwise` where no value is given."""
     out = np.zeros(len(t_ns)) + otherwise
     for start, end, value in zip(*_columns(rates, clock)) if rates else ():
         out[(t_ns >= start) & (t_ns < end)] = value

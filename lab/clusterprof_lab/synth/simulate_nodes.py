@@ -30,7 +30,7 @@ def nodes(plan: Plan, jobs: Sequence[Job], faults: Faults, end_ns: int) -> dict[
     for index in range(plan.nodes):
         node = Node(f"node{index}", mounts=MOUNTS)
         first = extras and next(f for f in faults.all if f.extra).ranks[0]
-        network = [one for one in extras if one in _LINKS]
+        network = [extra for extra in extras if extra in _LINKS]
         here = plan.node_of(first) == index if extras else False
         _links(node.extra, plan, moved.get(index, {}), end_ns, network if network else [], here)
         for name in extras:

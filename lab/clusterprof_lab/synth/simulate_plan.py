@@ -138,7 +138,7 @@ def _job(
         nodes, per_node = ((2, 2), (2, 4), (4, 4))[random.integers(3)]
     else:
         stages = 1
-    given = {key: synth[key] for key in synth if key in {one.name for one in fields(Plan)}}
+    given = {key: synth[key] for key in synth if key in {field.name for field in fields(Plan)}}
     load = round(compute * float(synth.get("load_ratio", load_ratio)))
     plan = Plan(
         layout,

@@ -39,7 +39,7 @@ def truth_of(
     places, lost, outside = [], [], list(more)
     for job in jobs:
         for player in job.players:
-            steps = [one for one in player.steps if one[0] >= start and one[1] <= end]
+            steps = [step for step in player.steps if step[0] >= start and step[1] <= end]
             first, last = steps[0][0], steps[-1][1]
             lost += rows(player, first, last)
             places.append(Place(player.number, player.rank.node, last - first, len(steps)))

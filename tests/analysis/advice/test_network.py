@@ -130,7 +130,7 @@ def test_reads_that_are_large_already_are_not_packed() -> None:
     context = scene("storage-local", large, culprits=(Culprit("node-a", 3, "GPU-3", "sda"),))
     assert "pack-records" not in [advice.id for advice in select_advice(context)]
     assert explain_withheld(context) == (
-        "Larger records are not advised: a read asks for 1.0 MiB already",
+        "Larger records are not advised: the average read is 1.0 MiB already",
         "More workers are not advised: the disk was busy for 95.0 % of the waits",
     )
 
@@ -143,7 +143,7 @@ def test_small_reads_are_packed_and_the_advice_says_how_small() -> None:
         if advice.id == "pack-records"
     )
     assert entry.what == (
-        "Pack samples into large records and read these in order; now a read asks for 16.0 KiB"
+        "Pack samples into large records and read these in order; now the average read is 16.0 KiB"
     )
     blind = next(
         advice for advice in select_advice(scene("storage-local")) if advice.id == "pack-records"

@@ -58,7 +58,7 @@ def test_the_page_in_full(cause_id: str) -> None:
         "## How it decides",
         "## What to do",
         "## Where it is blind",
-        "## Remedies, the first to try first",
+        "## Remedies, in the order to try them",
         "## How to verify it by hand",
     ]
     flat = " ".join(text.split())
@@ -66,7 +66,7 @@ def test_the_page_in_full(cause_id: str) -> None:
         assert f"* **{recommendation.id}**: {recommendation.what}: " in flat
         assert not recommendation.what.endswith(".") and recommendation.expected_change
         for rule in recommendation.unless:
-            assert f"left out when {rule.condition}" in flat
+            assert f"not recommended if {rule.condition}" in flat
     assert text.index("## Remedies") < text.find("A profile changes limits") or (
         "A profile changes limits" not in text
     )

@@ -88,7 +88,7 @@ def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
     packed = next(
         advice_item for advice_item in tested_finding.advice if advice_item.id == "pack-records"
     )
-    assert packed.what.endswith("read these in order; now a read asks for 16.0 KiB")
+    assert packed.what.endswith("read these in order; now the average read is 16.0 KiB")
     assert tested_finding.withheld == ()
 
 
@@ -96,7 +96,7 @@ def test_large_reads_are_left_as_they_are_and_that_is_reported(tmp_path: Path) -
     tested_finding = finding(analysed(reading(2 * MIB), tmp_path), "storage-local")
     assert "pack-records" not in [advice_item.id for advice_item in tested_finding.advice]
     assert tested_finding.withheld == (
-        "Larger records are not advised: a read asks for 2.0 MiB already",
+        "Larger records are not advised: the average read is 2.0 MiB already",
     )
 
 

@@ -168,7 +168,7 @@ def test_who_judges_refuses_a_trace_that_says_nothing(tmp_path: Path) -> None:
     assert refused.value.remedy.startswith("nothing was analyzed; leave it out")
     assert len(analyze([known, nothing], leave_unknown=True).ranks) == 1
     empty.write_bytes(b"")
-    with pytest.raises(NoRecording, match=r"rank2\.json: it is empty"):
+    with pytest.raises(NoRecording, match=r"rank2\.json: the file is empty"):
         analyze([known, empty])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.inputs.foreign import import_inputs
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
+from clusterprof.analysis.timeline.spans import StepSpans
 from clusterprof.probe import layout
 from clusterprof.trace.encoder import write_node
 from clusterprof.trace.schema import Clock, Columns, Event, Header, Spans
@@ -90,7 +91,7 @@ def brought(tmp_path: Path, node: NodeTables) -> tuple[int, list[tuple[int, int]
     series = chunk.series["gpu.busy_ns_total", "gpu0"]
     pairs = dict(zip((series.t_ns // MS).tolist(), (series.values // MS).astype(int).tolist()))
     assert chunk.series["gpu.power_watts", "gpu0"].values.tolist() == [300.0] * 11
-    assert chunk.processes[7].spans[layout.STEP].a.tolist() == [5]
+    assert chunk.processes[7].get_spans(StepSpans).step.tolist() == [5]
     return 1 + len(left), sorted(pairs.items()), tuple(notes)
 
 

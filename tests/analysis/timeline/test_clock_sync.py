@@ -39,9 +39,6 @@ def test_two_nodes() -> None:
         <= 1
     )
     assert int(alignment.bound(0, t)[0]) <= 10
-    assert alignment.is_before(0, 7_000_000_000, 1, 12_000_100_000) is True
-    assert alignment.is_before(1, 12_000_100_000, 0, 7_000_000_000) is False
-    assert alignment.is_before(0, 7_000_000_000, 1, 12_000_000_001) is None  # closer than the bound
 
 
 def test_nodes_are_aligned_through_others() -> None:
@@ -66,9 +63,6 @@ def test_nodes_that_share_no_operation_cannot_be_aligned() -> None:
         == alignment.component[3]
     )
     assert alignment.component[4] == UNALIGNED
-    assert alignment.is_before(0, 0, 2, 10**15) is None
-    assert alignment.is_before(0, 0, 4, 10**15) is None
-    assert alignment.is_before(4, 0, 4, 1) is True
     with pytest.raises(ValueError, match="shares no operation"):
         alignment.to_common_ns(4, np.array([0]))
 

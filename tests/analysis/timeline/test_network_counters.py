@@ -8,13 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from clusterprof.analysis.timeline.model import Chunk, Process, Series, SpanTable
+from clusterprof.analysis.timeline.model import Chunk, Process, Series
 from clusterprof.analysis.timeline.network_counters import (
     CounterTotal,
     NetworkMeter,
     NodeNetworkTotals,
     ValueHistogram,
 )
+from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
 from tests.support.builders import header, ints
 

@@ -60,7 +60,6 @@ def test_minus_one_in_an_integer_column_is_missing_not_a_value() -> None:
 def test_one_reading_says_nothing(readings: series.Series) -> None:
     assert np.isnan(series.compute_increase(readings, ints([1]), ints([1]))).all()
     assert np.isnan(series.compute_mean(readings, ints([1]), ints([2]))).all()
-    assert series.compute_coverage(readings, ints([1]), ints([2])).tolist() == [0.0]
 
 
 def test_a_gauge_holds_until_the_next_reading() -> None:
@@ -74,14 +73,3 @@ def test_a_gauge_holds_until_the_next_reading() -> None:
 def test_a_missing_gauge_has_no_weight() -> None:
     busy = gauge([0, 1, 2, 3], [1.0, NAN, 0.0, 0.0])
     np.testing.assert_allclose(series.compute_mean(busy, ints([0, 1]), ints([3, 2])), [0.5, NAN])
-    np.testing.assert_allclose(
-        series.compute_coverage(busy, ints([0, 1]), ints([3, 2])), [2 / 3, 0]
-    )
-
-
-def test_coverage_leaves_out_resets_and_long_gaps() -> None:
-    read = counter([0, 1, 2, 7], [0, 10, 3, 5])
-    start, end = ints([0, 0, 2, 3]), ints([1, 2, 7, 3])
-    np.testing.assert_allclose(series.compute_coverage(read, start, end), [1, 0.5, 1, NAN])
-    limited = series.compute_coverage(read, start, end, longest_gap_ns=2_000_000_000)
-    np.testing.assert_allclose(limited, [1, 0.5, 0, NAN])

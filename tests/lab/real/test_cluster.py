@@ -132,6 +132,7 @@ def test_each_node_goes_before_all_else_where_that_is_allowed(nodes: list[Node])
         assert node.cpu_group.name.endswith(f"-{node.name}")
 
 
+@pytest.mark.accept
 def test_a_rate_is_kept_and_the_queue_is_bounded(nodes: list[Node], cable: Cable) -> None:
     before = cable.counts()["ports"][1]["down"]
     cable.be(1, Link(rate_bits_per_second=100 * MEGABIT, queue_bytes=60_000))
@@ -144,6 +145,7 @@ def test_a_rate_is_kept_and_the_queue_is_bounded(nodes: list[Node], cable: Cable
     assert port["largest_frame_bytes"] <= 1514  # no super-frames
 
 
+@pytest.mark.accept
 def test_a_delay_is_added_to_every_trip(nodes: list[Node], cable: Cable) -> None:
     mirror = started(nodes[1], MIRROR)
     ping = (sys.executable, "-I", "-c", PING, "beta", "20")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from clusterprof_lab.real.launch import Machine, _cpu_s, _kin
 
 BURN = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
@@ -20,6 +22,7 @@ def test_who_is_kin() -> None:
     assert not _kin(me + 9, by_key)  # ended between two looks
 
 
+@pytest.mark.accept
 def test_children_of_a_child_alive_and_one_that_ended_are_ours() -> None:
     before = _cpu_s()
     waits = f"{BURN}\nprint(1, flush=True)\ninput()"

@@ -85,7 +85,7 @@ def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
     line = next(line for line in page.splitlines() if line.startswith("| rival | 0 % (0–79; 1) |"))
     assert line.split(" | ")[2:4] == ["not claimed", "not claimed"]
     assert "| **clusterprof** | 100 % (34–100; 2) | - |" in page  # culprits
-    assert "As they were measured: rival 3." in page
+    assert "Scored versions: rival 3." in page
 
 
 def test_one_rank_alone_is_judged_by_what_it_can_know(out: Path) -> None:

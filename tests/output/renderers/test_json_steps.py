@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from importlib import resources
 
-from clusterprof.output.renderers.json import Json, convert_fingerprint, convert_steps
+from clusterprof.output.renderers.json import Json, build_document
 from clusterprof.report.history import StepStats
 from clusterprof.report.model import RunFingerprint
 from tests.support.reports import clean
@@ -25,7 +26,7 @@ STEPS = StepStats(
 
 
 def test_columns_and_lengths() -> None:
-    assert convert_steps(STEPS) == {
+    assert build_document(dataclasses.replace(clean(), steps=STEPS))["steps"] == {
         "width": 2,
         "steps": [4, 2],
         "step_ns": [400, 200],
@@ -39,12 +40,11 @@ def test_columns_and_lengths() -> None:
         ],
         "lengths": ["850:3 853:1", "851:2"],
     }
-    assert convert_steps(None) is None and convert_fingerprint(None) is None
+    document = build_document(dataclasses.replace(clean(), steps=None, likeness=None))
+    assert document["steps"] is None and document["likeness"] is None
 
 
 def test_the_schema_knows_both() -> None:
-    import dataclasses
-
     file = resources.files("clusterprof.output.renderers") / "schema" / "report.schema.json"
     schema = json.loads(file.read_text(encoding="utf-8"))
     alike = RunFingerprint(

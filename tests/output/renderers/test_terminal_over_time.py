@@ -9,7 +9,7 @@ import pytest
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
-from clusterprof.output.renderers.terminal_tables import Paint, render_table
+from clusterprof.output.renderers.terminal_tables import render_table
 from clusterprof.output.renderers.text.safety import convert_to_ascii, count_columns
 from clusterprof.output.renderers.text.tables import TABLE_NAMES, Table, build_tables
 from clusterprof.output.renderers.text.trend import (
@@ -170,7 +170,7 @@ def test_a_table_cut_short_says_so_and_one_without_rows_says_why() -> None:
 def test_tables_fit_the_width(name: str, width: int) -> None:
     report = ALL[name]() if name != "storage" else with_history()
     for table in build_tables(report, TABLE_NAMES):
-        lines = render_table(table, width, Paint(False))
+        lines = [line.plain for line in render_table(table, width)]
         assert all(count_columns(line) <= width for line in lines)
         assert len(lines) >= 1 + len(table.rows)
 

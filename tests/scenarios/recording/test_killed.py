@@ -182,9 +182,17 @@ def delay_ns(pid: int) -> int:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
 
 
-@pytest.mark.quiet
+def test_a_killed_recorder_leaves_a_readable_recording_and_an_unharmed_job(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        lost = list(threads.map(lambda n: kill_once(nursery, tmp_path / str(n), n), range(8)))
+    assert len(lost) == 8  # how much was lost is a matter of `make accept`
+
+
+@pytest.mark.accept
 @pytest.mark.parametrize("runs", [40, pytest.param(400, marks=pytest.mark.long)])
-def test_a_killed_recorder_loses_at_most_a_second_and_harms_nobody(
+def test_a_killed_recorder_loses_at_most_a_second(
     nursery: Nursery, tmp_path: Path, runs: int
 ) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:

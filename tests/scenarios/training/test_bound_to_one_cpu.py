@@ -21,7 +21,7 @@ from clusterprof.util.ranges import parse_cpulist
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.quiet,
+    pytest.mark.accept,
     pytest.mark.skipif(  # not imported here: that costs more than the job itself
         find_spec("torch") is None, reason="torch is not installed (pip install torch==2.13.0)"
     ),

@@ -69,10 +69,10 @@ def off_target(values: dict, report: Report, cause: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.accept
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    ("fault", "cause"),
-    [("reads", "storage-local"), pytest.param("burn", "cpu-preprocess", marks=pytest.mark.long)],
+    ("fault", "cause"), [("reads", "storage-local"), ("burn", "cpu-preprocess")]
 )
 def test_the_first_cause_is_the_injected_one(
     tmp_path: Path, dataset: Path, workers: int, fault: str, cause: str
@@ -97,6 +97,7 @@ def test_the_first_cause_is_the_injected_one(
     assert report.findings[0].cause.id in (cause, "cpu-contention"), wrong
 
 
+@pytest.mark.accept
 def test_hidden_loading_costs_nothing(tmp_path: Path, dataset: Path) -> None:
     options = ("--fault", "hidden", "--workers", "2")
     for attempt in range(3):

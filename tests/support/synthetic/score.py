@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis.attribution.wait_for.blame import blame_waits
-from clusterprof.analysis.attribution.wait_for.totals import WaitTotals, find_peer_groups
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
+from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, SLOW_COMPUTE, blame_waits
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.collectives.operations import Operations
 from tests.support.synthetic.jobs import CATEGORIES, Job
 from tests.support.synthetic.scenarios import any_fault
 
@@ -23,6 +25,44 @@ def booked(job: Job, cuts: tuple[int, ...] = ()) -> WaitTotals:
         blamed, carry = blame_waits(ops, spent, spent, job.ranks, carry)
         books.add(ops, blamed)
     return books
+
+
+def rank_culprits(totals: WaitTotals, role: np.ndarray | None = None) -> list[tuple[int, int]]:
+    """List (rank, ns caused) of all culprits, largest first, without waits that have no culprit.
+
+    role: int64[ranks], peer group of each rank (find_peer_groups). If given, work counts only
+    beyond the median of the peer group: the stages of a pipeline make the next stage wait by
+    design.
+    """
+    total = totals.culprit_ns[:-1].sum(axis=1)
+    if role is not None:
+        columns = [totals.causes.index(IMBALANCE), totals.causes.index(SLOW_COMPUTE)]
+        work = totals.culprit_ns[:-1, columns].sum(axis=1)
+        for group in np.unique(role):
+            peers = np.flatnonzero(role == group)
+            median = int(np.sort(work[peers])[(peers.size - 1) // 2])
+            total[peers] -= np.minimum(work[peers], median)
+    order = np.argsort(-total, kind="stable")
+    return [(int(rank), int(total[rank])) for rank in order if total[rank]]
+
+
+def find_peer_groups(ops: Operations, ranks: int) -> np.ndarray:
+    """Find the peers of each rank: the process group in which it met others most often.
+
+    Members of one group do the same work.
+
+    Point-to-point pairs are neighbors, not peers. Returns int64[ranks], a label per rank;
+    -1 = the rank took part in point-to-point operations only.
+    """
+    size = np.diff(ops.first)
+    labels, group = np.unique(ops.process_group, return_inverse=True)
+    row_group = np.repeat(np.where(is_point_to_point(ops.operation), -1, group), size)
+    met = row_group >= 0
+    code, count = np.unique(ops.rank[met] * labels.size + row_group[met], return_counts=True)
+    order = np.argsort(count, kind="stable")
+    out = np.full(ranks, -1, np.int64)
+    out[code[order] // labels.size] = code[order] % labels.size
+    return out
 
 
 @dataclass(frozen=True)
@@ -45,7 +85,7 @@ def judged(layout: str, ranks: int, seed: int, steps: int = 20) -> Verdict:
         int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(job.ops.blocked_ns.sum())
     )
     fault = job.faults[0]
-    result = books.culprits(find_peer_groups(job.ops, job.ranks))
+    result = rank_culprits(books, find_peer_groups(job.ops, job.ranks))
     causes = books.culprit_ns[fault.rank]
     name = books.causes[int(np.argmax(causes))]
     wanted = CATEGORIES[fault.category]

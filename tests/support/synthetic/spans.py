@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from clusterprof.analysis.timeline.collectives.operations import RECV, SEND
-from clusterprof.analysis.timeline.collectives.reference import CollectiveSpans
 from tests.support.synthetic.jobs import Job
+from tests.support.synthetic.matching import CollectiveSpans
 
 
 def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> CollectiveSpans:

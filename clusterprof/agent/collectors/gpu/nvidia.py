@@ -13,11 +13,18 @@ clock, other throttle times, ECC, NVLink states and errors, the list of processe
 60 s: remapped rows and retired pages of memory. A call whose median is above 5 ms is
 made ten times less often, with an event; in between the last value is repeated.
 
+**Busy time** carries the time up to which it counts. Where GPM is read it is the activity
+of the compute engine, over exactly the time between two readings. Elsewhere it is the
+driver's buffer of samples, at the driver's own time stamps: a sample covers a sixth of a
+second to a second and is handed over up to that much later. A time stamp that cannot be
+of the time of day is replaced by the time of the reading.
+
 **GPM** (Hopper and newer): active multiprocessors, resident warps, tensor operations,
 memory bandwidth, PCIe and NVLink traffic. Each value is the mean since the previous
 reading, over all multiprocessors; the first covers 0.1 s. It needs no administrator
-unless NVreg_RestrictProfilingToAdminUsers is 1. It is read only if a profile enables it
-(`sampling.gpm: true`). Without GPM, PCIe traffic is a measurement of 20 ms during which
+unless NVreg_RestrictProfilingToAdminUsers is 1. It is read unless one reading takes more
+than 2 ms when the recorder starts; a profile can force it (`sampling.gpm: true`) or
+disable it (`false`). Without GPM, PCIe traffic is a measurement of 20 ms during which
 the driver blocks its caller, and the rest is absent.
 
 **MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its

@@ -32,6 +32,15 @@ _MIB = 1 << 20
 _MAX_PERCENT = 101.0  # allows for rounding; a larger value is not a valid share
 _RATE_METRICS = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
 GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true")
+GPM_BUDGET_NS = 2_000_000
+"""Limit of the time of one reading, measured when the device is opened: at five readings a
+second it is 1 % of a core of the helper's process.
+"""
+GPM_TOO_SLOW = Unavailable(
+    "absent",
+    "one reading of GPM takes longer than its budget of 2 ms here",
+    "set sampling.gpm in the profile to true to read it anyway",
+)
 GPM_UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 
 
@@ -53,7 +62,8 @@ class Gpm:
         self._nvml, self._take, self._metrics = nvml, take_sample, metrics
         self._clock, self._pause = clock, pause
         self._samples: list[Any] = []
-        self._taken_ns = 0
+        self.taken_ns = 0
+        """When the last reading ended, ns."""
         self._request: Any = None
         self.elapsed_ns = 0
         """Time between the two samples of the last reading."""
@@ -65,7 +75,7 @@ class Gpm:
         if self._request is None:
             self._prepare()
         self._take(self._samples[0])
-        self._taken_ns = self._clock()
+        self.taken_ns = self._clock()
 
     def read(self) -> dict[int, Value]:
         """Return the mean of each metric since the last reading: ratios, and bytes per second.
@@ -73,10 +83,10 @@ class Gpm:
         Waits if the start is less than 100 ms ago. Raises what NVML raises; the next reading
         then also covers the time of the failure, unless that was longer than 10 s.
         """
-        self.is_gapless = self._clock() - self._taken_ns <= _MAX_GAP_NS
+        self.is_gapless = self._clock() - self.taken_ns <= _MAX_GAP_NS
         if not self.is_gapless:
             self.begin()
-        wait_ns = MIN_INTERVAL_NS - (self._clock() - self._taken_ns)
+        wait_ns = MIN_INTERVAL_NS - (self._clock() - self.taken_ns)
         if wait_ns > 0:
             self._pause(wait_ns / 1e9)
         self._take(self._samples[1])
@@ -84,7 +94,7 @@ class Gpm:
         self._request.sample1, self._request.sample2 = self._samples
         self._nvml.nvmlGpmMetricsGet(self._request)
         self._samples.reverse()  # the end of this reading is the start of the next one
-        self.elapsed_ns, self._taken_ns = now_ns - self._taken_ns, now_ns
+        self.elapsed_ns, self.taken_ns = now_ns - self.taken_ns, now_ns
         return {
             metric: _convert_metric(metric, self._request.metrics[at])
             for at, metric in enumerate(self._metrics)

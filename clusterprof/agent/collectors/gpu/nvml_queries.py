@@ -15,6 +15,7 @@ provide has a reason.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,9 @@ from clusterprof.errors import Unavailable
 from clusterprof.units import SECOND_NS
 
 _QUIET_NS = 1_000_000_000
+_MAX_SAMPLE_AGE_NS = 30_000_000_000
+"""A driver keeps samples for some 20 s; an older or a future time stamp is of another clock."""
+_CLOCK_TOLERANCE_NS = 2_000_000
 
 
 class BusyIntegral:
@@ -38,35 +42,75 @@ class BusyIntegral:
 
     def __init__(self) -> None:
         self.total_ns = 0
+        self.until_ns: int | None = None
+        """Time on the recording's clock up to which `total_ns` counts; None = no sample yet."""
         self.last_us = 0
         """Driver timestamp in µs up to which time is counted; 0 = no sample yet."""
-        self._until_ns: int | None = None
+        self._read_ns: int | None = None
+        """When samples or a snapshot were last counted, ns."""
 
     def add(
         self,
         samples: Sequence[tuple[int, int]],
         percent: int | None,
         now_ns: int,
+        driver_now_ns: int,
         has_buffer: bool = True,
     ) -> None:
-        """Add (timestamp µs, percent) samples, or the current `percent` when there are none."""
-        if self._until_ns is None:  # time before the first reading is not counted
-            self._until_ns = now_ns
-            self.last_us = max((t_us for t_us, _ in samples), default=0)
+        """Add (timestamp µs, percent) samples, or the current `percent` when there are none.
+
+        now_ns: time of the reading on the recording's clock. driver_now_ns: the same instant
+        on the clock of the timestamps, which is the time of day.
+        """
+        newest_us = max((t_us for t_us, _ in samples), default=0)
+        if self._read_ns is None:  # time before the first reading is not counted
+            self._read_ns = now_ns
+            self.last_us = newest_us
+            if newest_us:
+                self._advance(now_ns, driver_now_ns)
             return
-        elapsed_ns = now_ns - self._until_ns
+        elapsed_ns = now_ns - self._read_ns
         if samples:
+            if (
+                newest_us + _MAX_SAMPLE_AGE_NS // 1000 < self.last_us
+            ):  # the driver's clock went back
+                self.last_us = newest_us
             for t_us, value in sorted(samples):
                 if t_us > self.last_us:
                     if self.last_us:
-                        self.total_ns += (t_us - self.last_us) * value * 10  # µs × percent
+                        self.total_ns += self._limit_period(t_us, elapsed_ns) * value // 100
                     self.last_us = t_us
-            self._until_ns = now_ns
+            self._read_ns = now_ns
+            self._advance(now_ns, driver_now_ns)
         elif (elapsed_ns >= _QUIET_NS or not has_buffer) and percent is not None:
             self.total_ns += elapsed_ns * percent // 100
+            self._read_ns = now_ns
             if self.last_us:
                 self.last_us += elapsed_ns // 1000
-            self._until_ns = now_ns
+                self._advance(now_ns, driver_now_ns)
+            else:
+                self.until_ns = now_ns
+
+    def add_mean(self, share: float, elapsed_ns: int, now_ns: int, driver_now_ns: int) -> None:
+        """Add a mean that ends now, of a counter without gaps; samples may follow it."""
+        self.total_ns += round(share * elapsed_ns)
+        self.until_ns = self._read_ns = now_ns
+        self.last_us = driver_now_ns // 1000
+
+    def restart(self) -> None:
+        """Count from 0 again: the time since the last value was not measured."""
+        self.total_ns = 0
+
+    def _limit_period(self, t_us: int, elapsed_ns: int) -> int:
+        """Return the length of a sample's period, ns; a jump of the driver's clock is none."""
+        return min((t_us - self.last_us) * 1000, elapsed_ns + _QUIET_NS)
+
+    def _advance(self, now_ns: int, driver_now_ns: int) -> None:
+        """Set `until_ns` to the newest timestamp if that can be of the time of day."""
+        age_ns = driver_now_ns - self.last_us * 1000
+        is_plausible = -_CLOCK_TOLERANCE_NS <= age_ns <= _MAX_SAMPLE_AGE_NS
+        until_ns = now_ns - max(age_ns, 0) if is_plausible else now_ns
+        self.until_ns = until_ns if self.until_ns is None else max(until_ns, self.until_ns)
 
 
 Values = tuple[Value, ...]
@@ -75,6 +119,7 @@ GPM_NS = 150_000_000  # every second sample at 10 Hz: NVML requires more than 10
 NEVER_NS = 1 << 62
 _MAX_PIDS = 256
 _BUSY_PERCENT, _MAX_CONTRADICTIONS = 90, 5
+_NO_PERIOD = Unavailable("failed", "NVML: no sampling period has ended yet")
 _GPM_STUCK = Unavailable(
     "failed", "GPM counts nothing while the GPU is busy", "check for Xid lines in the kernel log"
 )
@@ -86,6 +131,7 @@ class DeviceState:
     __slots__ = (
         "clock",
         "contradictions",
+        "counts_busy",
         "gpm",
         "integral",
         "max_rates",
@@ -93,15 +139,25 @@ class DeviceState:
         "notes",
         "percent",
         "processes",
+        "wall_clock",
     )
 
-    def __init__(self, clock: Callable[[], int], notes: deque[tuple[str, dict[str, Any]]]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        notes: deque[tuple[str, dict[str, Any]]],
+        wall_clock: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.clock = clock
+        self.wall_clock = wall_clock
+        """The clock of the driver's timestamps, ns."""
         self.notes = notes
         self.integral = BusyIntegral()
         self.percent: int | None = None
         """Utilization of this sample; None = not available."""
         self.gpm: Gpm | Unavailable = nvml_counters.GPM_UNSUPPORTED
+        self.counts_busy = False
+        """True while GPM, which knows when each of its means begins and ends, counts busy time."""
         self.contradictions = 0
         """Number of consecutive contradictions between GPM and the utilization."""
         self.means: dict[int, Value] = {}
@@ -135,6 +191,8 @@ def _read_utilization(nvml: Any, handle: Any, memory: DeviceState) -> Values:
 
 
 def _read_busy_time(nvml: Any, handle: Any, memory: DeviceState) -> Values:
+    if memory.counts_busy and memory.integral.until_ns is not None:
+        return (memory.integral.total_ns, memory.integral.until_ns)
     samples: list[tuple[int, int]] = []
     has_buffer = True
     try:
@@ -150,8 +208,11 @@ def _read_busy_time(nvml: Any, handle: Any, memory: DeviceState) -> Values:
         has_buffer = error.value == NOT_FOUND_CODE
     if not samples and memory.percent is None:
         raise Unavailable("failed", "NVML: neither samples nor utilization")
-    memory.integral.add(samples, memory.percent, memory.clock(), has_buffer)
-    return (memory.integral.total_ns,)
+    integral = memory.integral
+    integral.add(samples, memory.percent, memory.clock(), memory.wall_clock(), has_buffer)
+    if integral.until_ns is None:
+        return (integral.total_ns, _NO_PERIOD)
+    return (integral.total_ns, integral.until_ns)
 
 
 def _read_throttle_reasons(nvml: Any, handle: Any, _: DeviceState) -> Values:
@@ -229,9 +290,11 @@ def build_gpm_call(metrics: tuple[int, ...]) -> Call:
 
     def read(nvml: Any, handle: Any, memory: DeviceState) -> Values:
         assert isinstance(memory.gpm, Gpm)
+        memory.counts_busy = False
         means = memory.gpm.read()
         if _is_gpm_stuck(means, memory):
             return (_GPM_STUCK,) * len(metrics)
+        _count_busy_time(memory, means[nvml_counters.GRAPHICS])
         pcie, nvlink = memory.max_rates
         limits = {
             nvml_counters.NVLINK_RECEIVE: nvlink,
@@ -243,6 +306,22 @@ def build_gpm_call(metrics: tuple[int, ...]) -> Call:
 
     signals = tuple(SIGNAL_BY_METRIC[metric] for metric in metrics)
     return Call("GpmMetricsGet", GPM_NS, signals, read)
+
+
+def _count_busy_time(memory: DeviceState, share: Value) -> None:
+    """Add the activity of the compute engine since the last reading to the busy time.
+
+    Without it the samples of the driver go on from where it ended.
+    """
+    if isinstance(share, Unavailable):
+        return
+    assert isinstance(memory.gpm, Gpm)
+    if not memory.gpm.is_gapless:
+        memory.integral.restart()
+    ended_ns = memory.gpm.taken_ns
+    driver_ns = memory.wall_clock() - (memory.clock() - ended_ns)
+    memory.integral.add_mean(share, memory.gpm.elapsed_ns, ended_ns, driver_ns)
+    memory.counts_busy = True
 
 
 def _read_pcie_rate(nvml: Any, handle: Any, memory: DeviceState, direction: int) -> Values:
@@ -303,7 +382,7 @@ CALLS: tuple[Call, ...] = (
         ("gpu.busy_ratio", "gpu.memory_busy_ratio"),
         _read_utilization,
     ),
-    Call("GetSamples", _EVERY_SAMPLE, ("gpu.busy_ns_total",), _read_busy_time),
+    Call("GetSamples", _EVERY_SAMPLE, ("gpu.busy_ns_total", "gpu.busy_until_ns"), _read_busy_time),
     Call(
         "GetClockInfo:SM",
         _EVERY_SAMPLE,
@@ -489,7 +568,11 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
     else:
         known = (SIGNAL_BY_METRIC[metric] for metric in list_gpm_metrics(entry))
         signals = tuple(signal for signal in known if signal in CALLS_WITHOUT_GPM[0].signals)
-        if counters in (nvml_counters.GPM_UNSUPPORTED, nvml_counters.GPM_OFF):
+        if counters in (
+            nvml_counters.GPM_UNSUPPORTED,
+            nvml_counters.GPM_OFF,
+            nvml_counters.GPM_TOO_SLOW,
+        ):
             signals = signals[:1]
         middle = (
             Call(CALLS_WITHOUT_GPM[0].name, NEVER_NS, signals, report_missing_gpm),
@@ -561,10 +644,10 @@ def _read_instance_busy(nvml: Any, handle: Any, memory: DeviceState) -> Values:
     means = memory.means = memory.gpm.read()
     share = means[nvml_counters.GRAPHICS]
     if isinstance(share, Unavailable):
-        memory.integral.total_ns = 0
+        memory.integral.restart()
         return (share, share)
     if not memory.gpm.is_gapless:
-        memory.integral.total_ns = 0
+        memory.integral.restart()
     memory.integral.total_ns += round(share * memory.gpm.elapsed_ns)
     return (share, memory.integral.total_ns)
 

@@ -185,7 +185,7 @@ class TpuInfoLibrary:
         "gpu.memory_total_bytes",
     )
 
-    def __init__(self, every_seconds: float = TPU_INFO_POLL_SECONDS) -> None:
+    def __init__(self) -> None:
         path = find_program(TPU_INFO, os.environ)
         if path is None:
             raise Unavailable("absent", "tpu-info was not found", "pip install tpu-info")
@@ -199,7 +199,8 @@ class TpuInfoLibrary:
         self._latest.put([first[chip] for chip in self._chips])
         self.devices = [RowReader(self._latest, index) for index in range(len(self._chips))]
         self.inventory = build_inventory(len(self._chips), list_chips())
-        self._first, self._poller = True, PollingThread(self._latest, self._work, every_seconds)
+        self._first = True
+        self._poller = PollingThread(self._latest, self._work, TPU_INFO_POLL_SECONDS)
         self._poller.start()
 
     def adopt(self, index: int) -> RowReader:
@@ -286,15 +287,13 @@ class LibtpuLibrary:
 
     signals = tuple(signal for _, signal, _ in METRICS)
 
-    def __init__(
-        self, mark: Callable[[int, str], None], every_seconds: float = LIBTPU_POLL_SECONDS
-    ) -> None:
+    def __init__(self, mark: Callable[[int, str], None]) -> None:
         self._monitoring, self._mark, self._current_call = _load_libtpu(mark), mark, ""
         self._latest = LatestRows(len(METRICS), _LIBTPU_SILENCE_NS, self._describe_silence)
         self._opened = threading.Event()
         self._found = list_chips()
         self._count = len(self._found)
-        self._poller = PollingThread(self._latest, self._work, every_seconds)
+        self._poller = PollingThread(self._latest, self._work, LIBTPU_POLL_SECONDS)
         self._poller.start()
         if not self._opened.wait(_FIRST_SECONDS):
             raise self._describe_silence()

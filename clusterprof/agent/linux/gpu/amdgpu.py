@@ -1,7 +1,6 @@
 """Read one AMD device through its driver's files in /sys/class/drm/card<n>/device.
 
-Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst;
-drivers/gpu/drm/amd/pm/amdgpu_pm.c.
+Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst; drivers/gpu/drm/amd/pm/amdgpu_pm.c.
 
     gpu_metrics          the firmware's binary table, see below
     gpu_busy_percent     100               used where the table is missing or unknown
@@ -12,24 +11,23 @@ drivers/gpu/drm/amd/pm/amdgpu_pm.c.
 
 Never read `pcie_bw`: it makes the reader sleep for a second.
 
-drivers/gpu/drm/amd/include/kgd_pp_interface.h defines gpu_metrics (struct gpu_metrics_v1_1 …
-v1_8), in the machine's byte order, each field aligned to its size. Its first four bytes
-are its size and version:
+drivers/gpu/drm/amd/include/kgd_pp_interface.h defines gpu_metrics (struct gpu_metrics_v1_1 … v1_8),
+in the machine's byte order, each field aligned to its size. Its first four bytes are its size and
+version:
 
     u16 structure_size, u8 format_revision, u8 content_revision
 
-The versions do not extend each other, so each has a layout of its own here: v1.1 to
-v1.3 (MI100, MI200, Radeon), v1.4 to v1.8 (MI300, MI325, MI350). v2 and v3 are for APUs
-and leave units undefined, v1.9 has no fixed layout: these are not supported. The driver
-sets all bits of fields that the firmware does not provide; they are treated as missing.
+The versions do not extend each other, so each has a layout of its own here: v1.1 to v1.3 (MI100,
+MI200, Radeon), v1.4 to v1.8 (MI300, MI325, MI350). v2 and v3 are for APUs and leave units
+undefined, v1.9 has no fixed layout: these are not supported. The driver sets all bits of fields
+that the firmware does not provide; they are treated as missing.
 
 The table also contains why a device runs below its clock, and for how long. v1.6 and later count
 the firmware cycles during which each limiter was active:
-temperature of the package, of voltage regulators or of memory, the power limit, and
-PROCHOT, the board's own alarm (drivers/gpu/drm/amd/pm/swsmu/smu13/smu_v13_0_6_ppt.c).
-v1.3 has the currently active limiters as a mask (`indep_throttle_status`, bits of
-pm/swsmu/inc/amdgpu_smu.h). The other versions have a field for it that the driver
-leaves empty.
+temperature of the package, of voltage regulators or of memory, the power limit, and PROCHOT, the
+board's own alarm (drivers/gpu/drm/amd/pm/swsmu/smu13/smu_v13_0_6_ppt.c). v1.3 has the currently
+active limiters as a mask (`indep_throttle_status`, bits of pm/swsmu/inc/amdgpu_smu.h). The other
+versions have a field for it that the driver leaves empty.
 """
 
 from __future__ import annotations
@@ -370,8 +368,7 @@ class AmdCard:
             file.close()
 
     def _compute_busy(self, table: Metrics | Unavailable, partition: int, now_ns: int) -> Values:
-        """Return busy share and busy time from the firmware's sums, or else from its
-        percentages."""
+        """Return busy share and busy time from the firmware's sums, else from its percentages."""
         several = len(self._integrals) > 1
         percentage = _read_percentage(table, "gfx_percent", self._files["gpu_busy_percent"])
         total = None if isinstance(table, Unavailable) else table.values.get("gfx_acc")

@@ -1,7 +1,6 @@
 """/sys/class/drm and /sys/class/kfd: the cards of the node, their PCI device and its link.
 
-Documentation/gpu/drm-uapi.rst; the PCI files are those of
-Documentation/ABI/testing/sysfs-bus-pci.
+Documentation/gpu/drm-uapi.rst; the PCI files are those of Documentation/ABI/testing/sysfs-bus-pci.
 
     card1/device/uevent                 DRIVER=amdgpu, PCI_ID=1002:74A1, PCI_SLOT_NAME=0000:05:00.0
     card1/device/numa_node              1; -1 = the firmware does not report it
@@ -10,10 +9,10 @@ Documentation/ABI/testing/sysfs-bus-pci.
 
 /sys/class/kfd: AMD's compute devices, their location, and the processes that use them.
 
-drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c. A partitioned device has
-one node for each partition, all with its bus and device number (`location_id` is bus <<
-8 | device << 3 | function; drivers have put the partition's number into different bits
-of the rest, so the order of the nodes is used instead).
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c. A partitioned device has one node for
+each partition, all with its bus and device number (`location_id` is bus << 8 | device << 3 |
+function; drivers have put the partition's number into different bits of the rest, so the order of
+the nodes is used instead).
 
     topology/nodes/1/gpu_id        4711               0 = a CPU
     topology/nodes/1/properties    location_id 1280 … domain 0 … unique_id 13479 …

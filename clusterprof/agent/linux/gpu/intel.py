@@ -1,7 +1,6 @@
 """Read one Intel device through the files of its driver, i915 or xe.
 
-drivers/gpu/drm/i915/gt/intel_gt_sysfs_pm.c,
-drivers/gpu/drm/xe/{xe_gt_freq,xe_gt_throttle}.c and
+drivers/gpu/drm/i915/gt/intel_gt_sysfs_pm.c, drivers/gpu/drm/xe/{xe_gt_freq,xe_gt_throttle}.c and
 Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon.
 
     i915: card0/gt/gt0/rps_act_freq_mhz, rps_RP0_freq_mhz, throttle_reason_thermal, …
@@ -11,8 +10,8 @@ Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon.
                               power1_max       µW; 0 = no limit; likewise power2_max
                               temp2_input      millidegrees of the package (xe)
 
-A sleeping graphics engine block (GT) runs at 0 MHz. Blocks for video have a lower
-maximum clock than the first block and are ignored.
+A sleeping graphics engine block (GT) runs at 0 MHz. Blocks for video have a lower maximum clock
+than the first block and are ignored.
 """
 
 from __future__ import annotations

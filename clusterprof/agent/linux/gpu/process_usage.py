@@ -1,7 +1,7 @@
 """/proc/<pid>/fdinfo/<fd> of graphics devices: a process's use of each device.
 
-Documentation/gpu/drm-usage-stats.rst. An open device is a client; duplicated or
-inherited descriptors repeat its `drm-client-id`, which is unique per device.
+Documentation/gpu/drm-usage-stats.rst. An open device is a client; duplicated or inherited
+descriptors repeat its `drm-client-id`, which is unique per device.
 
     drm-driver:            xe
     drm-pdev:              0000:29:00.0
@@ -12,8 +12,7 @@ inherited descriptors repeat its `drm-client-id`, which is unique per device.
     drm-engine-capacity-ccs: 4                 engines of that kind
     drm-resident-vram0:    23992 KiB           memory it holds
 
-Work that ROCm submits to the hardware directly (queues of /dev/kfd) is in no
-`drm-engine` time.
+Work that ROCm submits to the hardware directly (queues of /dev/kfd) is in no `drm-engine` time.
 
 Memory held through AMD's compute part comes from /sys/class/kfd (`agent.linux.gpu.drm`).
 """
@@ -164,8 +163,7 @@ class DrmDescriptors:
 def find_main_device(held_bytes: dict[str, int]) -> str:
     """Return the device on which a process works, by the bytes it holds of each; "" = unclear.
 
-    A context alone takes memory even on unused devices, so the largest must be twice the
-    next.
+    A context alone takes memory even on unused devices, so the largest must be twice the next.
     """
     largest = sorted(held_bytes.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
     if (
@@ -193,8 +191,8 @@ class Usage(NamedTuple):
     memory_bytes: dict[str, int]
     """device -> memory that processes of the job hold; devices without data are missing."""
     shares: dict[str, float | Unavailable]
-    """PCI address -> share (0 to 1) of the time since the last reading in which an engine
-    computed for the job; the sum over engines, at most 1.
+    """PCI address -> share (0 to 1) of the time since the last reading in which an engine computed
+    for the job; the sum over engines, at most 1.
     """
     processes: dict[str, int]
     """device -> number of processes of the job that have opened it."""
@@ -309,8 +307,8 @@ class JobUsage:
 def list_job_tree(job_pids: Sequence[int], readings: SharedStatLines) -> tuple[int, ...]:
     """Return the registered processes and those of their process trees that are being read.
 
-    The lowest pids come first, because a client that a child has inherited belongs to its
-    parent. Only the recorder's loop, which owns these lists, may call it, not a thread.
+    The lowest pids come first, because a client that a child has inherited belongs to its parent.
+    Only the recorder's loop, which owns these lists, may call it, not a thread.
     """
     return tuple(sorted({*job_pids, *readings.pids()})[:_MAX_PIDS])
 

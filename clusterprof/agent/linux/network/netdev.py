@@ -1,14 +1,13 @@
 """/proc/net/dev and /sys/class/net: traffic, state and speed of network interfaces.
 
-https://docs.kernel.org/networking/statistics.html,
-Documentation/ABI/testing/sysfs-class-net
+https://docs.kernel.org/networking/statistics.html, Documentation/ABI/testing/sysfs-class-net
 
     Inter-|   Receive                                                |  Transmit
      face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop …
       eth0: 70016809    1929    0    0    0     0          0         0   150499    1163    0    0
 
-`speed` is in megabits per second, -1 where unknown, and EINVAL while the link is down.
-Reading it takes the network stack's lock, so it must not be read in a fast tick.
+`speed` is in megabits per second, -1 where unknown, and EINVAL while the link is down. Reading it
+takes the network stack's lock, so it must not be read in a fast tick.
 
 /proc/net/snmp and /proc/net/netstat: TCP counters since boot.
 
@@ -17,8 +16,8 @@ https://docs.kernel.org/networking/snmp_counter.html
     Tcp: RtoAlgorithm … InSegs OutSegs RetransSegs InErrs OutRsts InCsumErrors
     Tcp: 1 … 57252008 54915039 227 5 1003 0
 
-Linux counts first transmissions in OutSegs (net/ipv4/tcp_output.c), as RFC 1213
-requires, and retransmissions in RetransSegs: all segments are the sum.
+Linux counts first transmissions in OutSegs (net/ipv4/tcp_output.c), as RFC 1213 requires, and
+retransmissions in RetransSegs: all segments are the sum.
 
 /sys/class/net/<bond>/bonding: the members of a bond, and which of them are down.
 
@@ -29,23 +28,22 @@ https://docs.kernel.org/networking/bonding.html
     ens3f0/bonding_slave/mii_status          down
     ens3f0/bonding_slave/state               backup
 
-Reading `slaves` takes the network stack's lock, so it is read once; the bond's folder
-also lists the members, as links `lower_<name>`. The counters of a bond are the sums of
-its members' counters, so counting both would count all traffic twice. A team device has
-no such files; its members are `lower` in the header.
+Reading `slaves` takes the network stack's lock, so it is read once; the bond's folder also lists
+the members, as links `lower_<name>`. The counters of a bond are the sums of its members' counters,
+so counting both would count all traffic twice. A team device has no such files; its members are
+`lower` in the header.
 
 SIOCETHTOOL: driver statistics of a network card.
 
-https://docs.kernel.org/networking/statistics.html, include/uapi/linux/ethtool.h. These
-are the
+https://docs.kernel.org/networking/statistics.html, include/uapi/linux/ethtool.h. These are the
 values that `ethtool -S` prints; they need no privilege.
 
     ETHTOOL_GSSET_INFO   how many statistics there are
     ETHTOOL_GSTRINGS     their names, 32 bytes each
     ETHTOOL_GSTATS       their values, 64 bits each
 
-Each driver uses its own names. The kernel holds the network stack's lock while the
-driver reads the card, so this is for a thread that may wait (`agent.linux.background`).
+Each driver uses its own names. The kernel holds the network stack's lock while the driver reads the
+card, so this is for a thread that may wait (`agent.linux.background`).
 """
 
 from __future__ import annotations
@@ -276,8 +274,7 @@ class EthtoolStatistics:
         ]
 
     def values(self, nic: str, indices: Sequence[int], count: int) -> list[int] | None:
-        """Return the values at these indices; None when the driver no longer has `count` of
-        them."""
+        """Return the values at these indices; None if the driver no longer has `count` of them."""
         now = self.count(nic)
         if now != count:
             return None

@@ -5,8 +5,7 @@ https://docs.kernel.org/userspace-api/netlink/intro.html, netlink(7)
     u32 length, u16 type, u16 flags, u32 sequence, u32 port · body · attributes
     attribute: u16 length, u16 type · content
 
-The kernel answers within the system call that sends the request, so nothing here ever
-waits.
+The kernel answers within the system call that sends the request, so nothing here ever waits.
 
 RTM_GETADDR: the interface of every address of this machine, from rtnetlink(7).
 
@@ -19,9 +18,9 @@ struct tcp_info: the kernel's statistics of one TCP connection.
 include/uapi/linux/tcp.h; the times follow RFC 4898, the rate follows
 https://datatracker.ietf.org/doc/draft-cheng-iccrg-delivery-rate-estimation/
 
-The structure has only ever grown at its end, so its length shows what this kernel
-provides: bytes acknowledged since 4.1, bytes not sent since 4.6, the rate since 4.9,
-times since 4.10, ECN marks since 4.18. Fields beyond the end are unknown, not zero.
+The structure has only ever grown at its end, so its length shows what this kernel provides: bytes
+acknowledged since 4.1, bytes not sent since 4.6, the rate since 4.9, times since 4.10, ECN marks
+since 4.18. Fields beyond the end are unknown, not zero.
 
 NETLINK_SOCK_DIAG: the TCP connections of our network namespace.
 
@@ -31,9 +30,9 @@ sock_diag(7), include/uapi/linux/inet_diag.h. `ss -ti` prints the same data.
         u16 sport, dport; u32 src[4], dst[4], if, cookie[2]); u32 expires, rqueue, wqueue, uid,
         inode; }, then attributes: INET_DIAG_INFO is a struct tcp_info
 
-Listing walks the kernel's whole table: 0.2 ms for a table of 262,144 slots plus 0.7 µs
-for each connection, so it is done rarely and in parts. A query for one known connection
-costs 3 µs and locks no other. The kernel filters loopback connections out.
+Listing walks the kernel's whole table: 0.2 ms for a table of 262,144 slots plus 0.7 µs for each
+connection, so it is done rarely and in parts. A query for one known connection costs 3 µs and locks
+no other. The kernel filters loopback connections out.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ class Netlink:
         except OSError as error:
             raise self.reason(error) from None
 
-    def send_request(self, kind: int, flags: int, body: bytes, sequence: int = 1) -> None:
+    def send_request(self, kind: int, flags: int, body: bytes) -> None:
         """Send one request."""
-        self.send(HEADER.pack(HEADER.size + len(body), kind, REQUEST | flags, sequence, 0) + body)
+        self.send(HEADER.pack(HEADER.size + len(body), kind, REQUEST | flags, 1, 0) + body)
 
     def send(self, messages: bytes) -> None:
         """Send requests that are already packed.
@@ -384,8 +383,8 @@ class Connections:
     ) -> tuple[list[ListedConnection], bool]:
         """Return the next part of the list, some 260 connections, and whether it was the last.
 
-        Connections whose inode is in `excluded` are skipped and added to `seen`.
-        Raises: Unavailable when the kernel refuses.
+        Connections whose inode is in `excluded` are skipped and added to `seen`. Raises:
+        Unavailable when the kernel refuses.
         """
         data = self._list.receive()
         connections: list[ListedConnection] = []
@@ -463,9 +462,9 @@ def find_info(data: bytes) -> int:
 def _build_exclusion(family: int, prefix_bits: int, address: bytes, following_bytes: int) -> bytes:
     """Build a kernel filter that excludes connections with this local address.
 
-    Each step is u8 code, u8 bytes to skip when it matches, u16 bytes to skip when it does
-    not; a jump beyond the end excludes the connection. `following_bytes`: size of the
-    conditions that follow.
+    Each step is u8 code, u8 bytes to skip when it matches, u16 bytes to skip when it does not; a
+    jump beyond the end excludes the connection. `following_bytes`: size of the conditions that
+    follow.
     """
     host = _HOST.pack(family, prefix_bits, 0, -1) + address
     size = 4 + len(host)

@@ -7,10 +7,9 @@ Documentation/ABI/stable/sysfs-class-infiniband; the drivers' counter names are 
     mlx5_0/ports/1/rate                     400 Gb/sec (4X NDR)
     mlx5_0/ports/1/counters/port_rcv_data   345091702026      data octets divided by 4
 
-`counters` holds the counters of the InfiniBand specification's performance management:
-64 bits of data, but 32, 16 or 8 bits of the rest, and these saturate instead of
-wrapping. A port without performance management reads "N/A (no PMA)". Reading queries
-the card's firmware.
+`counters` holds the counters of the InfiniBand specification's performance management: 64 bits of
+data, but 32, 16 or 8 bits of the rest, and these saturate instead of wrapping. A port without
+performance management reads "N/A (no PMA)". Reading queries the card's firmware.
 
 Counter names of RDMA drivers: the files that make up one signal.
 
@@ -28,22 +27,21 @@ Names by driver, from their source under drivers/infiniband/hw and from the vend
     hfi1     mad.c, chip.c (Omni-Path): see `OMNI_PATH`
     cxi      not below /sys/class/infiniband: `agent.linux.network.rdma`
 
-The specification's own counters (`port_*`, `symbol_error`, …) are those of InfiniBand
-Architecture volume 1, performance management: data in words of four octets; a narrow
-counter saturates.
+The specification's own counters (`port_*`, `symbol_error`, …) are those of InfiniBand Architecture
+volume 1, performance management: data in words of four octets; a narrow counter saturates.
 
 /sys/class/cxi: Slingshot cards (Cassini), which are no RDMA devices of the kernel.
 
-HewlettPackard/shs-cxi-driver (cass_telem.c, cass_sysfs.c); "HPE Cassini Performance
-Counters User Guide".
+HewlettPackard/shs-cxi-driver (cass_telem.c, cass_sysfs.c); "HPE Cassini Performance Counters User
+Guide".
 
     cxi0/device/telemetry/hni_sts_rx_ok_octets   8812345678@1700000000.123456789
     cxi0/device/properties/speed                 200000       megabits per second
     cxi0/device/properties/link                  1            0 while it is down
 
-A value is followed by the wall-clock time of its reading. Counters have up to 56 bits
-and wrap. A card has one port, here called 1. Without /sys/class/cxi (in a container)
-the files are found through the card's network interface, hsn0/device.
+A value is followed by the wall-clock time of its reading. Counters have up to 56 bits and wrap. A
+card has one port, here called 1. Without /sys/class/cxi (in a container) the files are found
+through the card's network interface, hsn0/device.
 """
 
 from __future__ import annotations
@@ -264,8 +262,8 @@ class PortCounters:
     def value(self, *sources: Source) -> int | Unavailable:
         """Return the sum of the first source that yields a number, or the reason why none does.
 
-        A source that yielded a number is used from then on: another counter would not continue
-        its value.
+        A source that yielded a number is used from then on: another counter would not continue its
+        value.
         """
         reason: Unavailable | None = None
         for source in self._settled.get(sources, sources):

@@ -2,9 +2,8 @@
 
     /proc/4711/fd/12 -> socket:[745831]        the number is the inode in the kernel's list
 
-Both can be long, so both are read in parts: a few hundred entries per call regardless
-of the total. Descriptors are read only when the list shows a connection that has not
-been looked up yet.
+Both can be long, so both are read in parts: a few hundred entries per call regardless of the total.
+Descriptors are read only when the list shows a connection that has not been looked up yet.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ https://docs.kernel.org/admin-guide/iostats.html
      254  0 vda 18741 8065 3002754 37736 3263 36490 3025384 14863 0 21736 53577 4036 73 93480 965
                 reads merged sectors ms  writes merged sectors ms now busy_ms queue_ms …
 
-A sector is 512 bytes regardless of the device's own sector size. The four times are
-unsigned 32-bit numbers of milliseconds, which wrap after 49.7 days; the counts are 64
-bits wide.
+A sector is 512 bytes regardless of the device's own sector size. The four times are unsigned 32-bit
+numbers of milliseconds, which wrap after 49.7 days; the counts are 64 bits wide.
 
 /proc/<pid>/mountinfo: what is mounted where, as that process sees it.
 
@@ -16,9 +15,9 @@ https://docs.kernel.org/filesystems/proc.html (section 3.5)
     36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
     (1)(2)(3)  (4)   (5)   (6)        (7)     (8)(9)  (10)      (11)
 
-(3) device number, (4) root of the mount within its file system, (5) mount point, (6) options,
-(7) any number of fields, (8) a lone "-", (9) type, (10) source, (11) options of the file system.
-Space, tab, newline and backslash are written as octal: "\\040".
+(3) device number, (4) root of the mount within its file system, (5) mount point, (6) options, (7)
+any number of fields, (8) a lone "-", (9) type, (10) source, (11) options of the file system. Space,
+tab, newline and backslash are written as octal: "\\040".
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ def list_disk_names(lines: list[bytes]) -> list[str]:
 def is_partition(name: str, names: set[str]) -> bool:
     """Return whether a name is a partition of another device in `names`.
 
-    A partition is its disk's name and a number, with a "p" between if the disk's name ends
-    in a
+    A partition is its disk's name and a number, with a "p" between if the disk's name ends in a
     digit: sda1 of sda, nvme0n1p2 of nvme0n1; dm-10 is no partition of dm-1.
     """
     disk = name.rstrip("0123456789")

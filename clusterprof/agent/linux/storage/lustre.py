@@ -1,9 +1,8 @@
 """Lustre clients: calls of programs to a mount, and RPCs of the mount to its servers.
 
 The Lustre Operations Manual, "Lustre Parameters"; lustre/obdclass/lprocfs_status.c,
-lustre/ptlrpc/lproc_ptlrpc.c and lustre/osc/lproc_osc.c. Depending on the version a
-parameter is in /proc/fs/lustre, /sys/fs/lustre or /sys/kernel/debug/lustre; only root
-can read the last one.
+lustre/ptlrpc/lproc_ptlrpc.c and lustre/osc/lproc_osc.c. Depending on the version a parameter is in
+/proc/fs/lustre, /sys/fs/lustre or /sys/kernel/debug/lustre; only root can read the last one.
 
     llite/scratch-ffff88105db50000/stats                 calls of programs
     osc/scratch-OST0003-osc-ffff88105db50000/stats       RPCs to one object server
@@ -13,15 +12,14 @@ can read the last one.
     osc/…/import          state of its connection
     mdc/scratch-MDT0000-mdc-ffff88105db50000/stats       RPCs to one metadata server
 
-A line exists only once it has counted something, so a line missing from a readable file
-is zero. `echo clear` resets a file to zero. Times run from sending an RPC to its reply:
-no counter covers earlier waiting on this machine; only the current queue of pages
-("pending read pages") shows it.
+A line exists only once it has counted something, so a line missing from a readable file is zero.
+`echo clear` resets a file to zero. Times run from sending an RPC to its reply: no counter covers
+earlier waiting on this machine; only the current queue of pages ("pending read pages") shows it.
 
 Files of one Lustre mount and its targets, summed by mount and by kind of RPC.
 
-`agent.linux.storage.lustre` describes their content. A value with an unreadable part is unknown
-and carries the reason of that part.
+`agent.linux.storage.lustre` describes their content. A value with an unreadable part is unknown and
+carries the reason of that part.
 """
 
 from __future__ import annotations
@@ -160,9 +158,9 @@ def get_time_ns(counter: LustreCounter | None) -> int | None:
 def sum_waited_rpcs(stats: Mapping[str, LustreCounter], *without: str) -> tuple[int, int] | None:
     """Return count and time in ns of the RPCs that callers waited for, without the named ones.
 
-    `req_waittime` covers every RPC, including those whose time is in no other line: locks,
-    and lookups and opens that are part of getting them. Pings and other background RPCs are
-    subtracted. None = the time is not counted.
+    `req_waittime` covers every RPC, including those whose time is in no other line: locks, and
+    lookups and opens that are part of getting them. Pings and other background RPCs are subtracted.
+    None = the time is not counted.
     """
     whole = stats.get("req_waittime")
     if whole is None:
@@ -357,8 +355,8 @@ class MountReader:
     def read(self, states: bool, calls: Iterable[str]) -> MountReading:
         """Return the current counters.
 
-        states: also read the state of the connections; otherwise the previous state is used.
-        calls: calls that are reported even where the mount cannot be read.
+        states: also read the state of the connections; otherwise the previous state is used. calls:
+        calls that are reported even where the mount cannot be read.
         """
         targets = self._mounted.targets
         if states or not self._states:
@@ -436,8 +434,7 @@ class MountReader:
     def _rpcs(
         self, target: Target, stats: dict[str, LustreCounter] | Unavailable, whole: bool = False
     ) -> tuple[Value, Value]:
-        """Return count and time of the RPCs to a target, without reads and writes unless
-        `whole`."""
+        """Return count and time of the RPCs to a target, with reads and writes only if `whole`."""
         if isinstance(stats, Unavailable):
             return stats, stats
         rpcs = sum_waited_rpcs(stats) if whole else sum_waited_rpcs(stats, "ost_read", "ost_write")

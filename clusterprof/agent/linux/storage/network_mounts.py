@@ -1,7 +1,6 @@
 """/proc/<pid>/mountstats: requests of every NFS mount to its server and their times.
 
-net/sunrpc/stats.c and fs/nfs/super.c of the kernel; nfs-utils' mountstats(8) explains
-the fields.
+net/sunrpc/stats.c and fs/nfs/super.c of the kernel; nfs-utils' mountstats(8) explains the fields.
 
     device server:/export mounted on /data with fstype nfs4 statvers=1.1
             bytes:  1207640230 0 0 0 1210214218 0 295483 0
@@ -10,13 +9,12 @@ the fields.
                 READ: 1298 1298 0 207680 1210292152 6 79386 79407 0
                       ops sent major_timeouts bytes_sent bytes_received queue_ms rtt_ms execute_ms
 
-The three times per operation, in ms summed over its requests, are: waiting for a slot,
-network and server, and the whole request. The fifth and sixth number of `bytes:` are
-the bytes transferred over the network.
+The three times per operation, in ms summed over its requests, are: waiting for a slot, network and
+server, and the whole request. The fifth and sixth number of `bytes:` are the bytes transferred over
+the network.
 
-A mount has one `xprt:` line per connection (nconnect, or a trunk of sessions); mounts
-of one server may share them. Numbers after the kind of transport
-(net/sunrpc/xprtsock.c, xprtrdma/transport.c):
+A mount has one `xprt:` line per connection (nconnect, or a trunk of sessions); mounts of one server
+may share them. Numbers after the kind of transport (net/sunrpc/xprtsock.c, xprtrdma/transport.c):
 
     kind   port bind connect conn_ms idle sends replies bad_xids slots backlog most sending pending
     tcp     1    2      3       4     5     6      7       8       9     10     11    12      13
@@ -24,15 +22,14 @@ of one server may share them. Numbers after the kind of transport
     local   -    1      2       3     4     5      6       7       8      9     10    11      12
     udp     1    2      -       -     -     3      4       5       6      7      8     9      10
 
-Slots, backlog, sending and pending are queue lengths summed over all sends: divided by
-the sends they give the mean length. `most` is the largest number of slots so far. A
-kernel before 3.4 ("statvers=1.0") writes nothing after the backlog.
+Slots, backlog, sending and pending are queue lengths summed over all sends: divided by the sends
+they give the mean length. `most` is the largest number of slots so far. A kernel before 3.4
+("statvers=1.0") writes nothing after the backlog.
 
 /proc/fs/cifs: requests to every mounted share, and requests that wait for its server.
 
-fs/smb/client/cifs_debug.c and smb2ops.c of the kernel. `Stats` has a section per server
-and in it one per share; `time` exists only where the kernel was built with
-CONFIG_CIFS_STATS2:
+fs/smb/client/cifs_debug.c and smb2ops.c of the kernel. `Stats` has a section per server and in it
+one per share; `time` exists only where the kernel was built with CONFIG_CIFS_STATS2:
 
     Max requests in flight: 12
     Total time spent processing by command. Time units are jiffies (250 per second)

@@ -32,6 +32,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.device_activity import (
     MAX_LATENESS_NS,
@@ -41,7 +42,13 @@ from clusterprof.analysis.attribution.rank.device_activity import (
     get_sample_times,
 )
 from clusterprof.analysis.timeline.collectives.operations import select_unfinished
-from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series, SpanTable, ThreadTable
+from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series, ThreadTable
+from clusterprof.analysis.timeline.spans import (
+    ExposedCollectiveSpans,
+    SpanTable,
+    SpanTimes,
+    StepSpans,
+)
 from clusterprof.probe import layout
 
 # A segment that is open for longer is settled without waiting for the end of the open span.
@@ -190,7 +197,7 @@ def _find_step_bounds(rank: Rank, last: bool) -> tuple[int | None, int | None, i
     return min(starts, default=None), max(ends, default=None), closed_ns
 
 
-def _find_measured_end(rank: Rank, steps: SpanTable, closed_ns: int) -> int | None:
+def _find_measured_end(rank: Rank, steps: SpanTimes, closed_ns: int) -> int | None:
     """Return the time up to which the device measurements of waits have arrived.
 
     Measurements arrive some steps later, in the order of the waits. Not every collective
@@ -258,19 +265,19 @@ def with_selection_bounds(rank: Rank, state: RankState, selection: Selection) ->
     """Return the state with the selection's bounds on the rank's clock, as far as known."""
     if not selection.by_steps:
         return replace(state, since_ns=selection.since_ns, until_ns=selection.until_ns)
-    table = rank.main.spans.get(layout.STEP)
+    steps = rank.main.get_spans(StepSpans)
     since_ns, until_ns = state.since_ns, state.until_ns
     if selection.end_step is not None and until_ns is None:
         until_ns = _BEFORE_ALL_NS
-    if table is not None and table.end_ns.size:
+    if steps is not None and steps.end_ns.size:
         if selection.first_step is not None:
-            ends = table.end_ns[table.a < selection.first_step]
+            ends = steps.end_ns[steps.step < selection.first_step]
             since_ns = max(
                 int(ends.max(initial=_BEFORE_ALL_NS)),
                 _BEFORE_ALL_NS if since_ns is None else since_ns,
             )
         if selection.end_step is not None and until_ns is not None:
-            ends = table.end_ns[table.a < selection.end_step]
+            ends = steps.end_ns[steps.step < selection.end_step]
             until_ns = max(int(ends.max(initial=_BEFORE_ALL_NS)), until_ns)
     return replace(state, since_ns=since_ns, until_ns=until_ns)
 
@@ -437,20 +444,22 @@ def _trim_spans_to_previous(table: SpanTable, from_ns: int) -> SpanTable:
 
 def _trim_device_waits(process: Process, from_ns: int) -> dict[int, SpanTable]:
     """Keep measured waits, and operations whose device may wait longer than their host."""
-    measured = process.spans.get(layout.EXPOSED_COLLECTIVE)
+    measured = process.get_spans(ExposedCollectiveSpans)
     if measured is None:
         return {}
-    measured = _select_spans(measured, select_unfinished(measured, from_ns))
-    spans = {layout.EXPOSED_COLLECTIVE: measured}
+    kind = layout.EXPOSED_COLLECTIVE
+    unfinished = select_unfinished(measured, from_ns)
+    spans = {kind: _select_spans(process.spans[kind], unfinished)}
     operations = process.spans.get(layout.COLLECTIVE)
     if operations is not None:
-        keep = (operations.end_ns > from_ns) | np.isin(operations.sequence, measured.a)
+        pending = measured.measured_sequence[unfinished]
+        keep = (operations.end_ns > from_ns) | np.isin(operations.sequence, pending)
         spans[layout.COLLECTIVE] = _select_spans(operations, keep)
     return spans
 
 
-def _select_spans(table: SpanTable, keep: Any) -> SpanTable:
-    return table if keep.all() else _with_columns(table, lambda name: getattr(table, name)[keep])  # type: ignore[no-any-return]
+def _select_spans(table: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
+    return table if keep.all() else table.select(keep)
 
 
 def _trim_samples(table: Any, from_ns: int) -> Any:

@@ -29,7 +29,7 @@ from clusterprof.analysis.timeline.collectives.operations import (
 from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import Rank
 from clusterprof.analysis.timeline.series import compute_column_increase
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import CollectiveSpans
 
 COMM_THREAD_NAMES = ("gloo_tcp_loop", "pt_gloo_runloop")
 """Names of communication threads that sleep until data arrive."""
@@ -45,7 +45,7 @@ def sum_comm_thread_time(rank: Rank, segment: Segment) -> dict[str, int]:
 
     In us and us * us; {} without communication threads.
     """
-    spans = rank.main.spans.get(layout.COLLECTIVE)
+    spans = rank.main.get_spans(CollectiveSpans)
     comm_threads = [
         thread for thread in rank.main.threads.values() if thread.name in COMM_THREAD_NAMES
     ]

@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof import signals
+from clusterprof.analysis.attribution.rank.phase_shares import NO_SHARES, PhaseShares
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 
 MAX_LATENESS_NS = 1_500_000_000
@@ -113,11 +114,32 @@ def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
     if total is not None and total.t_ns.size:
         known = ~np.isnan(total.values)
         # A counter needs no reading in between: the next one still contains all of it.
-        return total.t_ns[known], total.values[known]
+        t_ns, busy_ns = total.t_ns[known], total.values[known]
+        until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
+        return (t_ns, busy_ns) if until is None else _move_to_driver_times(t_ns, busy_ns, until)
     ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))
     if ratio is None or not rank.device:
         return np.zeros(0, np.int64), np.zeros(0)
     return ratio.t_ns, _sum_busy_ratio(ratio)
+
+
+def _move_to_driver_times(t_ns: Int, busy_ns: Float, until: Series) -> tuple[Int, Float]:
+    """Return the readings at the ends of the driver's periods instead of when they were polled.
+
+    A driver hands a period over up to a period late. t_ns int64[n], busy_ns float64[n]: polled
+    totals. until: end of the period of each poll, NaN where the driver's clock was not
+    understood; those readings keep the time of the poll. Readings that end no later than the
+    one before are dropped, so times strictly increase.
+    """
+    if not until.t_ns.size:
+        return t_ns, busy_ns
+    row = np.minimum(np.searchsorted(until.t_ns, t_ns), until.t_ns.size - 1)
+    end_ns = until.values[row]
+    is_known = (until.t_ns[row] == t_ns) & ~np.isnan(end_ns) & (end_ns <= t_ns)
+    moved = np.where(is_known, end_ns, t_ns).astype(np.int64)
+    latest = np.maximum.accumulate(moved)
+    is_new = np.append(True, moved[1:] > latest[:-1]) if moved.size else np.zeros(0, np.bool_)
+    return moved[is_new], busy_ns[is_new]
 
 
 def _sum_busy_ratio(ratio: Series) -> Float:
@@ -217,6 +239,8 @@ class DeviceActivity:
     """
     previous: float = 1.0
     """Activity of the last window, as a part of the usual one."""
+    phase_shares: PhaseShares = NO_SHARES
+    """Idle share of each host phase (analysis.attribution.rank.phase_shares)."""
 
 
 NO_ACTIVITY = DeviceActivity()
@@ -237,13 +261,43 @@ def detect_busy_wait(
         series = rank.chunk.series.get((name, rank.device))
         if series is None or not series.t_ns.size or not none.size:
             continue
-        # A reading describes the time before it.
-        row = np.searchsorted(series.t_ns, windows.end_ns, side="left")
-        value = series.values[np.minimum(row, series.t_ns.size - 1)] / scale
-        value[row >= series.t_ns.size] = np.nan
+        if scale == 1.0:  # a mean since the reading before
+            value = _average_over_windows(series, windows)
+        else:  # a reading describes the time before it
+            row = np.searchsorted(series.t_ns, windows.end_ns, side="left")
+            value = series.values[np.minimum(row, series.t_ns.size - 1)] / scale
+            value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
             return _estimate_busy_wait(windows, np.clip(value, 0.0, 1.0), scale == 1.0, known)
     return none, none, known
+
+
+def _average_over_windows(series: Series, windows: DeviceWindows) -> Float:
+    """Return the mean of a series over each window, float64[n].
+
+    series: each reading is the mean since the reading before, the first one over as long as the
+    second. NaN for a window of which less than half was covered by readings.
+    """
+    before_ns = 2 * series.t_ns[0] - series.t_ns[min(1, series.t_ns.size - 1)]
+    edges_ns = np.append(before_ns, series.t_ns)
+    lengths_ns = np.diff(edges_ns).astype(np.float64)
+    is_known = ~np.isnan(series.values) & (lengths_ns <= SNAPSHOT_VALID_NS)
+    known_ns = np.where(is_known, lengths_ns, 0.0)
+    weighted_ns = known_ns * np.nan_to_num(series.values)
+
+    def over_windows(part_ns: Float) -> Float:
+        total_ns = np.append(0.0, np.cumsum(part_ns))
+        until_end, until_start = (
+            np.interp(t_ns, edges_ns, total_ns) for t_ns in (windows.end_ns, windows.start_ns)
+        )
+        return until_end - until_start
+
+    covered_ns = over_windows(known_ns)
+    is_covered = covered_ns >= 0.5 * (windows.end_ns - windows.start_ns)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(
+            is_covered & (covered_ns > 0), over_windows(weighted_ns) / covered_ns, np.nan
+        )
 
 
 def _estimate_busy_wait(

@@ -42,6 +42,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.analysis.timeline.spans import StepSpans, SyncSpans
 from clusterprof.probe import layout
 
 PAUSE_CAUSES = tuple(id_ for id_ in PRECEDENCE if CAUSES[id_].hidden_cost == "pause")
@@ -85,16 +86,16 @@ def attribute_syncs_to_pauses(
 
 def _count_device_waits(rank: Rank, steps: Int) -> Int:
     """Count how often the host waited for its device in each step, outside saves."""
-    table, spans = rank.main.spans[layout.STEP], rank.main.spans.get(layout.SYNC)
-    if spans is None or not spans.start_ns.size:
+    marked, syncs = rank.main.get_spans(StepSpans), rank.main.get_spans(SyncSpans)
+    if marked is None or syncs is None or not syncs.start_ns.size:
         return np.zeros(steps.size, np.int64)
-    row = np.searchsorted(table.start_ns, spans.start_ns, side="right") - 1
-    inside = (row >= 0) & (spans.start_ns < table.end_ns[np.maximum(row, 0)])
+    row = np.searchsorted(marked.start_ns, syncs.start_ns, side="right") - 1
+    inside = (row >= 0) & (syncs.start_ns < marked.end_ns[np.maximum(row, 0)])
     save = rank.main.spans.get(layout.CHECKPOINT)
     if save is not None and save.start_ns.size:
-        at = np.searchsorted(save.start_ns, spans.start_ns, side="right") - 1
-        inside &= (at < 0) | (spans.start_ns >= save.end_ns[np.maximum(at, 0)])
-    number, count = table.a[row[inside]], np.maximum(spans.b[inside], 1)
+        at = np.searchsorted(save.start_ns, syncs.start_ns, side="right") - 1
+        inside &= (at < 0) | (syncs.start_ns >= save.end_ns[np.maximum(at, 0)])
+    number, count = marked.step[row[inside]], np.maximum(syncs.times[inside], 1)
     order = np.searchsorted(steps, number)
     known = (order < steps.size) & (steps[np.minimum(order, steps.size - 1)] == number)
     return np.bincount(order[known], count[known], steps.size).astype(np.int64)

@@ -37,8 +37,8 @@ from clusterprof.analysis.timeline.model import (
     Int,
     LostTime,
     Rank,
-    SpanTable,
 )
+from clusterprof.analysis.timeline.spans import StepSpans
 from clusterprof.probe import layout
 
 MIN_BIN_NS = 100_000_000
@@ -137,7 +137,7 @@ def with_segment_totals(
         **({"not_asked": account.outside_selection_ns} if account.outside_selection_ns else {}),
         **sum_comm_thread_time(rank, segment),
     }
-    steps = rank.main.spans.get(layout.STEP)
+    steps = rank.main.get_spans(StepSpans)
     lengths: dict[int, int] = {}
     long: dict[int, int] = {}
     if steps is not None:
@@ -147,7 +147,7 @@ def with_segment_totals(
         totals.update(_sum_samples(steps, ended))
         most = np.argsort(start - end, kind="stable")[:MAX_SLOWEST_STEPS]
         long = dict(zip(start[most].tolist(), (end - start)[most].tolist()))
-        first = steps.a == 0
+        first = steps.step == 0
         if first.any():
             warm_up = merge_intervals((steps.start_ns[first], steps.end_ns[first]))
             totals["first_step"] = sum_lengths(
@@ -164,11 +164,11 @@ def with_segment_totals(
     )
 
 
-def _sum_samples(steps: SpanTable, ended: NDArray[np.bool_]) -> dict[str, int]:
+def _sum_samples(steps: StepSpans, ended: NDArray[np.bool_]) -> dict[str, int]:
     """Return samples and tokens of the ended steps, and how many steps reported them."""
     out: dict[str, int] = {}
-    first_row = np.unique(steps.a[ended], return_index=True)[1]
-    for name, column in (("samples", steps.c), ("tokens", steps.d)):
+    first_row = np.unique(steps.step[ended], return_index=True)[1]
+    for name, column in (("samples", steps.samples), ("tokens", steps.tokens)):
         values = column[ended][first_row]
         known = values >= 0
         out[name] = int(values[known].sum())
@@ -496,14 +496,14 @@ def _sum_before(start: Int, end: Int, t_ns: Int) -> Int:
 
 def _find_ended_steps(rank: Rank, segment: Segment) -> Int:
     """Return int64[3, n]: number, start and end of the steps that ended in a segment."""
-    table = rank.main.spans.get(layout.STEP)
-    if table is None:
+    steps = rank.main.get_spans(StepSpans)
+    if steps is None:
         return np.zeros((3, 0), np.int64)
-    rows = np.flatnonzero((table.end_ns > segment.start_ns) & (table.end_ns <= segment.end_ns))
-    if drop_duplicate_spans(table.start_ns[rows], table.end_ns[rows])[0].size < rows.size:
-        pairs = np.stack([table.start_ns[rows], table.end_ns[rows]])
-        rows = rows[np.unique(pairs, axis=1, return_index=True)[1]]
-    return np.stack([table.a[rows], table.start_ns[rows], table.end_ns[rows]])
+    ended = steps.select((steps.end_ns > segment.start_ns) & (steps.end_ns <= segment.end_ns))
+    if drop_duplicate_spans(ended.start_ns, ended.end_ns)[0].size < ended.start_ns.size:
+        pairs = np.stack([ended.start_ns, ended.end_ns])
+        ended = ended.select(np.unique(pairs, axis=1, return_index=True)[1])
+    return np.stack([ended.step, ended.start_ns, ended.end_ns])
 
 
 def _find_open_steps(rank: Rank, segment: Segment) -> Int:

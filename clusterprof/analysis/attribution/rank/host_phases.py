@@ -33,7 +33,13 @@ from clusterprof.analysis.timeline.model import (
     PHASE_STARTUP,
     Int,
     Rank,
-    SpanTable,
+)
+from clusterprof.analysis.timeline.spans import (
+    CollectiveSpans,
+    DataWaitSpans,
+    ExposedCollectiveSpans,
+    SpanTimes,
+    StepSpans,
 )
 from clusterprof.probe import layout
 
@@ -173,12 +179,12 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         # Disjoint already; where two touch there is an edge, so each row is part of one.
         return Intervals(waits.start_ns[nonempty], waits.end_ns[nonempty])
     if kind == layout.COLLECTIVE:
-        form = table.d >> layout.FORM_SHIFT & layout.FORM_MASK
+        operations = CollectiveSpans.from_table(table)
         # A host that issues one continues; one of an unknown group cannot be matched.
-        counts = (form != layout.ISSUE) & (table.a != 0)
-        measured = rank.main.spans.get(layout.EXPOSED_COLLECTIVE)
+        counts = (operations.form != layout.ISSUE) & (operations.group != 0)
+        measured = rank.main.get_spans(ExposedCollectiveSpans)
         if measured is not None:
-            counts &= ~np.isin(table.sequence, measured.a)
+            counts &= ~np.isin(table.sequence, measured.measured_sequence)
         if counts.all():
             return merge_intervals((table.start_ns, table.end_ns))
         return merge_intervals((table.start_ns[counts], table.end_ns[counts]))
@@ -188,7 +194,7 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         )
     if kind > 0:
         return merge_intervals((table.start_ns, table.end_ns))
-    waited = table.b != 0
+    waited = DataWaitSpans.from_table(table).worker_pid != 0
     if waited.all():
         # All waits waited for a worker: only garbage collection could cover them in between.
         collects = rank.main.spans.get(layout.GC) is not None
@@ -196,7 +202,7 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
     return merge_intervals((table.start_ns[waited], table.end_ns[waited]))
 
 
-def _find_gaps_between_saves(rank: Rank, saves: SpanTable) -> Pair:
+def _find_gaps_between_saves(rank: Rank, saves: SpanTimes) -> Pair:
     """Return the time from one save to the next of the same step: no training happens there.
 
     Shards of one checkpoint are synced, renamed and gathered meanwhile.
@@ -215,12 +221,12 @@ def find_step_numbers(rank: Rank, start_ns: Int, steps_begun: Int) -> Int:
 
     steps_begun: int64[n], from split_host_phases.
     """
-    steps = rank.main.spans.get(layout.STEP)
+    steps = rank.main.get_spans(StepSpans)
     if steps is None or not steps.start_ns.size:
         return np.full(start_ns.size, -1, np.int64)
     row = np.maximum(steps_begun - 1, 0)
     held = (steps_begun > 0) & (start_ns < steps.end_ns[row])
-    return np.where(held, steps.a[row], -1)
+    return np.where(held, steps.step[row], -1)
 
 
 def allocate_by_phase(

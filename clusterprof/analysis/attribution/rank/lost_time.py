@@ -75,6 +75,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     find_step_numbers,
     split_host_phases,
 )
+from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
 from clusterprof.analysis.timeline.intervals import EMPTY, merge_intervals
@@ -99,6 +100,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.analysis.timeline.spans import ExposedSpans
 from clusterprof.probe import layout
 
 STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHASE_GC: layout.GC}
@@ -118,21 +120,24 @@ def allocate_idle_time(
     windows: DeviceWindows,
     room_ns: Int,
     idle_ns: Int,
-) -> Int:
+    known: PhaseShares,
+) -> tuple[Int, PhaseShares]:
     """Allocate the idle time of each window to the rows in it: int64[n], ns, at most the room.
 
     all_windows: includes the windows before and after those of the segment. room_ns:
-    int64[n], upper limit per row. idle_ns: int64[windows].
+    int64[n], upper limit per row. idle_ns: int64[windows]. known: idle share of each phase so
+    far; its update is returned too.
     """
     window, phase = phases.window, phases.phase
     rows = np.flatnonzero(np.isin(phase, tuple(STARVING_PHASES)))
     if not rows.size:
-        return allocate_by_phase(window, phase, room_ns, idle_ns, FILL_ORDER)
+        return allocate_by_shares(window, phase, room_ns, idle_ns, known)
     starving = phases.rows(rows)
     start_ns, end_ns = _find_launch_gaps(rank, starving)
     begins = np.zeros(phase.size, np.bool_)
     begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
-    idle = allocate_by_phase(window, phase, np.where(begins, 0, room_ns), idle_ns, FILL_ORDER)
+    open_ns = np.where(begins, 0, room_ns)
+    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known)
     if begins.any():
         left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
         if left.any():  # there is no other place for it
@@ -141,7 +146,7 @@ def allocate_idle_time(
     idle[rows] = allocate_by_wait_age(
         window[rows], starving.end_ns - start_ns, room_ns[rows], idle[rows]
     )
-    return idle
+    return idle, known
 
 
 def allocate_by_wait_age(group: Int, age_ns: Int, room_ns: Int, amount_ns: Int) -> Int:
@@ -270,11 +275,13 @@ def _measure_data_waits(
     evaluated.
     """
     none = np.zeros(phases.start_ns.size, np.int64)
-    table = get_spans(rank, layout.EXPOSED)
-    if table is None:
+    exposed = rank.main.get_spans(ExposedSpans)
+    if exposed is None or not exposed.start_ns.size:
         return none, none.astype(bool)
-    order = np.argsort(table.start_ns, kind="stable")
-    start, end, amount = table.start_ns[order], table.end_ns[order], table.b[order]
+    order = np.argsort(exposed.start_ns, kind="stable")
+    start, end, amount = (
+        column[order] for column in (exposed.start_ns, exposed.end_ns, exposed.device_ns)
+    )
     row = np.maximum(np.searchsorted(start, phases.start_ns, side="right") - 1, 0)
     inside = (phases.start_ns >= start[row]) & (phases.end_ns <= end[row])
     length = phases.end_ns - phases.start_ns
@@ -395,7 +402,10 @@ def measure_lost_intervals(
         if layout.COLLECTIVE in rank.main.spans:
             suspected_ns[:] = 0
     not_idle = busy_wait_ns, suspected_ns
-    return *_measure_from_samples(rank, segment, all_windows, windows, not_idle), activity
+    lost, account, shares = _measure_from_samples(
+        rank, segment, all_windows, windows, not_idle, activity.phase_shares
+    )
+    return lost, account, replace(activity, phase_shares=shares)
 
 
 def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, SegmentAccount]:
@@ -417,7 +427,8 @@ def _measure_from_samples(
     all_windows: DeviceWindows,
     windows: DeviceWindows,
     not_idle: tuple[Int, Int],
-) -> tuple[LostTime, SegmentAccount]:
+    shares: PhaseShares,
+) -> tuple[LostTime, SegmentAccount, PhaseShares]:
     busy_wait_ns, suspected_ns = not_idle
     phases = split_host_phases(
         rank, segment.start_ns, segment.end_ns, (windows.start_ns, windows.end_ns)
@@ -438,7 +449,7 @@ def _measure_from_samples(
         stream_pieces = int(np.count_nonzero(events.measured))
         parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
         busy_lost = np.maximum(events.lost_ns - events.idle_ns, 0)
-    idle = allocate_idle_time(rank, phases, all_windows, windows, room, rest)
+    idle, shares = allocate_idle_time(rank, phases, all_windows, windows, room, rest, shares)
     lost = _build_lost(rank, phases, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     tails = []
     if busy_wait_ns.any():
@@ -462,9 +473,10 @@ def _measure_from_samples(
     utilization = sum_utilization(rank, all_windows, windows, *not_work)
     idle_ns = int(windows.idle_ns.sum())
     window_columns = (windows.start_ns, windows.end_ns - windows.start_ns, windows.idle_ns)
-    return lost, SegmentAccount(
+    account = SegmentAccount(
         unmeasured, measured_ns, idle_ns, stream_pieces, utilization, window_columns
     )
+    return lost, account, shares
 
 
 def _sum_by_window(windows: DeviceWindows, window: Int, ns: Int) -> Int:

@@ -40,6 +40,7 @@ from clusterprof.analysis.attribution.rank.without_probe import has_marked_opera
 from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder, Store
 from clusterprof.analysis.timeline.model import PHASE_SUSPECTED_BUSY_WAIT, Int, LostTime, Rank
 from clusterprof.analysis.timeline.series import Period, estimate_period
+from clusterprof.analysis.timeline.spans import StepSpans
 from clusterprof.probe import layout
 from clusterprof.report.history import BINS_PER_OCTAVE
 
@@ -192,7 +193,7 @@ class _SettledSteps:
             self._claims[SUSPECTED] = lost.lost_ns - self._certain_ns
         self.ends = self.lengths = np.zeros(0, np.int64)
         self._counts = np.zeros((2, 0), np.int64)
-        steps = rank.main.spans.get(layout.STEP)
+        steps = rank.main.get_spans(StepSpans)
         if steps is not None:
             rows = np.flatnonzero(
                 (steps.end_ns > segment.start_ns) & (steps.end_ns <= segment.end_ns)
@@ -202,7 +203,7 @@ class _SettledSteps:
             new[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
             rows = rows[new][np.argsort(end[new], kind="stable")]
             self.ends, self.lengths = steps.end_ns[rows], steps.end_ns[rows] - steps.start_ns[rows]
-            self._counts = np.stack([steps.c[rows], steps.d[rows]])
+            self._counts = np.stack([steps.samples[rows], steps.tokens[rows]])
 
     def edges(self, width: int) -> Int:
         """Return when each block but the last one ends."""
@@ -418,16 +419,16 @@ class ImplicitSteps:
 
 def _find_step_ends(rank: Rank, segment: Segment) -> tuple[Int, Int]:
     """Return end and number of the steps that ended in a segment."""
-    table = rank.main.spans.get(layout.STEP)
-    if table is None:
+    steps = rank.main.get_spans(StepSpans)
+    if steps is None:
         none = np.zeros(0, np.int64)
         return none, none
-    rows = np.flatnonzero((table.end_ns > segment.start_ns) & (table.end_ns <= segment.end_ns))
-    rows = rows[np.argsort(table.end_ns[rows], kind="stable")]
-    number = table.a[rows]
+    rows = np.flatnonzero((steps.end_ns > segment.start_ns) & (steps.end_ns <= segment.end_ns))
+    rows = rows[np.argsort(steps.end_ns[rows], kind="stable")]
+    number = steps.step[rows]
     new = np.ones(rows.size, np.bool_)
     new[1:] = number[1:] > np.maximum.accumulate(number)[:-1]
-    return table.end_ns[rows[new]], number[new]
+    return steps.end_ns[rows[new]], number[new]
 
 
 def _find_grid_ends(rank: Rank, segment: Segment) -> tuple[Int, Int]:

@@ -51,9 +51,9 @@ from clusterprof.analysis.timeline.model import (
     Int,
     LostTime,
     Rank,
-    SpanTable,
 )
 from clusterprof.analysis.timeline.series import compute_differences, compute_increase
+from clusterprof.analysis.timeline.spans import CollectiveSpans
 from clusterprof.probe import layout
 
 MIN_RUNNABLE_RATIO = 0.02  # less is the normal cost of every scheduler
@@ -212,8 +212,10 @@ class TimeSpent:
         sums = RunningSums(self._sums, rank, segment, lost, amounts, self._contention)
         hidden_cost = compute_hidden_cost(rank, lost, shares)
         if spans is not None:
-            table = np.stack([*spans, _measure_blocked_time(spans, segment, lost, inside)])
-            times = np.maximum(spans[0], segment.start_ns), spans[1]
+            blocked_ns = _measure_blocked_time(spans, segment, lost, inside)
+            columns = spans.group, spans.number, spans.bytes, spans.code, blocked_ns
+            table = np.stack([spans.start_ns, spans.end_ns, *columns])
+            times = np.maximum(spans.start_ns, segment.start_ns), spans.end_ns
             at_arrive, at_leave = (
                 np.concatenate([sums.sum_until(t_ns), hidden])
                 for t_ns, hidden in zip(times, self._hidden.add(lost, hidden_cost, *times))
@@ -334,36 +336,34 @@ def _compute_running_sum(ns: Float | Int) -> Float:
     return out
 
 
-def _get_operations(rank: Rank) -> SpanTable | None:
+def _get_operations(rank: Rank) -> CollectiveSpans | None:
     """Return the collective spans of a rank, with device times where measured."""
-    table = rank.main.spans.get(layout.COLLECTIVE)
-    return None if table is None else apply_device_times(table, find_device_waits(rank.main))
+    spans = rank.main.get_spans(CollectiveSpans)
+    return None if spans is None else apply_device_times(spans, find_device_waits(rank.main))
 
 
-def _select_ended_spans(table: SpanTable | None, segment: Segment) -> tuple[Int, ...] | None:
-    """Return start, end, a to d of the spans of known groups that ended in a segment, by end."""
-    if table is None:
+def _select_ended_spans(spans: CollectiveSpans | None, segment: Segment) -> CollectiveSpans | None:
+    """Return the spans of known groups that ended in a segment, by end; None without any."""
+    if spans is None:
         return None
-    ended = (table.end_ns > segment.start_ns) & (table.end_ns <= segment.end_ns)
-    rows = np.flatnonzero(ended & (table.a != 0))
+    ended = (spans.end_ns > segment.start_ns) & (spans.end_ns <= segment.end_ns)
+    rows = np.flatnonzero(ended & (spans.group != 0))
     if not rows.size:
         return None
-    ends = table.end_ns[rows]
+    ends = spans.end_ns[rows]
     if (ends[1:] < ends[:-1]).any():
         rows = rows[np.argsort(ends, kind="stable")]
-    columns = (table.start_ns, table.end_ns, table.a, table.b, table.c, table.d)
-    return tuple(column[rows] for column in columns)
+    return spans.select(rows)
 
 
 def _measure_blocked_time(
-    spans: tuple[Int, ...], segment: Segment, lost: LostTime, inside: np.ndarray
+    spans: CollectiveSpans, segment: Segment, lost: LostTime, inside: np.ndarray
 ) -> Int:
     """Return lost time in operations inside each span, each nanosecond once: int64[n], ns."""
-    start, end, *_, form = spans
-    waits = (form >> layout.FORM_SHIFT & layout.FORM_MASK) != layout.ISSUE
-    reach = np.maximum.accumulate(np.where(waits, end, segment.start_ns))
-    begin = np.maximum(start, np.append(segment.start_ns, reach[:-1]))
-    end = np.where(waits, end, begin)
+    waits = spans.form != layout.ISSUE
+    reach = np.maximum.accumulate(np.where(waits, spans.end_ns, segment.start_ns))
+    begin = np.maximum(spans.start_ns, np.append(segment.start_ns, reach[:-1]))
+    end = np.where(waits, spans.end_ns, begin)
     # Spans that touch share an interval: the part inside each span counts.
     until = _make_lost_time_sum(lost, np.flatnonzero(inside))
     # Both are rounded: the difference may be a nanosecond too large.

@@ -24,6 +24,7 @@ from clusterprof.analysis.attribution.rank.device_activity import SNAPSHOT_VALID
 from clusterprof.analysis.timeline.intervals import find_overlaps, measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import Float, Int, Rank
 from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.analysis.timeline.spans import SyncSpans
 from clusterprof.probe import layout
 
 Bool = NDArray[np.bool_]
@@ -231,13 +232,13 @@ def _sum_host_time(sums: UtilizationSums, rank: Rank, windows: DeviceWindows, ch
 def _sum_sync_time(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
     """Return how much of each window the main thread waited for its device, in marked waits.
 
-    One span may represent several calls: column `a` is their total waiting time.
+    One span may represent several calls; `waited_ns` is their sum.
     """
-    sync = get_spans(rank, layout.SYNC)
+    sync = rank.main.get_spans(SyncSpans)
     if sync is None:
         return np.zeros(start_ns.size)
     length = np.maximum(sync.end_ns - sync.start_ns, 1)
-    weight = np.minimum(sync.a, length) / length
+    weight = np.minimum(sync.waited_ns, length) / length
     parts = find_overlaps((start_ns, end_ns), (sync.start_ns, sync.end_ns))
     waited = (parts.end_ns - parts.start_ns) * weight[parts.interval]
     return np.bincount(parts.segment, waited, minlength=start_ns.size).astype(np.float64)

@@ -63,7 +63,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.analysis.timeline.series import compute_increase
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import CollectiveSpans
 
 LOADER_BUSY_RATIO = 0.9
 """Part of a window, and of the time around it, in which a loader that never rests is
@@ -220,8 +220,8 @@ def has_peers(rank: Rank) -> bool:
 
 def has_marked_operations(rank: Rank) -> bool:
     """Return whether the rank marked operations; if so, it waits only in marked ones."""
-    table = rank.main.spans.get(layout.COLLECTIVE)
-    return table is not None and bool((table.a != 0).any())
+    operations = rank.main.get_spans(CollectiveSpans)
+    return operations is not None and bool((operations.group != 0).any())
 
 
 def estimate_unmarked_waits(

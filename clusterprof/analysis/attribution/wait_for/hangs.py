@@ -145,11 +145,6 @@ def find_stuck_ranks(dumps: Sequence[Dump]) -> list[StuckRank]:
     return stuck_ranks
 
 
-def list_group_members(dumps: Sequence[Dump]) -> dict[int, tuple[int, ...]]:
-    """Return the global ranks of each process group, by the group number of the stuck ranks."""
-    return {compute_group_number(ranks): ranks for dump in dumps for ranks in dump.members.values()}
-
-
 def compute_group_number(ranks: Sequence[int]) -> int:
     """Compute the number of a group as the probe does (docs/design/waits-between-ranks.md)."""
     text = ",".join(str(rank) for rank in sorted(ranks))

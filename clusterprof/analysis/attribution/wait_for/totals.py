@@ -46,11 +46,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from clusterprof.analysis.attribution.wait_for.blame import (
-    IMBALANCE,
     NO_CULPRIT,
-    SLOW_COMPUTE,
     TRANSFER,
     BlockBlame,
     list_causes,
@@ -102,44 +99,6 @@ class WaitTotals:
         known = blamed.last_arrival >= 0
         np.add.at(self.last_arrivals, blamed.last_arrival[known], 1)
         np.add.at(self.late_peers, blamed.last_arrival[known], blamed.late_peers[known])
-
-    def culprits(self, role: Int | None = None) -> list[tuple[int, int]]:
-        """Return (rank, ns caused) of all culprits, largest first, without waits that have no
-        culprit.
-
-        role: int64[ranks], peer group of each rank (find_peer_groups). If
-        given, work counts only beyond the median of the peer group: the stages of a pipeline
-        make the next stage wait by design.
-        """
-        total = self.culprit_ns[:-1].sum(axis=1)
-        if role is not None:
-            columns = [self.causes.index(IMBALANCE), self.causes.index(SLOW_COMPUTE)]
-            work = self.culprit_ns[:-1, columns].sum(axis=1)
-            for group in np.unique(role):
-                peers = np.flatnonzero(role == group)
-                median = int(np.sort(work[peers])[(peers.size - 1) // 2])
-                total[peers] -= np.minimum(work[peers], median)
-        order = np.argsort(-total, kind="stable")
-        return [(int(rank), int(total[rank])) for rank in order if total[rank]]
-
-
-def find_peer_groups(ops: Operations, ranks: int) -> Int:
-    """Find the peers of each rank: the process group in which it met others most often.
-
-    Members of one group do the same work.
-
-    Point-to-point pairs are neighbors, not peers. Returns int64[ranks], a label per rank;
-    -1 = the rank took part in point-to-point operations only.
-    """
-    size = np.diff(ops.first)
-    labels, group = np.unique(ops.process_group, return_inverse=True)
-    row_group = np.repeat(np.where(is_point_to_point(ops.operation), -1, group), size)
-    met = row_group >= 0
-    code, count = np.unique(ops.rank[met] * labels.size + row_group[met], return_counts=True)
-    order = np.argsort(count, kind="stable")
-    out = np.full(ranks, -1, np.int64)
-    out[code[order] // labels.size] = code[order] % labels.size
-    return out
 
 
 def _sum_into_table(rank: Int, cause: Int, ns: Int | Float, shape: tuple[int, ...]) -> Int:

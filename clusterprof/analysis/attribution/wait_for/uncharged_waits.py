@@ -320,7 +320,6 @@ compared.
 """
 _MIN_ROWS_TO_SETTLE = 1 << 16
 """Number of pending rows from which full windows are looked for and evaluated."""
-_ROW_COLUMNS = ("team", "ordinal", "rank", "less", "awaited", "imbalance", "slow", "period")
 
 
 class Jitter:

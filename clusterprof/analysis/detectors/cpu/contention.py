@@ -2,46 +2,43 @@
 
 ## What it sees
 
-Lost time in which the thread that the GPU depended on was ready to run but had no CPU:
-the worker that was making the awaited batch, or the main thread while it launched work.
-Time in which other ranks wait in an operation for this rank counts too.
+Lost time in which the thread that the GPU depended on was ready to run but had no CPU: the worker
+that was making the awaited batch, or the main thread while it launched work. Time in which other
+ranks wait in an operation for this rank counts too.
 
 ## Why the GPU waits
 
-Another thread was on the CPU: other workers of the job, its own library threads,
-another job on the node, or a hypervisor. The loader looks slow although none of its own
-work is slow.
+Another thread was on the CPU: other workers of the job, its own library threads, another job on the
+node, or a hypervisor. The loader looks slow although none of its own work is slow.
 
 ## How it decides
 
-Its share is the part of that thread's time that the scheduler counted as "runnable, not
-running" (`/proc/<pid>/task/<tid>/schedstat`, second number), minus the part in which
-the CPU quota of the cgroup had run out, which is `cpu-throttled`. The evidence is the
-CPU pressure in those intervals.
+Its share is the part of that thread's time that the scheduler counted as "runnable, not running"
+(`/proc/<pid>/task/<tid>/schedstat`, second number), without the
+part in which the CPU quota of the cgroup had run out. That part is `cpu-throttled`. The evidence is
+the CPU pressure in those intervals.
 
-A read that takes long because its reader, although woken, gets no CPU counts here and
-not as storage, however slow the file system looks to the program.
+A read that takes long because its reader, although woken, gets no CPU counts here and not as
+storage, however slow the file system looks to the program.
 
-If affinity or a cpuset allows processes of the rank fewer CPUs than they would have
-kept busy and than the node has, the culprit is called `affinity`: eight workers bound
-to one CPU need eight and get one. Time stolen by a hypervisor, from 2 % on, and time of
-the kernel's own threads (ksoftirqd, kworker, …), from a tenth of a CPU on, are
-evidence.
+If affinity or a cpuset allows processes of the rank fewer CPUs than they would have kept busy and
+than the node has, the culprit is called `affinity`: eight workers bound to one CPU need eight and
+get one. Time stolen by a hypervisor, from 2 % on, and time of the kernel's own threads (ksoftirqd,
+kworker, …), from a tenth of a CPU on, are evidence.
 
 ## What to do
 
-Request more cores, or use fewer workers and fewer library threads (`OMP_NUM_THREADS`)
-than there are cores for this job. Pin the job to cores of its own. Find the other job.
-With `affinity`: check `srun --cpus-per-task` and `--cpu-bind` (Slurm 22.05 and later do
-not pass `--cpus-per-task` of `sbatch` on to `srun`), `taskset`, `numactl`, and the
-container's cpuset.
+Request more cores, or use fewer workers and fewer library threads (`OMP_NUM_THREADS`) than there
+are cores for this job. Pin the job to cores of its own. Find the other job. With `affinity`: check
+`srun --cpus-per-task` and `--cpu-bind` (Slurm 22.05 and later do not pass `--cpus-per-task` of
+`sbatch` on to `srun`), `taskset`, `numactl`, and the container's cpuset.
 
 ## Where it is blind
 
-It cannot say which thread was on the CPU. Waiting for the interpreter's lock is not run
-delay and shows as "blocked on something unseen". Affinity is that of each process's
-main thread. Two hyper-threads of a core count as two CPUs, although both busy do little
-more work than one: then no thread waits, and the work itself takes longer.
+It cannot say which thread was on the CPU. Waiting for the interpreter's lock is not run delay and
+shows as "blocked on something unseen". Affinity is that of each process's main thread. Two
+hyper-threads of a core count as two CPUs, although both busy do little more work than one: then no
+thread waits, and the work itself takes longer.
 """
 
 from __future__ import annotations

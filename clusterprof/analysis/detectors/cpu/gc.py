@@ -2,32 +2,29 @@
 
 ## What it sees
 
-Lost time in which the training process was inside Python's garbage collector and was
-not waiting for a worker.
+Lost time in which the training process was inside Python's garbage collector and was not waiting
+for a worker.
 
 ## Why the GPU waits
 
-A full collection visits every object that may be part of a cycle. With millions of
-objects it takes hundreds of milliseconds, in which no kernel is launched and no batch
-is loaded.
+A full collection visits every object that may be part of a cycle. With millions of objects it takes
+hundreds of milliseconds, in which no kernel is launched and no batch is loaded.
 
 ## How it decides
 
-The interpreter reports the start and end of every collection. Its share is the whole of
-a lost segment inside a collection. A collection during a wait for a worker costs
-nothing by itself; that time counts as the wait, unless the process loads its data
-itself.
+The interpreter reports the start and end of every collection. Its share is the whole of a lost
+segment inside a collection. A collection during a wait for a worker costs nothing by itself; that
+time counts as the wait, unless the process loads its data itself.
 
 ## What to do
 
-After building model and data set, call `gc.collect()` and `gc.freeze()`. Then switch
-automatic collection off and call `gc.collect()` every few hundred steps, at the same
-step on all ranks.
+After building model and data set, call `gc.collect()` and `gc.freeze()`. Then switch automatic
+collection off and call `gc.collect()` every few hundred steps, at the same step on all ranks.
 
 ## Where it is blind
 
-Collections inside dataloader workers count as compute time of the worker. Freeing a
-large structure by reference counts is not a collection and is not reported.
+Collections inside dataloader workers count as compute time of the worker. Freeing a large structure
+by reference counts is not a collection and is not reported.
 """
 
 from __future__ import annotations

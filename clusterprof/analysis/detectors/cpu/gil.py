@@ -1,39 +1,36 @@
-"""Another thread of the training process keeps its interpreter.
+"""Another thread of the training process holds the Python interpreter lock.
 
 ## What it sees
 
-Lost time inside a step in which the main thread slept on a lock while another thread of
-the same process was on a CPU.
+Lost time inside a step in which the main thread slept on a lock while another thread of the same
+process was on a CPU.
 
 ## Why the GPU waits
 
-One Python interpreter runs one thread at a time (GIL). A thread that computes in Python
-(metrics, a progress bar, a loader that uses threads) is asked to release the lock only
-every 5 ms. The main thread therefore loses up to 5 ms each time it has released the
-lock itself, which it does at nearly every launch.
+One Python interpreter runs one thread at a time (GIL). A thread that computes in Python (metrics, a
+progress bar, a loader that uses threads) is asked to release the lock only every 5 ms. The main
+thread therefore loses up to 5 ms each time it has released the lock itself, which it does at nearly
+every launch.
 
 ## How it decides
 
-Scheduler counters show how long the main thread was off CPU in each lost segment
-outside any wait for data or other ranks, and how long the busiest other thread of the
-process was on a CPU: the smaller of the two is the upper limit. Samples show how much
-of it counts: the share of samples, at instants at which the other thread was running,
-that found the main thread asleep in a futex (`wchan`), in excess of that share while
-the other thread was resting. If the result is small, nothing is claimed. Threads of
-autograd, NCCL and the driver are left out: they work for the main thread, and what they
-launch counts as its launching.
+Scheduler counters show how long the main thread was off CPU in each lost segment outside any wait
+for data or other ranks, and how long the busiest other thread of the process was on a CPU: the
+smaller of the two is the upper limit. Samples show how much of it counts: the share of samples, at
+instants at which the other thread was running, that found the main thread asleep in a futex
+(`wchan`), in excess of that share while the other thread was resting. If the result is small,
+nothing is claimed. Threads of autograd, NCCL and the driver are left out: they work for the main
+thread, and what they launch counts as its launching.
 
 ## What to do
 
-Move the work of that thread to a separate process (`multiprocessing`), call it less
-often, or do it in code that releases the lock. `py-spy top --pid` shows what the thread
-runs.
+Move the work of that thread to a separate process (`multiprocessing`), call it less often, or do it
+in code that releases the lock. `py-spy top --pid` shows what the thread runs.
 
 ## Where it is blind
 
-All locks look alike: also one that the other thread holds in C code. A thread is
-observed from about one second after its start. If thread names were not recorded
-nothing is claimed.
+All locks look alike: also one that the other thread holds in C code. A thread is observed from
+about one second after its start. If thread names were not recorded nothing is claimed.
 """
 
 from __future__ import annotations
@@ -85,7 +82,7 @@ class CpuGil:
     cause = Cause(
         "cpu-gil",
         "cpu",
-        "Another thread of the training process keeps its interpreter",
+        "Another thread of the training process holds the Python interpreter lock",
         "Move what that thread computes to a process of its own",
         precedence=570,
         hidden_cost="interval",
@@ -166,8 +163,7 @@ def _estimate_lock_ratio(
 ) -> float:
     """Estimate how much more often the main thread was on a lock while another thread ran.
 
-    1 = always against never, 0 = no more often: 8 of 10 times against 3 of 10 times is 5 /
-    7.
+    1 = always against never, 0 = no more often: 8 of 10 times against 3 of 10 times is 5 / 7.
     """
     asleep = select_sleep_samples(rank, lost, inside)
     ratio_running, ratio_resting = (

@@ -1,39 +1,38 @@
-"""The loader is set up too small.
+"""The data loader has too few workers or prefetches too little.
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the worker that owned the batch had
-not received its task yet, was only just starting, or was making an expensive batch that
-idle workers could have made ahead of time.
+Lost time in which the host waited for a batch in one of three cases: the worker that owned the
+batch had not received its task yet; it was only just starting; or it was making an expensive batch
+that idle workers could have made ahead of time.
 
 ## Why the GPU waits
 
-With few workers or a short prefetch the loader does not work ahead: while the GPU
-computes the loader is idle, and when the loader is asked for a batch the GPU is idle.
-Workers that are not persistent are started again in every epoch.
+With few workers or a short prefetch the loader does not work ahead: while the GPU computes the
+loader is idle, and when the loader is asked for a batch the GPU is idle. Workers that are not
+persistent are started again in every epoch.
 
 ## How it decides
 
-Its share is the part of the wait in which the owning worker was between two fetches
-without work, and, after the first step, the part in which the worker did not exist.
-Neither a disk nor a CPU was the limit then. If workers are idle for more than half of
-the time, the part in which the batch was being computed counts too, as far as four
-batches ahead per worker would have saved it: the time that all workers together needed
-to make these batches, against the time in which they were used.
+Its share is the part of the wait in which the owning worker was between two fetches without work,
+and, after the first step, the part in which the worker did not exist. Neither a disk nor a CPU was
+the limit then. If workers are idle for more than half of the time, the part in which the batch was
+being computed counts too, as far as prefetching four batches per worker would have saved it. This
+follows from the time that all workers together needed to make these batches, and the time in which
+they were used.
 
 ## What to do
 
-Raise `num_workers` towards the number of cores per GPU, `prefetch_factor` to 2 to 4,
-and set `persistent_workers=True`.
+Raise `num_workers` towards the number of cores per GPU, `prefetch_factor` to 2 to 4, and set
+`persistent_workers=True`.
 
 ## Where it is blind
 
-With `num_workers=0` the main process always loads between steps; its activity while
-loading is then named instead (reading, computing). A batch that is ready and in
-transfer to the main process is not claimed: it shows as "hand-over" under Unattributed.
-Loaders other than PyTorch's are seen only as far as spans are marked for them. Batches
-that are expensive because of a slow disk count as storage, however idle the workers
-are.
+With `num_workers=0` the main process always loads between steps; its activity while loading is then
+named instead (reading, computing). A batch that is ready and in transfer to the main process is not
+claimed: it shows as "hand-over" under Unattributed. Loaders other than PyTorch's are seen only as
+far as spans are marked for them. Batches that are expensive because of a slow disk count as
+storage, however idle the workers are.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ from clusterprof.analysis.detectors.base import (
     estimate_compute_wait,
     limit_to_data_wait,
 )
+from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.report.model import Cause, Evidence
 
@@ -58,7 +58,7 @@ class CpuLoaderConfig:
     cause = Cause(
         "cpu-loader-config",
         "cpu",
-        "The loader is set up too small",
+        "The data loader has too few workers or prefetches too little",
         "Raise num_workers and prefetch_factor, and keep workers with persistent_workers=True",
         precedence=540,
         tone=2,
@@ -99,7 +99,7 @@ class CpuLoaderConfig:
             *_describe_avoidable_waits(lost, share, avoidable),
             Evidence(
                 "loader.workers_count",
-                float(len(rank.workers)),
+                float(count_live_workers(rank.workers)),
                 "count",
                 "dataloader workers of the rank",
             ),

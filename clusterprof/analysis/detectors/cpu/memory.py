@@ -2,31 +2,30 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch was blocked on memory: reclaim, swap, or a page fault that needed I/O.
+Lost time in which the host waited for a batch, and the thread that was making that batch was
+blocked on memory: reclaim, swap, or a page fault that needed I/O.
 
 ## Why the GPU waits
 
-When memory is used up, a thread that requests more has to free some first, and evicted
-pages are read again. The loader runs at the speed of the swap device, or of the
-kernel's search for free pages.
+When memory is used up, a thread that requests more has to free some first, and evicted pages are
+read again. The loader runs at the speed of the swap device, or of the kernel's search for free
+pages.
 
 ## How it decides
 
-Its share is the part of the critical thread's time that was blocked in memory
-management: major faults of that thread, or a kernel function of reclaim or swap in
-`wchan`. The evidence is the memory pressure in those intervals, the bytes read back
-from swap, and how long kswapd ran.
+Its share is the part of the critical thread's time that was blocked in memory management: major
+faults of that thread, or a kernel function of reclaim or swap in `wchan`. The evidence is the
+memory pressure in those intervals, the bytes read back from swap, and how long kswapd ran.
 
 ## What to do
 
-Raise the memory request, or use less memory: fewer workers, a shorter prefetch, no
-per-worker copy of the data set's index. Check `/dev/shm` too: it counts as memory.
+Raise the memory request, or use less memory: fewer workers, a shorter prefetch, no per-worker copy
+of the data set's index. Check `/dev/shm` too: it counts as memory.
 
 ## Where it is blind
 
-Time on the CPU in reclaim counts as compute time. Faults on a memory-mapped data file
-count as reads if the thread reads from a device.
+Time on the CPU in reclaim counts as compute time. Faults on a memory-mapped data file count as
+reads if the thread reads from a device.
 """
 
 from __future__ import annotations

@@ -2,39 +2,37 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch was computing: decoding, augmenting, tokenizing, collating.
+Lost time in which the host waited for a batch, and the thread that was making that batch was
+computing: decoding, augmenting, tokenizing, collating.
 
 ## Why the GPU waits
 
-Preparing a batch costs more CPU time than the workers have within the time of a step.
-Each worker makes one batch at a time, so batches arrive only as fast as all workers
-together compute.
+Preparing a batch costs more CPU time than the workers have within the time of a step. Each worker
+makes one batch at a time, so batches arrive only as fast as all workers together compute.
 
 ## How it decides
 
-It examines the worker that owned the awaited batch (the main thread if it loads the
-data itself). Its share is the part of that thread's time spent on a CPU, without the
-kernel's work on reads from a device. The thread reports its own CPU time with each
-batch, in addition to the kernel's count for that thread. Time in which a finished batch
-is delayed because the worker's interpreter is busy with the next one counts too. If
-workers are idle most of the time and a larger prefetch would have let them make the
-batch ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the rank
-fewer CPUs than the node has, the evidence says how many, and how many cores those are:
-two busy hyper-threads do little more work than one.
+It examines the worker that owned the awaited batch (the main thread if it loads the data itself).
+Its share is the part of that thread's time spent on a CPU, without the kernel's work on reads from
+a device. The thread reports its own CPU time with each batch, in addition to the kernel's count for
+that thread. Time in which a finished batch is delayed because the worker's interpreter is busy with
+the next one counts too. If workers are idle most of the time and a larger prefetch would have let
+them make the batch ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the
+rank fewer CPUs than the node has, the evidence says how many, and how many cores those are: two
+busy hyper-threads do little more work than one.
 
 ## What to do
 
-If CPUs are free, add workers. If not, do the work once instead of in every epoch
-(decode and resize ahead, cache), use a cheaper transform, or move it to the GPU.
+If CPUs are free, add workers. If not, do the work once instead of in every epoch (decode and resize
+ahead, cache), use a cheaper transform, or move it to the GPU.
 
 ## Where it is blind
 
-It cannot name the function; a sampling profiler can. Threads that a library starts
-inside the worker (OpenCV, BLAS) count for the worker only while it waits for them on a
-CPU. The kernel divides user and system time by ticks, scaled to the thread's whole
-lifetime: a main thread that computed for a long time and then loads data itself shows
-part of its reads' CPU time here (measured: 1 to 4 points).
+It cannot name the function; a sampling profiler can. Threads that a library starts inside the
+worker (OpenCV, BLAS) count for the worker only while it waits for them on a CPU. The kernel divides
+user and system time by ticks, scaled to the thread's whole lifetime: a main thread that computed
+for a long time and then loads data itself shows part of its reads' CPU time here (measured: 1 to 4
+points).
 """
 
 from __future__ import annotations
@@ -50,6 +48,7 @@ from clusterprof.analysis.detectors.base import (
     estimate_compute_wait,
     estimate_handover_delay,
 )
+from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
 from clusterprof.probe import layout
@@ -116,7 +115,7 @@ def _has_unknown_workers(rank: Rank) -> bool:
 def _count_workers(rank: Rank) -> list[Evidence]:
     if _has_unknown_workers(rank):
         return []
-    count = float(len(rank.workers))
+    count = float(count_live_workers(rank.workers))
     return [Evidence("loader.workers_count", count, "count", "of the rank")]
 
 

@@ -2,30 +2,29 @@
 
 ## What it sees
 
-Lost time in which the thread that the GPU depended on was ready to run, and the
-cgroup's CPU quota had run out.
+Lost time in which the thread that the GPU depended on was ready to run, and the cgroup's CPU quota
+had run out.
 
 ## Why the GPU waits
 
-A container limit of, for example, 8 CPUs means 800 ms of CPU time per 100 ms. Workers
-that together use it up early all stop until the next period begins, although CPUs are
-idle.
+A container limit of, for example, 8 CPUs means 800 ms of CPU time per 100 ms. Workers that together
+use it up early all stop until the next period begins, although CPUs are idle.
 
 ## How it decides
 
-Its share is the part of the critical thread's time that was "runnable, not running" and
-in which `cgroup.throttled_ns_total` rose: the smaller of the two.
+Its share is the part of the critical thread's time that was "runnable, not running" and in which
+`cgroup.throttled_ns_total` rose: the smaller of the two.
 
 ## What to do
 
-Raise or remove the CPU limit (in Kubernetes: `resources.limits.cpu`), or run no more
-workers and library threads than the quota has CPUs.
+Raise or remove the CPU limit (in Kubernetes: `resources.limits.cpu`), or run no more workers and
+library threads than the quota has CPUs.
 
 ## Where it is blind
 
-Quotas of a parent cgroup that is not visible inside the container. The kernel sums
-throttled time over CPUs, so with many threads the part can be overestimated; it never
-exceeds the thread's own delay.
+Quotas of a parent cgroup that is not visible inside the container. The kernel sums throttled time
+over CPUs, so with many threads the part can be overestimated; it never exceeds the thread's own
+delay.
 """
 
 from __future__ import annotations

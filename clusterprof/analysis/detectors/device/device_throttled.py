@@ -2,33 +2,31 @@
 
 ## What it sees
 
-The excess compute time on a GPU that was slowed down by heat, a power brake or a
-hardware fault.
+The excess compute time on a GPU that was slowed down by heat, a power brake or a hardware fault.
 
 ## Why the GPU waits
 
-It does not wait: it computes more slowly than it could. A step takes longer by the
-ratio of the clocks, and with synchronous training all other GPUs wait for this one.
+It does not wait: it computes more slowly than it could. A step takes longer by the ratio of the
+clocks, and with synchronous training all other GPUs wait for this one.
 
 ## How it decides
 
-Only while work was on the device, and only while the device itself gave a reason that
-is a fault (NVML's mask: hardware slowdown, thermal slowdown, power brake; the reasons
-of AMD's firmware and Intel's drivers are translated into the same terms). The excess is
-busy time multiplied by the missing part of the clock, 1 - clock / highest clock. The
-power cap alone is not a fault: large GPUs run at it all day.
+Only while work was on the device, and only while the device itself gave a reason that is a fault
+(NVML's mask: hardware slowdown, thermal slowdown, power brake; the reasons of AMD's firmware and
+Intel's drivers are translated into the same terms). The excess is busy time multiplied by the
+missing part of the clock, 1 - clock / highest clock. The power cap alone is not a fault: large GPUs
+run at it all day.
 
 ## What to do
 
-Check cooling and power of the node, and drain it until they are repaired. Compare its
-clocks with those of its neighbors.
+Check cooling and power of the node, and drain it until they are repaired. Compare its clocks with
+those of its neighbors.
 
 ## Where it is blind
 
-Kernels bound by memory bandwidth suffer less from a lower clock than assumed. An idle
-GPU at a low clock is never called throttled. AMD devices report their reasons in table
-v1.3 (MI200) and from v1.6 on (MI300 from Linux 6.12 on); for the versions in between
-nothing is claimed.
+Kernels bound by memory bandwidth suffer less from a lower clock than assumed. An idle GPU at a low
+clock is never called throttled. AMD devices report their reasons in table v1.3 (MI200) and from
+v1.6 on (MI300 from Linux 6.12 on); for the versions in between nothing is claimed.
 """
 
 from __future__ import annotations

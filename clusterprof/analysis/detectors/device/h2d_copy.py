@@ -6,27 +6,25 @@ Lost time in which the training process was copying from host memory to the GPU.
 
 ## Why the GPU waits
 
-A copy from pageable memory goes through a staging buffer and blocks the host until it
-is done, so no kernel is launched meanwhile. A copy on the compute stream cannot overlap
-with computation.
+A copy from pageable memory goes through a staging buffer and blocks the host until it is done, so
+no kernel is launched meanwhile. A copy on the compute stream cannot overlap with computation.
 
 ## How it decides
 
-Its share is the whole of a lost segment inside a copy that the probe recorded. A copy
-that did not block the host is still running when its span ends: lost time in the step
-behind it counts too, for as long as its bytes take over a link of 25 GB/s (16 lanes of
-PCIe 4.0).
+Its share is the whole of a lost segment inside a copy that the probe recorded. A copy that did not
+block the host is still running when its span ends: lost time in the step behind it counts too, for
+as long as its bytes take over a link of 25 GB/s (16 lanes of PCIe 4.0).
 
 ## What to do
 
-Set `pin_memory=True` in the loader and `non_blocking=True` in `.to()`; copy the next
-batch on a separate stream while the present one computes.
+Set `pin_memory=True` in the loader and `non_blocking=True` in `.to()`; copy the next batch on a
+separate stream while the present one computes.
 
 ## Where it is blind
 
-Copies that a library makes in native code have no span. Copies that did not block and
-had to wait for the computation before them end later than assumed here. `.item()` and
-printing a tensor synchronize without copying much: that is `h2d-sync`.
+Copies that a library makes in native code have no span. Copies that did not block and had to wait
+for the computation before them end later than assumed here. `.item()` and printing a tensor
+synchronize without copying much: that is `h2d-sync`.
 """
 
 from __future__ import annotations
@@ -45,16 +43,14 @@ from clusterprof.analysis.timeline.model import (
     Float,
     LostTime,
     Rank,
-    SpanTable,
 )
 from clusterprof.analysis.timeline.series import compute_mean
+from clusterprof.analysis.timeline.spans import H2dSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
 LINK_BYTES_PER_SECOND = 25_000_000_000
-"""Rate of copies from pinned memory (16 lanes of PCIe 4.0); a faster link would be done
-sooner.
-"""
+"""Rate of copies from pinned memory (16 lanes of PCIe 4.0); a faster link would be done sooner."""
 
 
 class H2dCopy:
@@ -87,15 +83,15 @@ class H2dCopy:
     ) -> Claims | None:
         """Claim every lost segment inside a copy."""
         inside = select_phases(lost, PHASE_H2D)
-        table = rank.main.spans.get(layout.H2D)
+        copies = rank.main.get_spans(H2dSpans)
         inside &= lost.end_ns - lost.start_ns >= limits.copy_at_least_ns
-        share = np.where(inside, 1.0, _estimate_pending_copies(lost, table))
+        share = np.where(inside, 1.0, _estimate_pending_copies(lost, copies))
         inside = share > 0
         if not inside.any():
             return Claims(share, "B")
         evidence = []
-        if table is not None:
-            blocking = float(np.mean(table.b != 1))
+        if copies is not None:
+            blocking = float(np.mean(copies.non_blocking != 1))
             evidence.append(
                 Evidence("h2d.blocking_ratio", blocking, "ratio", "of the copies blocked the host")
             )
@@ -117,17 +113,17 @@ class H2dCopy:
         return Claims(share, grade, tuple(evidence))
 
 
-def _estimate_pending_copies(lost: LostTime, table: SpanTable | None) -> Float:
+def _estimate_pending_copies(lost: LostTime, spans: H2dSpans | None) -> Float:
     """Estimate the share of each segment in steps in which non-blocking copies may run."""
     share = np.zeros(lost.start_ns.size)
-    if table is None:
+    if spans is None:
         return share
     inside = select_phases(lost, PHASE_COMPUTE) & (lost.step >= 0)
-    nonblocking = np.flatnonzero((table.b == 1) & (table.a > 0))
+    nonblocking = np.flatnonzero((spans.non_blocking == 1) & (spans.bytes > 0))
     if not nonblocking.size or not inside.any():
         return share
-    begins = table.end_ns[nonblocking]
-    ends = begins + (table.a[nonblocking] * (1e9 / LINK_BYTES_PER_SECOND)).astype(np.int64)
+    begins = spans.end_ns[nonblocking]
+    ends = begins + (spans.bytes[nonblocking] * (1e9 / LINK_BYTES_PER_SECOND)).astype(np.int64)
     copies = merge_intervals((begins, ends))
     segments = lost.start_ns[inside], lost.end_ns[inside]
     overlap_rows = find_overlaps(segments, copies)

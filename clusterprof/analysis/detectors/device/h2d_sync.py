@@ -2,26 +2,25 @@
 
 ## What it sees
 
-Lost time inside steps, outside any other wait, in steps in which the training process
-waited for the device: `.item()`, `.cpu()`, `if tensor:`, `torch.cuda.synchronize()`.
+Lost time inside steps, outside any other wait, in steps in which the training process waited for
+the device: `.item()`, `.cpu()`, `if tensor:`, `torch.cuda.synchronize()`.
 
 ## Why the GPU waits
 
-As long as the host runs ahead, the device always has the next kernel queued. A host
-that asks for a result waits until the device has done everything, and every launch
-after that goes to an idle device, until the host is ahead again.
+As long as the host runs ahead, the device always has the next kernel queued. A host that asks for a
+result waits until the device has done everything, and every launch after that goes to an idle
+device, until the host is ahead again.
 
 ## How it decides
 
 Would the device have been idle without those waits too? The host was working for
-`step - waits for the device - other waits`; a device that was busy for longer than that
-could have been kept busy. The time by which the host's work exceeds the device's is
-left to `launch-bound`; the rest of the lost time in steps with such waits is this, as
-far as the main thread had work to do in it: time slept elsewhere (writing a log, on a
-lock) is not launching.
+`step - waits for the device - other waits`; a device that was busy for longer than that could have
+been kept busy. The time by which the host's work exceeds the device's is left to `launch-bound`;
+the rest of the lost time in steps with such waits is this, as far as the main thread had work to do
+in it: time slept elsewhere (writing a log, on a lock) is not launching.
 
-An imported trace of kernels shows each gap separately: gaps count that begin while the
-host waits for the device, until its next launch.
+An imported trace of kernels shows each gap separately: gaps count that begin while the host waits
+for the device, until its next launch.
 
 ## What to do
 
@@ -31,9 +30,9 @@ Collect metrics on the GPU and fetch them every few hundred steps; copy results 
 
 ## Where it is blind
 
-Operations that synchronize implicitly (`nonzero`, boolean indexing, a pageable copy)
-have no span. Only CUDA tensors of `torch` are seen, and only `torch.cuda.synchronize`,
-not the user's own events; mark other waits with `clusterprof.span("sync")`.
+Operations that synchronize implicitly (`nonzero`, boolean indexing, a pageable copy) have no span.
+Only CUDA tensors of `torch` are seen, and only `torch.cuda.synchronize`, not the user's own events;
+mark other waits with `clusterprof.span("sync")`.
 """
 
 from __future__ import annotations
@@ -50,13 +49,8 @@ from clusterprof.analysis.detectors.base import (
 )
 from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
 from clusterprof.analysis.timeline.intervals import find_overlaps, merge_intervals
-from clusterprof.analysis.timeline.model import (
-    PHASE_COMPUTE,
-    DataWaitBreakdown,
-    LostTime,
-    Rank,
-    SpanTable,
-)
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import SpanTimes, StarvedSpans, StepSpans, SyncSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
@@ -103,25 +97,28 @@ class H2dSync:
     ) -> Claims | None:
         """Claim lost time inside steps with synchronizations, minus the cost of launching."""
         share = np.zeros(lost.start_ns.size)
-        syncs, steps = (rank.main.spans.get(kind) for kind in (layout.SYNC, layout.STEP))
+        syncs, steps = rank.main.get_spans(SyncSpans), rank.main.get_spans(StepSpans)
         if syncs is None or steps is None or not share.size:
             return Claims(share, "B")
         low, high = int(lost.start_ns[0]), int(lost.end_ns[-1])
         has_sync = _find_steps_with_sync(steps, syncs)
         has_sync = has_sync & (steps.end_ns > low) & (steps.start_ns < high)
-        in_sync_steps = np.isin(lost.step, steps.a[has_sync]) & (lost.step >= 0)
+        in_sync_steps = np.isin(lost.step, steps.step[has_sync]) & (lost.step >= 0)
         inside = in_sync_steps & select_phases(lost, PHASE_COMPUTE)
         if not inside.any():
             return Claims(share, "B")
-        if layout.STARVED in rank.main.spans:
-            return _measure_traced_gaps(rank.main.spans[layout.STARVED], lost, inside, limits)
+        gaps = rank.main.get_spans(StarvedSpans)
+        if gaps is not None:
+            return _measure_traced_gaps(gaps, lost, inside, limits)
         step_windows = (
             np.maximum(steps.start_ns[has_sync], low),
             np.minimum(steps.end_ns[has_sync], high),
         )
         steps_ns = int((step_windows[1] - step_windows[0]).sum())
         lengths = np.maximum(syncs.end_ns - syncs.start_ns, 1)
-        synced_ns = _measure_coverage(syncs, step_windows, np.minimum(syncs.a, lengths) / lengths)
+        synced_ns = _measure_coverage(
+            syncs, step_windows, np.minimum(syncs.waited_ns, lengths) / lengths
+        )
         others_ns = sum(
             _measure_coverage(rank.main.spans.get(kind), step_windows) for kind in _OTHER_WAITS
         )
@@ -138,7 +135,7 @@ class H2dSync:
         evidence = (
             Evidence(
                 "sync.per_step_count",
-                float(syncs.b[in_selected_step].sum()) / count,
+                float(syncs.times[in_selected_step].sum()) / count,
                 "count",
                 "waits for the device in a step",
             ),
@@ -154,15 +151,15 @@ class H2dSync:
 
 
 def _measure_traced_gaps(
-    gaps: SpanTable, lost: LostTime, inside: np.ndarray, limits: H2dSync.Limits
+    gaps: StarvedSpans, lost: LostTime, inside: np.ndarray, limits: H2dSync.Limits
 ) -> Claims:
     """Claim the gaps in a trace of kernels that began while the host waited for the device."""
     after, waited = allocate_span_amounts(
         gaps,
         lost.start_ns,
         lost.end_ns,
-        after=np.where(gaps.b > 0, gaps.end_ns - gaps.start_ns, 0),
-        waited=gaps.b,
+        after=np.where(gaps.synced_ns > 0, gaps.end_ns - gaps.start_ns, 0),
+        waited=gaps.synced_ns,
     )
     share = np.where(inside, np.minimum(after / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
     inside_ns = float(lost.lost_ns[inside].sum())
@@ -176,9 +173,8 @@ def _measure_traced_gaps(
 def _estimate_active_ratio(rank: Rank, lost: LostTime, inside: np.ndarray) -> float:
     """Estimate the share of the lost time in which the main thread can have been active.
 
-    It ran or was runnable for that time, or slept outside marked waits no longer than the
-    rest. 1 = unknown. Measured over all segments together: one sample says little about one
-    segment.
+    It ran or was runnable for that time, or slept outside marked waits no longer than the rest. 1 =
+    unknown. Measured over all segments together: one sample says little about one segment.
     """
     active_share = measure_main_thread(rank, "on_cpu_ns", lost, inside)
     active_share += np.nan_to_num(measure_main_thread(rank, "run_delay_ns", lost, inside))
@@ -193,7 +189,7 @@ def _estimate_active_ratio(rank: Rank, lost: LostTime, inside: np.ndarray) -> fl
     return min(1.0, max(ran_ns, lost_ns - elsewhere_ns) / lost_ns)
 
 
-def _find_steps_with_sync(steps: SpanTable, syncs: SpanTable) -> np.ndarray:
+def _find_steps_with_sync(steps: StepSpans, syncs: SyncSpans) -> np.ndarray:
     """Find the steps in which the host waited for the device: bool[steps]."""
     row = np.searchsorted(steps.start_ns, syncs.start_ns, side="right") - 1
     row = row[(row >= 0) & (syncs.start_ns < steps.end_ns[np.maximum(row, 0)])]
@@ -201,7 +197,7 @@ def _find_steps_with_sync(steps: SpanTable, syncs: SpanTable) -> np.ndarray:
 
 
 def _measure_coverage(
-    table: SpanTable | None, windows: tuple, weight: np.ndarray | None = None
+    table: SpanTimes | None, windows: tuple, weight: np.ndarray | None = None
 ) -> float:
     """Measure how much of the windows the spans cover, in ns.
 

@@ -2,33 +2,31 @@
 
 ## What it sees
 
-Lost time inside a step, outside any wait, in which the main thread was busy on a CPU:
-the next kernel was due, but the main thread had not launched it yet.
+Lost time inside a step, outside any wait, in which the main thread was busy on a CPU: the next
+kernel was due, but the main thread had not launched it yet.
 
 ## Why the GPU waits
 
-Each operation costs the host 5 to 20 µs of Python and driver time. If kernels are
-shorter than that, the queue runs dry, and the GPU waits for the next launch, thousands
-of times in a step.
+Each operation costs the host 5 to 20 µs of Python and driver time. If kernels are shorter than
+that, the queue runs dry, and the GPU waits for the next launch, thousands of times in a step.
 
 ## How it decides
 
-The device must have been measured as idle in that window. Its share is the part of the
-main thread's time spent on a CPU, if that is at least the limit. A main thread that
-slept or was blocked is not evidence of slow launching.
+The device must have been measured as idle in that window. Its share is the part of the main
+thread's time spent on a CPU, if that is at least the limit. A main thread that slept or was blocked
+is not evidence of slow launching.
 
 ## What to do
 
-Raise the batch size as far as memory allows. Fuse operations with `torch.compile`, or
-replay steps as CUDA graphs. Move logging and metrics out of the step.
+Raise the batch size as far as memory allows. Fuse operations with `torch.compile`, or replay steps
+as CUDA graphs. Move logging and metrics out of the step.
 
 ## Where it is blind
 
-Between two device samples the order of idle and busy is unknown: kernel rates, which
-would decide it, are not recorded. An imported trace of kernels does show it: its share
-is the time in which the next kernel had not been launched yet. Anything else that keeps
-the main thread computing inside the step, such as a metric on the CPU, looks alike and
-has the same remedy.
+Between two device samples the order of idle and busy is unknown: kernel rates, which would decide
+it, are not recorded. An imported trace of kernels does show it: its share is the time in which the
+next kernel had not been launched yet. Anything else that keeps the main thread computing inside the
+step, such as a metric on the CPU, looks alike and has the same remedy.
 """
 
 from __future__ import annotations
@@ -45,6 +43,7 @@ from clusterprof.analysis.detectors.base import (
 )
 from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import StarvedSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
@@ -79,8 +78,9 @@ class LaunchBound:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim time of the main thread on a CPU inside steps."""
-        if layout.STARVED in rank.main.spans:
-            return _measure_traced_gaps(rank, lost)
+        gaps = rank.main.get_spans(StarvedSpans)
+        if gaps is not None:
+            return _measure_traced_gaps(gaps, lost)
         inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
         if not inside.any():
             return Claims(np.zeros(inside.size), "B")
@@ -97,19 +97,18 @@ class LaunchBound:
         return Claims(share, "B", evidence)
 
 
-def _measure_traced_gaps(rank: Rank, lost: LostTime) -> Claims:
+def _measure_traced_gaps(gaps: StarvedSpans, lost: LostTime) -> Claims:
     """Claim the time in which a trace of kernels shows an idle device and no launched kernel."""
     inside = select_phases(lost, PHASE_COMPUTE)
-    table = rank.main.spans[layout.STARVED]
     late, launching, synced, memory, copying = allocate_span_amounts(
-        table,
+        gaps,
         lost.start_ns,
         lost.end_ns,
         late=None,
-        launching=table.a,
-        synced=table.b,
-        memory=table.c,
-        copying=table.d,
+        launching=gaps.launching_ns,
+        synced=gaps.synced_ns,
+        memory=gaps.memory_ns,
+        copying=gaps.copying_ns,
     )
     share = np.where(inside, np.minimum(late / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
     late = np.maximum(late, 1.0)

@@ -2,34 +2,31 @@
 
 ## What it sees
 
-Lost time inside steps, after the first ones, in which `torch.compile` or JAX was
-compiling.
+Lost time inside steps, after the first ones, in which `torch.compile` or JAX was compiling.
 
 ## Why the GPU waits
 
-A compiled graph is valid for what it was traced with: shapes, types, flags. A batch of
-another length, or a Python number that changes, is traced and compiled again, which
-takes seconds during which nothing runs.
+A compiled graph is valid for what it was traced with: shapes, types, flags. A batch of another
+length, or a Python number that changes, is traced and compiled again, which takes seconds during
+which nothing runs.
 
 ## How it decides
 
-The compiler itself reports start and end of each compilation. Its share is the whole of
-a lost segment inside a compilation that the first steps (`startup`) do not explain.
+The compiler itself reports start and end of each compilation. Its share is the whole of a lost
+segment inside a compilation that the first steps (`startup`) do not explain.
 
 ## What to do
 
 Pad or bucket the shapes, mark what changes as dynamic (`torch._dynamo.mark_dynamic`,
-`dynamic=True`), and keep changing Python numbers out of compiled code.
-`TORCH_LOGS=recompiles` shows what changed; JAX shows it with
-`jax_explain_cache_misses`.
+`dynamic=True`), and keep changing Python numbers out of compiled code. `TORCH_LOGS=recompiles`
+shows what changed; JAX shows it with `jax_explain_cache_misses`.
 
 ## Where it is blind
 
-Compilation in a separate thread delays launches but has no span. Other compilers
-(TensorRT, TensorFlow, Triton kernels outside of `torch.compile`) are seen only if the
-user marks them: `clusterprof.span("compile")`. JAX does not report whether it had
-compiled the same code before. Code that is reached late for the first time, such as
-evaluation, is compiled then and counts too.
+Compilation in a separate thread delays launches but has no span. Other compilers (TensorRT,
+TensorFlow, Triton kernels outside of `torch.compile`) are seen only if the user marks them:
+`clusterprof.span("compile")`. JAX does not report whether it had compiled the same code before.
+Code that is reached late for the first time, such as evaluation, is compiled then and counts too.
 """
 
 from __future__ import annotations
@@ -40,6 +37,7 @@ import numpy as np
 
 from clusterprof.analysis.detectors.base import Claims, select_phases
 from clusterprof.analysis.timeline.model import PHASE_STARTUP, DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import CompileSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
@@ -79,12 +77,13 @@ class LaunchRecompile:
             return Claims(np.zeros(inside.size), "A")
         inside &= lost.end_ns - lost.start_ns >= limits.compiling_at_least_ns
         evidence = []
-        table = rank.main.spans.get(layout.COMPILE)
-        if inside.any() and table is not None:
-            length = float((table.end_ns - table.start_ns).mean())
+        compilations = rank.main.get_spans(CompileSpans)
+        if inside.any() and compilations is not None:
+            length = float((compilations.end_ns - compilations.start_ns).mean())
             note = "a compilation took on average"
             evidence.append(Evidence("compile.mean_ns", length, "ns", note))
-            known = table.a[table.a >= 0]  # JAX does not report it
+            before = compilations.compiled_before
+            known = before[before >= 0]  # JAX does not report it
             if known.size:
                 repeated = float(np.mean(known > 0))
                 note = "of the compilations were of code that had been compiled before"

@@ -6,24 +6,28 @@ Lost time in which the training process was saving a checkpoint.
 
 ## Why the GPU waits
 
-A synchronous save copies the state to the host, serializes it and writes it before the
-next step may begin.
+A synchronous save copies the state to the host, serializes it and writes it before the next step
+may begin.
 
 ## How it decides
 
 Its share is the whole of a lost segment inside a save that has a span. The phase takes
 precedence over the resource: a save that waits for the disk is a checkpoint, not
-storage.
+storage. Without a span, or after its end (an `fsync` of the file that was saved), it is the
+time in which the main thread slept in a kernel function of writing (`wchan`), if that
+follows a save within 0.3 s, or if the process wrote 16 MiB or more meanwhile; the grade of
+that is B.
 
 ## What to do
 
-Snapshot to host memory and write in the background (asynchronous checkpointing), write
-to a local disk first, shard the state over the ranks, or save less often.
+Snapshot to host memory and write in the background (asynchronous checkpointing), write to a local
+disk first, shard the state over the ranks, or save less often.
 
 ## Where it is blind
 
-Formats written without `torch.save` and without a span
-(`clusterprof.span("checkpoint")`) look like part of a step.
+What a save without a span computes and copies before it writes looks like part of a step:
+mark it with `clusterprof.span("checkpoint")`. If `wchan` may not be read, blocked writes are
+not seen.
 """
 
 from __future__ import annotations
@@ -32,10 +36,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis.detectors.base import Claims, select_phases
+from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
+from clusterprof.analysis.detectors.phases.writes import estimate_write_share, select_save_samples
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import CheckpointSpans
 from clusterprof.probe import layout
-from clusterprof.report.model import Cause, Evidence
+from clusterprof.report.model import Cause, Evidence, Grade
 
 
 class Checkpoint:
@@ -62,21 +68,26 @@ class Checkpoint:
 
         save_at_least_ns: int = 0
         """A shorter lost segment is left unattributed; 0 = none is too short."""
+        blocked_at_least_ratio: float = 0.02
+        """A smaller share of the segments blocked in writing saves is left unattributed."""
 
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim every lost segment inside a save."""
         inside = select_phases(lost, PHASE_CHECKPOINT)
-        if not inside.any():
+        writing = estimate_write_share(
+            rank, lost, select_save_samples(rank), limits.blocked_at_least_ratio
+        )
+        if not inside.any() and not writing.any():
             return Claims(np.zeros(inside.size), "A")
         inside &= lost.end_ns - lost.start_ns >= limits.save_at_least_ns
         evidence = []
-        table = rank.main.spans.get(layout.CHECKPOINT)
-        if inside.any() and table is not None:
-            length = float((table.end_ns - table.start_ns).mean())
+        saves = rank.main.get_spans(CheckpointSpans)
+        if inside.any() and saves is not None:
+            length = float((saves.end_ns - saves.start_ns).mean())
             evidence.append(Evidence("checkpoint.mean_ns", length, "ns", "a save took on average"))
-            known = table.a[table.a >= 0]
+            known = saves.bytes[saves.bytes >= 0]
             if known.size:
                 evidence.append(
                     Evidence(
@@ -86,4 +97,10 @@ class Checkpoint:
                         "a save wrote on average",
                     )
                 )
-        return Claims(inside.astype(float), "A", tuple(evidence))
+        grade: Grade = "A"
+        if writing.any():
+            ratio = compute_claimed_mean(lost, writing)
+            note = "of that time the main thread was blocked in writing a save"
+            evidence.append(Evidence("thread.writing_ratio", ratio, "ratio", note))
+            grade = "B" if writing @ lost.lost_ns > inside @ lost.lost_ns else "A"
+        return Claims(np.maximum(inside, writing), grade, tuple(evidence))

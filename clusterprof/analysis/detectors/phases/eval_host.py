@@ -2,13 +2,13 @@
 
 ## What it sees
 
-Lost time inside steps in which the training process evaluated (if it has a span), or in
-which its main thread was blocked writing a file or sending over a connection.
+Lost time inside steps in which the training process evaluated (if it has a span), or in which its
+main thread was blocked writing a file or sending over a connection.
 
 ## Why the GPU waits
 
-Metrics on the CPU, a log that is synchronized after every line, results that are
-uploaded before the next step: while the main thread does this, it launches nothing.
+Metrics on the CPU, a log that is synchronized after every line, results that are uploaded before
+the next step: while the main thread does this, it launches nothing.
 
 ## How it decides
 
@@ -22,20 +22,19 @@ meanwhile the grade is B, else C. Time that the main thread computed in its own 
 counts too, while the GPU was idle for 0.1 s or more in two consecutive samples, if
 fewer than half of the steps have such a pause: slow launching is slow in every step.
 The grade of that is B if the pauses occur at regular numbers of steps, else C. **A save
-is not logging**: blocking for a second or more without a break, with 64 MiB or more
-written, is a checkpoint without a span and is left unattributed.
+is not logging**: blocking right after a save that has a span, or while a model's worth of
+bytes is written, is `checkpoint`.
 
 ## What to do
 
-Log from a separate thread or process, and every few hundred steps. Keep metrics on the
-GPU, and fetch them once at the end. Evaluate less often, or on other devices.
+Log from a separate thread or process, and every few hundred steps. Keep metrics on the GPU, and
+fetch them once at the end. Evaluate less often, or on other devices.
 
 ## Where it is blind
 
-Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look
-like launching (`launch-bound`). If `wchan` may not be read, blocked writes are not
-seen. Waiting for the answer to an upload cannot be distinguished from waiting for other
-ranks and is not claimed.
+Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look like
+launching (`launch-bound`). If `wchan` may not be read, blocked writes are not seen. Waiting for the
+answer to an upload cannot be distinguished from waiting for other ranks and is not claimed.
 """
 
 from __future__ import annotations
@@ -49,14 +48,11 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     Claims,
-    allocate_shares,
     compute_claimed_mean,
-    compute_place_ratio,
     measure_main_thread,
-    measure_sleep,
     select_phases,
 )
-from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
+from clusterprof.analysis.detectors.phases.writes import estimate_write_share, select_log_samples
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_EVAL,
@@ -160,8 +156,8 @@ def _count_steps(rank: Rank, lost: LostTime) -> int:
 def _is_regular(steps: Int) -> bool:
     """Return whether three quarters of the pauses are equally far apart in steps.
 
-    Equal means the median distance, by a third of it: a pause that reaches into a second
-    step may count there.
+    Equal means the median distance, by a third of it: a pause that reaches into a second step may
+    count there.
     """
     if steps.size < _MIN_REGULAR_PAUSES:
         return False
@@ -170,38 +166,6 @@ def _is_regular(steps: Int) -> bool:
     median_distance = float(np.median(distances))
     regular_count = int((3 * np.abs(distances - median_distance) <= median_distance).sum())
     return median_distance > 1 and 4 * regular_count >= 3 * distances.size
-
-
-_WRITE_FUNCTIONS = (
-    "jbd2",
-    "fsync",
-    "log_wait_commit",
-    "log_force",
-    "xlog",
-    "writeback",
-    "folio_wait_stable",
-    "sync_dirty_buffer",
-    "balance_dirty",
-    "wait_for_stable",
-    "flush",
-    "sk_stream_wait_memory",
-    "tcp_sendmsg",
-    "nfs_file_fsync",
-    "nfs_wb",
-    "nfs_commit",
-)
-_PAGE_WAIT_PREFIXES = (
-    "folio_wait",
-    "wait_on_page",
-    "io_schedule",
-    "rpc_wait",
-    "wbt_",
-    "rq_qos",
-    "submit_bio",
-)
-"""Prefixes of kernel functions in which reads sleep too: they count only while the process
-writes and does not read.
-"""
 
 
 class EvalHost:
@@ -224,7 +188,7 @@ class EvalHost:
 
     @dataclass(frozen=True, slots=True)
     class Limits:
-        """Limits for logging and for saves."""
+        """Limits for logging."""
 
         blocked_at_least_ratio: float = 0.05
         """A smaller share of the segments blocked in writing is left unattributed."""
@@ -234,10 +198,6 @@ class EvalHost:
         """
         on_cpu_at_least_ratio: float = 0.5
         """Share of that time in which the main thread must have been on a CPU."""
-        save_at_least_ns: int = 1_000_000_000
-        """Blocking for this long without a break, with much written, is a save without a span."""
-        save_at_least_bytes: int = 67_108_864
-        """Bytes written while blocked that make it a save."""
 
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
@@ -250,7 +210,9 @@ class EvalHost:
         if share.any() and table is not None:
             length = float((table.end_ns - table.start_ns).mean())
             evidence.append(Evidence("eval.mean_ns", length, "ns", "an evaluation took on average"))
-        writing = _estimate_write_share(rank, lost, limits)
+        writing = estimate_write_share(
+            rank, lost, select_log_samples(rank), limits.blocked_at_least_ratio
+        )
         if writing.any():
             written_chars = _measure_io_increase(rank, "write_chars", lost, writing)
             if writing @ lost.lost_ns > share @ lost.lost_ns:
@@ -274,66 +236,6 @@ class EvalHost:
             ratio = compute_claimed_mean(lost, pause_share)
             evidence.append(Evidence("thread.on_cpu_ratio", ratio, "ratio", note))
         return Claims(share + np.maximum(writing, pause_share), grade, tuple(evidence))
-
-
-def _estimate_write_share(rank: Rank, lost: LostTime, limits: EvalHost.Limits) -> Float:
-    """Estimate the share of each segment inside a step that blocked writes explain.
-
-    Returns float64[n].
-    """
-    out = np.zeros(lost.start_ns.size)
-    inside = select_phases(lost, PHASE_COMPUTE)
-    thread = rank.main.threads.get(rank.pid)
-    if thread is None or not inside.any():
-        return out
-    names = rank.chunk.wchan_names
-    write_samples = find_sleep_samples(
-        thread, names, lambda name: any(word in name for word in _WRITE_FUNCTIONS)
-    )
-    page_samples = find_sleep_samples(
-        thread, names, lambda name: name.startswith(_PAGE_WAIT_PREFIXES)
-    )
-    write_samples |= page_samples & _find_write_only_samples(rank, thread.t_ns)
-    if not write_samples.any():
-        return out
-    for first, last in zip(*(side.tolist() for side in find_runs(thread.t_ns, write_samples))):
-        start, end = thread.t_ns[first], thread.t_ns[min(last + 1, thread.t_ns.size - 1)]
-        if end - start >= limits.save_at_least_ns and _is_unmarked_save(rank, start, end, limits):
-            write_samples[first : last + 1] = False
-    # A write works in the kernel before and after it sleeps there.
-    length = lost.end_ns - lost.start_ns
-    kernel = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside)) * length
-    unavailable_ns = measure_sleep(rank, lost, inside) + kernel
-    writing_ns = compute_place_ratio(rank, lost, inside, write_samples) * float(
-        unavailable_ns.sum()
-    )
-    if writing_ns < limits.blocked_at_least_ratio * float(length[inside].sum()):
-        return out
-    # Nothing was launched while it was blocked: idle time of a segment belongs to it.
-    return allocate_shares(writing_ns, unavailable_ns, lost, inside)
-
-
-def _find_write_only_samples(rank: Rank, t_ns: np.ndarray) -> NDArray[np.bool_]:
-    """Find the samples around which the process wrote to a device and read from none: bool[n]."""
-    io = rank.main.io
-    if io is None or io.t_ns.size < 2:
-        return np.zeros(t_ns.size, np.bool_)
-    row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
-    bytes_written, bytes_read = np.diff(io.write_bytes), np.diff(io.read_bytes)
-    return (bytes_written[row] > 0) & (bytes_read[row] <= 0)
-
-
-def _is_unmarked_save(rank: Rank, start_ns: int, end_ns: int, limits: EvalHost.Limits) -> bool:
-    """Return whether much was written at once.
-
-    True if the amount is unknown, because it may be a save.
-    """
-    io = rank.main.io
-    if io is None or io.t_ns.size < 2:
-        return True
-    low = max(int(np.searchsorted(io.t_ns, start_ns, side="right")) - 1, 0)
-    high = min(int(np.searchsorted(io.t_ns, end_ns, side="left")), io.t_ns.size - 1)
-    return int(io.write_chars[high] - io.write_chars[low]) >= limits.save_at_least_bytes
 
 
 def _measure_io_increase(rank: Rank, column: str, lost: LostTime, share: Float) -> float | None:

@@ -2,31 +2,29 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, in an imported trace of another tool: a
-profiler recorded the wait, but nothing about the threads, disks and connections behind
-it.
+Lost time in which the host waited for a batch, in an imported trace of another tool: a profiler
+recorded the wait, but nothing about the threads, disks and connections behind it.
 
 ## Why the GPU waits
 
-The batch was not ready when the step needed it: its files were being read, it was being
-decoded or augmented, no worker had started on it, or there are no workers.
+The batch was not ready when the step needed it: its files were being read, it was being decoded or
+augmented, no worker had started on it, or there are no workers.
 
 ## How it decides
 
-Its share is the part of the wait that neither reading nor computing of the loading
-thread explains. Clusterprof's own recordings never need it: they have samples of the
-threads that load.
+Its share is the part of the wait that neither reading nor computing of the loading thread explains.
+Clusterprof's own recordings never need it: they have samples of the threads that load.
 
 ## What to do
 
-Find the cause: `clusterprof record -- CMD` for a minute divides the same wait among
-disks, servers, CPUs and the loader's configuration. If the trace shows that the
-training process loads the data itself, give it workers first.
+Find the cause: `clusterprof record -- CMD` for a minute divides the same wait among disks, servers,
+CPUs and the loader's configuration. If the trace shows that the training process loads the data
+itself, give it workers first.
 
 ## Where it is blind
 
-It knows that the data were late, but not why. A wait that is hidden behind work of the
-device costs nothing and is not claimed.
+It knows that the data were late, but not why. A wait that is hidden behind work of the device costs
+nothing and is not claimed.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ import numpy as np
 from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
 from clusterprof.analysis.timeline.data_wait.samples import compute_loading_shares, is_imported
 from clusterprof.analysis.timeline.model import PHASE_DATA_WAIT, DataWaitBreakdown, LostTime, Rank
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import DataWaitSpans
 from clusterprof.report.model import Cause, Evidence
 
 
@@ -82,7 +80,7 @@ class InputWait:
         share[share < limits.unseen_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
-        waits = rank.main.spans.get(layout.DATA_WAIT)
+        waits = rank.main.get_spans(DataWaitSpans)
         evidence = [
             Evidence(
                 "input.unseen_ratio",
@@ -91,8 +89,8 @@ class InputWait:
                 "of the waits for data, the trace does not show what the loader did",
             )
         ]
-        main_process_waits = int((waits.b == 0).sum()) if waits is not None else 0
-        if waits is not None and main_process_waits == waits.b.size:
+        main_process_waits = int((waits.worker_pid == 0).sum()) if waits is not None else 0
+        if waits is not None and main_process_waits == waits.worker_pid.size:
             note = "dataloader workers: the training process loads by itself"
             evidence.append(Evidence("loader.workers_count", 0.0, "count", note))
         return Claims(share, "A", tuple(evidence))  # wait span and idle device

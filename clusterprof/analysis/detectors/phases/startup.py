@@ -2,33 +2,33 @@
 
 ## What it sees
 
-Time before the first step, reported outside the steps; and inside steps the lost time
-of the first one: workers that did not exist yet, compilation, warm-up.
+Time before the first step, reported outside the steps, and lost time in the first step: workers
+that did not exist yet, compilation, warm-up.
 
 ## Why the GPU waits
 
-Importing, building the model, loading a checkpoint, starting workers and compiling
-kernels happen once, and nothing trains meanwhile.
+Importing, building the model, loading a checkpoint, starting workers and compiling kernels happen
+once, and nothing trains meanwhile.
 
 ## How it decides
 
-Outside the steps it is the time from the first record of the process to the first wait
-for data or the first step. Inside steps, its share is the part of a wait of the first
-step in which the worker did not exist, lost time of the first step outside any wait,
-and the whole of a lost segment inside a compilation in one of the first ten steps. If
-waits for data have no spans, no time is known to be outside such waits. If operations
-with other ranks have no spans, a sleeping main thread may wait for another rank that is
-starting: that time is not claimed here, but decided from all ranks.
+Outside the steps it is the time from the first record of the process to the first wait for data or
+the first step. Inside steps, three parts count: the part of a wait of the first step in which the
+worker did not exist; lost time of the first step outside any wait; and the whole of a lost segment
+inside a compilation in one of the first ten steps. If
+waits for data have no spans, no time is known to be outside such waits. If operations with other
+ranks have no spans, a sleeping main thread may wait for another rank that is starting: that time is
+not claimed here, but decided from all ranks.
 
 ## What to do
 
-Use a prebuilt image, keep the compile cache, load checkpoints in parallel. For short
-jobs, a warm pool of machines saves the start-up time.
+Use a prebuilt image, keep the compile cache, load checkpoints in parallel. For short jobs, a warm
+pool of machines saves the start-up time.
 
 ## Where it is blind
 
-Compilers other than `torch.compile` are seen only if they have spans. A recording that
-was attached later has no start-up.
+Compilers other than `torch.compile` are seen only if they have spans. A recording that was attached
+later has no start-up.
 """
 
 from __future__ import annotations

@@ -2,42 +2,39 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch was blocked on a network mount whose requests waited longer for a free slot than
-for the server.
+Lost time in which the host waited for a batch and the loading thread was blocked on a network
+mount, whose requests waited longer for a free slot than for the server.
 
 ## Why the GPU waits
 
-A mount has a limited number of requests in flight (NFS:
-`sunrpc.tcp_max_slot_table_entries`, session slots, one connection; Lustre:
-`max_rpcs_in_flight` per target; CIFS: credits). With many workers, or many small reads,
-the next request waits on the client until another one returns. The server may be idle
-meanwhile.
+A mount has a limited number of requests in flight (NFS: `sunrpc.tcp_max_slot_table_entries`,
+session slots, one connection; Lustre: `max_rpcs_in_flight` per target; CIFS: credits). With many
+workers, or many small reads, the next request waits on the client until another one returns. The
+server may be idle meanwhile.
 
 ## How it decides
 
-Its share is the time the loading thread was blocked on the mount, times the part of the
-requests' time that passed on this machine, over reads and requests for names and
+Its share is the time the loading thread was blocked on the mount, times the part of the requests'
+time that passed on this machine. This part is taken over reads and requests for names and
 attributes during exactly those waits. NFS counts it: the time from request to result
-(`nfs.execute_ns_total`) minus the round trip (`nfs.rtt_ns_total`). Lustre and CIFS
-count round trips only, and report how much is waiting: the integral of that over the
-waits is the waiting time (`lustre.pending_read_bytes` in RPCs of the mean size, if RPCs
-took the last slot of their target; `cifs.waiting_count`). A part below a fifth is left
-to `storage-remote` or `storage-metadata`, whichever is larger.
+(`nfs.execute_ns_total`) minus the round trip (`nfs.rtt_ns_total`). Lustre and CIFS count round
+trips only, and report how much is waiting: the integral of that over the waits is the waiting time
+(`lustre.pending_read_bytes` in RPCs of the mean size, if RPCs took the last slot of their target;
+`cifs.waiting_count`). A part below a fifth is left to `storage-remote` or `storage-metadata`,
+whichever is larger.
 
 ## What to do
 
-Give the mount more connections (NFS `nconnect=8`, CIFS `multichannel`), more slots
-(Lustre `max_rpcs_in_flight`), larger requests (`rsize`, `max_pages_per_rpc`) or stripes
-over more targets, and read fewer, larger records. To check: the time from request to
-result falls to the round trip.
+Give the mount more connections (NFS `nconnect=8`, CIFS `multichannel`), more slots (Lustre
+`max_rpcs_in_flight`), larger requests (`rsize`, `max_pages_per_rpc`) or stripes over more targets,
+and read fewer, larger records. To check: the time from request to result falls to the round trip.
 
 ## Where it is blind
 
-The counters belong to the mount: they include other jobs on this machine that use it.
-They are read once a second; the queues of Lustre and CIFS are sampled as often, not
-accumulated. File systems in user space have no such counters. Without counters of an
-NFS mount only the family `storage` is reported.
+The counters belong to the mount: they include other jobs on this machine that use it. They are read
+once a second; the queues of Lustre and CIFS are sampled as often, not accumulated. File systems in
+user space have no such counters. Without counters of an NFS mount only the family `storage` is
+reported.
 """
 
 from __future__ import annotations

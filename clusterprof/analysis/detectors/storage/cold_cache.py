@@ -2,39 +2,37 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch read, from a local disk or over NFS, pages that had been in memory shortly before.
+Lost time in which the host waited for a batch, and the thread that was making that batch read, from
+a local disk or over NFS, pages that had been in memory shortly before.
 
 ## Why the GPU waits
 
-A data set that is read in every epoch is served from memory if it fits. If the memory
-limit of the job, or other jobs on the node, leave too little for the page cache, each
-epoch pays for the disk again.
+A data set that is read in every epoch is served from memory if it fits. If the memory limit of the
+job, or other jobs on the node, leave too little for the page cache, each epoch pays for the disk
+again.
 
 ## How it decides
 
 The kernel remembers what it evicted recently: a page that returns too soon is a refault
-(`memory.refaults_total`). Its share is the time the loading thread was reading or
-blocked on reads, times refaulted bytes over all bytes that disks and mounts read during
-those waits, if that is at least 0.3. The rest stays with `storage-local` or the causes
-of a network file system. The evidence also includes the part of the requested bytes
-that the cache did not hold (bytes read from devices and file servers over bytes read by
-calls, `/proc/<pid>/io`), and the bytes read per sample: a cached data set reads nothing
-after its first epoch.
+(`memory.refaults_total`). Its share is the time the loading thread was reading or blocked on reads,
+times refaulted bytes over all bytes that disks and mounts read during those waits, if that is at
+least 0.3. The rest stays with `storage-local` or the causes of a network file system. The evidence
+also includes the part of the requested bytes that the cache did not hold (bytes read from devices
+and file servers over bytes read by calls, `/proc/<pid>/io`), and the bytes read per sample: a
+cached data set reads nothing after its first epoch.
 
 ## What to do
 
-Raise the memory limit of the job by what the data set lacks, keep less other data in
-memory (workers, pinned buffers), shard the data over nodes, or cache decoded samples on
-a local disk.
+Raise the memory limit of the job by what the data set lacks, keep less other data in memory
+(workers, pinned buffers), shard the data over nodes, or cache decoded samples on a local disk.
 
 ## Where it is blind
 
-The counter covers the whole node, in pages of 4 KiB. A data set much larger than memory
-is evicted for longer than the kernel remembers; that is not a refault, and no cache
-would have held it. Network and user-space file systems that do not use the page cache
-never refault. The first epoch reads everything once, and is never cold by this rule.
-Bytes per sample are not compared between epochs.
+The counter covers the whole node, in pages of 4 KiB. A data set much larger than memory is evicted
+for longer than the kernel remembers; that is not a refault, and no cache would have held it.
+Network and user-space file systems that do not use the page cache never refault. The first epoch
+reads everything once, and is never cold by this rule. Bytes per sample are not compared between
+epochs.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from clusterprof.analysis.detectors.base import (
 from clusterprof.analysis.detectors.storage.evidence import PAGE_BYTES, get_read_breakdown
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.spans import FetchSpans
 from clusterprof.report.model import Cause, Evidence
 
 
@@ -127,11 +125,11 @@ def _compute_sample_bytes(rank: Rank, lost: LostTime, share: Float) -> float | N
     start, end = lost.start_ns[rows].min(), lost.end_ns[rows].max()
     samples = read_bytes = 0
     for process in (rank.main, *rank.workers):
-        fetches = process.spans.get(layout.FETCH)
+        fetches = process.get_spans(FetchSpans)
         if fetches is not None:
-            inside = (fetches.end_ns > start) & (fetches.end_ns <= end) & (fetches.d >= 0)
-            samples += int(fetches.a[inside].sum())
-            read_bytes += int(fetches.d[inside].sum())
+            inside = (fetches.end_ns > start) & (fetches.end_ns <= end) & (fetches.read_bytes >= 0)
+            samples += int(fetches.items[inside].sum())
+            read_bytes += int(fetches.read_bytes[inside].sum())
     return read_bytes / samples if samples > 0 else None
 
 

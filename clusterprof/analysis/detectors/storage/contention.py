@@ -1,37 +1,33 @@
-"""Others keep the disk busy that the data path waits for.
+"""Other processes keep the disk busy.
 
 ## What it sees
 
-Lost time in which the host waited for a batch, the thread that was making that batch
-was blocked on a local disk, and much of the traffic of that disk meanwhile did not
-belong to the job.
+Lost time in which the host waited for a batch and the loading thread was blocked on a local disk,
+while much of the traffic of that disk did not belong to the job.
 
 ## Why the GPU waits
 
-A disk serves all requests. A copy, a backup, another job's data or its checkpoint on
-the same node takes bandwidth and lengthens the queue in which the reads of this job
-wait.
+A disk serves all requests. A copy, a backup, another job's data or its checkpoint on the same node
+takes bandwidth and lengthens the queue in which the reads of this job wait.
 
 ## How it decides
 
-Its share is the time the loading thread was blocked on the disk, times the part of the
-bytes that the busiest disk transferred in those waits and a second around them, but
-that no process of the job can have transferred (`/proc/<pid>/io` against
-`/proc/diskstats`), if that is at least 0.4. Doubtful traffic counts as the job's: all
-it wrote recently, all that went to swap. The rest stays with `storage-local`.
+Its share is the time the loading thread was blocked on the disk, times the share of foreign bytes,
+if that is at least 0.4. Foreign bytes are those that the busiest disk transferred in those waits
+and a second around them, but that no process of the job can have transferred (`/proc/<pid>/io`
+against `/proc/diskstats`). Doubtful traffic counts as the job's: everything it wrote recently, and
+everything that went to swap. The rest stays with `storage-local`.
 
 ## What to do
 
-Find the other process (`iotop`, `pidstat -d`), and move it: to another disk, another
-node, another hour. Give the job's cgroup a weight (`io.weight`), or its data a disk of
-its own.
+Find the other process (`iotop`, `pidstat -d`), and move it: to another disk, another node, another
+hour. Give the job's cgroup a weight (`io.weight`), or its data a disk of its own.
 
 ## Where it is blind
 
-Nothing is claimed if `/proc/<pid>/io` of a process of the job may not be read, or if
-the job read most of its data from a disk other than the busiest. Other clients of the
-same file server cannot be seen from here: that is `storage-remote`. A second job inside
-the same recording counts as the job.
+Nothing is claimed if `/proc/<pid>/io` of a process of the job may not be read, or if the job read
+most of its data from another disk than the busiest. Other clients of the same file server cannot be
+seen from here: that is `storage-remote`. A second job inside the same recording counts as the job.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ class StorageContention:
     cause = Cause(
         "storage-contention",
         "storage",
-        "Others keep the disk busy that the data path waits for",
+        "Other processes keep the disk busy",
         "Find who else uses the disk, and move it or the data elsewhere",
         precedence=420,
         hidden_cost="batch",

@@ -1,21 +1,18 @@
 """Breakdown of the time spent on reading, shared by the causes of the storage family.
 
-The time a loading thread was blocked on reads is first split by the purpose of the
-reads. On a local disk it is then split by who kept the disk busy
-(`analysis.detectors.storage.evidence`); over a network, by where the requests spent their
-time:
+The time a loading thread was blocked on reads is first split by the purpose of the reads. On a
+local disk it is then split by who kept the disk busy (`analysis.detectors.storage.evidence`); over
+a network, by where the requests spent their time:
 
     read bytes       |==== read before, evicted since ====|==== new ====|     storage-cold-cache
     request to       |== waits for a slot ==|== LOOKUP … ==|== READ ==|
     result             storage-client-queue   -metadata      storage-remote
 
-NFS counts all three. Lustre and CIFS count the time between sending and the reply; for
-requests waiting to be sent they report only the present number. Its integral over time
-is the waiting time (Little's law): half a second with three requests waiting is 1.5
-seconds of waiting.
+NFS counts all three. Lustre and CIFS count the time between sending and the reply; for requests
+waiting to be sent they report only the present number. Its integral over time is the waiting time
+(Little's law): half a second with three requests waiting is 1.5 seconds of waiting.
 
-A small part is merged with the largest one: counters belong to the mount, not to the
-thread.
+A small part is merged with the largest one: counters belong to the mount, not to the thread.
 """
 
 from __future__ import annotations
@@ -42,9 +39,7 @@ from clusterprof.report.model import Evidence
 from clusterprof.signals import Signal
 
 MIN_OTHERS_RATIO = 0.4
-"""A smaller fraction may be the job's own: reads half a second earlier or later than
-counted.
-"""
+"""A smaller fraction may be the job's own: reads half a second earlier or later than counted."""
 MARGIN_NS = 1_000_000_000
 """Time around each wait that is included, in ns: processes are read only twice a second."""
 
@@ -170,8 +165,7 @@ NFS_METADATA = frozenset(
 CIFS_METADATA = frozenset(("CREATE", "CLOSE", "QUERY_INFO", "QUERY_DIRECTORY"))
 PAGE_BYTES = 4096
 MIN_COLD_RATIO = 0.3
-"""A smaller fraction of the bytes read is normal: any full page cache evicts and reads
-that again.
+"""A smaller fraction of the bytes read is normal: any full page cache evicts and reads that again.
 """
 MIN_PART_RATIO = 0.2
 """A smaller part of the requests' time is added to the largest part."""
@@ -190,9 +184,7 @@ class ReadBreakdown:
     """How the reads during data waits divide; `queue_ratio + metadata_ratio <= 1`."""
 
     cold_ratio: float
-    """Fraction of the bytes read that had been read before and evicted. 0 if small or
-    unknown.
-    """
+    """Fraction of the bytes read that had been read before and evicted. 0 if small or unknown."""
     other_traffic: OtherTraffic
     """Bytes that a local disk transferred for processes outside the job."""
     queue_ratio: float

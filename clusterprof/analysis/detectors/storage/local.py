@@ -2,40 +2,37 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch read from a local block device.
+Lost time in which the host waited for a batch and the loading thread read from a local block
+device.
 
 ## Why the GPU waits
 
-A batch cannot be decoded before its bytes have arrived. If reading takes longer than
-the step computes, and the prefetched batches are used up, every step ends with the GPU
-waiting for the disk.
+A batch cannot be decoded before its bytes have arrived. If reading takes longer than the step
+computes, and the prefetched batches are used up, every step ends with the GPU waiting for the disk.
 
 ## How it decides
 
-It examines the worker that owned the awaited batch (the main thread if it loads the
-data itself). Its share is the part of that thread's time in which it was blocked on a
-block device, or in the kernel on behalf of reads from one. The evidence is the disk's
-activity in exactly those intervals: bytes, mean latency and size of a read (increase of
-`disk.read_ns_total` and of bytes over increase of `disk.reads_total`), the part of the
-time it had requests outstanding, and how many on average. Reads of a few KiB are many
-small files, or random access. A volume is named with the disks below it. Traffic of
-other processes on the disk is `storage-contention`; reading pages again that had been
-in memory is `storage-cold-cache`.
+It examines the worker that owned the awaited batch (the main thread if it loads the data itself).
+Its share is the part of that thread's time in which it was blocked on a block device, or in the
+kernel on behalf of reads from one. The evidence is the disk's activity in exactly those intervals:
+bytes, mean latency and size of a read (increase of `disk.read_ns_total` and of bytes over increase
+of `disk.reads_total`), the part of the time it had requests outstanding, and how many on average.
+Reads of a few KiB are many small files, or random access. A volume is named with the disks below
+it. Traffic of other processes on the disk is `storage-contention`; reading pages again that had
+been in memory is `storage-cold-cache`.
 
 ## What to do
 
-Stage the data on the fastest local disk, and read it in large sequential records rather
-than in small files. Give the page cache enough memory to hold the data set, if
-possible. More workers and a longer prefetch hide latency, but not a lack of bandwidth:
-if the disk is busy all the time, only fewer bytes or a faster disk help.
+Stage the data on the fastest local disk, and read it in large sequential records rather than in
+small files. Give the page cache enough memory to hold the data set, if possible. More workers and a
+longer prefetch hide latency, but not a lack of bandwidth: if the disk is busy all the time, only
+fewer bytes or a faster disk help.
 
 ## Where it is blind
 
-File systems in user space and network mounts are `storage-remote`. Delay accounting is
-off by default on recent kernels; blocked time is then classified by thread state and
-bytes read, which takes a thread sleeping in a separate storage driver for "blocked on
-something unseen".
+File systems in user space and network mounts are `storage-remote`. Delay accounting is off by
+default on recent kernels; blocked time is then classified by thread state and bytes read, which
+takes a thread sleeping in a separate storage driver for "blocked on something unseen".
 """
 
 from __future__ import annotations

@@ -1,39 +1,35 @@
-"""The data path opens more than it reads.
+"""Opening files takes longer than reading them.
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch was blocked on a network mount whose requests were mostly for names and
-attributes.
+Lost time in which the host waited for a batch, and the thread that was making that batch was
+blocked on a network mount whose requests were mostly for names and attributes.
 
 ## Why the GPU waits
 
-Every file costs one round trip each to look it up, to open it and to check its
-attributes, before the first byte is read. With one sample per file that is most of the
-time, whatever the bandwidth.
+Every file costs one round trip each to look it up, to open it and to check its attributes, before
+the first byte is read. With one sample per file that is most of the time, whatever the bandwidth.
 
 ## How it decides
 
-Its share is the time the loading thread was blocked on the mount, times the part of the
-requests' time that names and attributes spent at the server, during exactly those
-waits: LOOKUP, OPEN, CLOSE, ACCESS, GETATTR and READDIR of NFS; all RPCs to metadata
-servers of Lustre, except reads of data that they hold (`lustre.rpc_ns_total` of kind
-metadata); CREATE, CLOSE and queries of CIFS. A part below a fifth is left to
-`storage-remote` or `storage-client-queue`, whichever is larger.
+Its share is the time the loading thread was blocked on the mount, times the part of the requests'
+time that names and attributes spent at the server, during exactly those waits: LOOKUP, OPEN, CLOSE,
+ACCESS, GETATTR and READDIR of NFS; all RPCs to metadata servers of Lustre, except reads of data
+that they hold (`lustre.rpc_ns_total` of kind metadata); CREATE, CLOSE and queries of CIFS. A part
+below a fifth is left to `storage-remote` or `storage-client-queue`, whichever is larger.
 
 ## What to do
 
-Pack samples into large records (tar shards, record files), or keep an index instead of
-listing folders. Longer attribute caching (`actimeo`, `nocto` for read-only data) saves
-the checks.
+Pack samples into large records (tar shards, record files), or keep an index instead of listing
+folders. Longer attribute caching (`actimeo`, `nocto` for read-only data) saves the checks.
 
 ## Where it is blind
 
-The counters belong to the mount and are read once a second. CIFS records time only if
-the kernel was built for it; file systems in user space record nothing. The size of a
-file on Lustre comes from its object servers and counts as neither. A local file system
-answers from the disk that it reads, and counts no opens: there many small files show as
-`storage-local`, with small requests as evidence.
+The counters belong to the mount and are read once a second. CIFS records time only if the kernel
+was built for it; file systems in user space record nothing. The size of a file on Lustre comes from
+its object servers and counts as neither. A local file system answers from the disk that it reads,
+and counts no opens: there many small files show as `storage-local`, with small requests as
+evidence.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ class StorageMetadata:
     cause = Cause(
         "storage-metadata",
         "storage",
-        "The data path opens more than it reads",
+        "Opening files takes longer than reading them",
         "Pack small files into large records, and index them once",
         precedence=450,
         tone=3,

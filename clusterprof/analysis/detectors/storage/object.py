@@ -2,34 +2,32 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch slept in a receive on a TCP connection: S3, HTTP, the hub of a data set, a
-database.
+Lost time in which the host waited for a batch, and the thread that was making that batch slept in a
+receive on a TCP connection: S3, HTTP, the hub of a data set, a database.
 
 ## Why the GPU waits
 
-Each object costs a request, and often a new connection, to a shared server. One request
-at a time gives no more than one object per round trip, whatever the bandwidth.
+Each object costs a request, and often a new connection, to a shared server. One request at a time
+gives no more than one object per round trip, whatever the bandwidth.
 
 ## How it decides
 
-It examines the worker that owned the awaited batch (the main thread if it loads the
-data itself), inside its fetches: there no thread communicates with other ranks. Its
-share is the part of that thread's time in which it slept in a receive (`wchan`), or
-polled while the node received data and no loader had a child process to wait for. The
-evidence is the bytes that the job's connections, else the interfaces of the node,
-received in exactly those waits.
+It examines the worker that owned the awaited batch (the main thread if it loads the data itself),
+inside its fetches: there no thread communicates with other ranks. Its share is the part of that
+thread's time in which it slept in a receive (`wchan`), or polled while the node received data and
+no loader had a child process to wait for. The evidence is the bytes that the job's connections,
+else the interfaces of the node, received in exactly those waits.
 
 ## What to do
 
-Stage the data on a local disk, or pack it into large objects. Fetch several objects at
-once, further ahead, over connections that are kept open. Use a store nearer to the job.
+Stage the data on a local disk, or pack it into large objects. Fetch several objects at once,
+further ahead, over connections that are kept open. Use a store nearer to the job.
 
 ## Where it is blind
 
-A client that fetches in its own threads (s3fs, asyncio) leaves the loading thread on a
-lock: that time is "blocked on something unseen". If `wchan` may not be read nothing is
-claimed. Bytes received include those of all connections, also to other ranks.
+A client that fetches in its own threads (s3fs, asyncio) leaves the loading thread on a lock: that
+time is "blocked on something unseen". If `wchan` may not be read nothing is claimed. Bytes received
+include those of all connections, also to other ranks.
 """
 
 from __future__ import annotations

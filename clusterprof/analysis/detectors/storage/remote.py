@@ -2,37 +2,35 @@
 
 ## What it sees
 
-Lost time in which the host waited for a batch, and the thread that was making that
-batch was blocked on NFS, Lustre, CIFS, or a file system in user space.
+Lost time in which the host waited for a batch, and the thread that was making that batch was
+blocked on NFS, Lustre, CIFS, or a file system in user space.
 
 ## Why the GPU waits
 
-Each read or lookup costs a round trip to a server that many jobs share. Small files
-need one round trip each for lookup, open and read, whatever the bandwidth.
+Each read or lookup costs a round trip to a server that many jobs share. Small files need one round
+trip each for lookup, open and read, whatever the bandwidth.
 
 ## How it decides
 
-It examines the worker that owned the awaited batch (the main thread if it loads the
-data itself). Its share is the part of that thread's time in which it slept in the
-kernel function of a network or user-space file system, as named by `wchan`. For NFS,
-Lustre and CIFS it is the part in which reads were in transfer and at the server;
-waiting of requests on this machine is `storage-client-queue`, and time for names and
-attributes is `storage-metadata`. The evidence is the activity of the mount in those
-intervals: bytes, the mean time of a read, retransmissions. A target of Lustre is named
-if a request to it took three times as long as requests to the others.
+It examines the worker that owned the awaited batch (the main thread if it loads the data itself).
+Its share is the part of that thread's time in which it slept in the kernel function of a network or
+user-space file system, as named by `wchan`. For NFS, Lustre and CIFS it is the part in which reads
+were in transfer and at the server; waiting of requests on this machine is `storage-client-queue`,
+and time for names and attributes is `storage-metadata`. The evidence is the activity of the mount
+in those intervals: bytes, the mean time of a read, retransmissions. A target of Lustre is named if
+a request to it took three times as long as requests to the others.
 
 ## What to do
 
-Stage the data on a local disk, or pack small files into large records. Read further
-ahead, and contact the operators of the server or of the path to it: the round trips are
-theirs.
+Stage the data on a local disk, or pack small files into large records. Read further ahead, and
+contact the operators of the server or of the path to it: the round trips are theirs.
 
 ## Where it is blind
 
-Memory-mapped files fault instead of reading. Most counters of Lustre are for root only;
-CIFS records no time unless its kernel was built for it; a file system in user space has
-no counters at all: there queues and metadata cannot be distinguished from reads. If an
-NFS mount's own counters were not recorded only the family `storage` is reported.
+Memory-mapped files fault instead of reading. Most counters of Lustre are for root only; CIFS
+records no time unless its kernel was built for it; a file system in user space has no counters at
+all: there queues and metadata cannot be distinguished from reads. If an NFS mount's own counters
+were not recorded only the family `storage` is reported.
 """
 
 from __future__ import annotations
@@ -61,8 +59,7 @@ from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
 SLOW_TARGET_RATIO = 3
-"""Time of a request over that of other targets; smaller ratios are normal within one file
-system.
+"""Time of a request over that of other targets; smaller ratios are normal within one file system.
 """
 
 

@@ -40,8 +40,7 @@ class Account:
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of items left out, by reason: `without a duration`."""
     notes: list[str] = field(default_factory=list)
-    """Notes for the reader of the report: a window that was inferred, a definition that was
-    chosen.
+    """Notes for the reader of the report: a window that was inferred, a definition that was chosen.
     """
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts about the whole job. They are written into the header of every imported node."""
@@ -89,8 +88,7 @@ class Source(Protocol):
 
     @property
     def path(self) -> Path:
-        """Path of the file; for a member of an archive, the archive's path and the member's
-        name."""
+        """Path of the file; for an archive member, the archive's path and its name."""
         ...
 
     @property
@@ -130,8 +128,8 @@ class Importer(Protocol):
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the tables of each node that the files describe.
 
-        sources: one file, or all files of the format if `combines_files` is true.
-        Raises: CannotImportError when the files hold nothing usable.
+        sources: one file, or all files of the format if `combines_files` is true. Raises:
+        CannotImportError when the files hold nothing usable.
         """
         ...
 

@@ -3,9 +3,9 @@
     for source in open_sources(Path("rank0.pt.trace.json.gz")):
         source.head, source.blocks()
 
-A damaged or truncated file is read up to the damage. A file that unpacks to more than
-`BOMB_RATIO` times its size is refused once `BOMB_BYTES` bytes have been unpacked:
-traces compress by a factor of 10 to 50.
+A damaged or truncated file is read up to the damage. A file that unpacks to more than `BOMB_RATIO`
+times its size is refused once `BOMB_BYTES` bytes have been unpacked: traces compress by a factor of
+10 to 50.
 
 Streaming decompression in bounded blocks, whatever the compression ratio.
 
@@ -213,8 +213,8 @@ _ENCRYPTED = 0x1
 def list_members(file: io.BufferedIOBase, path: Path) -> list[zipfile.ZipInfo]:
     """List the file members of a zip archive.
 
-    Raises: UsageError when the archive is damaged, encrypted, too large, or uses a
-    compression method other than stored and deflate.
+    Raises: UsageError when the archive is damaged, encrypted, too large, or uses a compression
+    method other than stored and deflate.
     """
     size = _read_directory_size(file)
     if size > MAX_DIRECTORY_BYTES:
@@ -368,8 +368,8 @@ class FileSource:
         """Open the file and unpack its head.
 
         open_packed: returns the packed bytes from the start.
-        member_name: name of the member in its archive, empty for a plain file.
-        max_head_bytes: largest length of the head.
+        member_name: name of the member in its archive, empty for a plain file. max_head_bytes:
+        largest length of the head.
         """
         self.path = Path(f"{path}:{member_name}") if member_name else path
         self.file = path
@@ -418,8 +418,7 @@ def open_sources(path: Path, content: bytes | None = None) -> Iterator[FileSourc
     """Yield a source for a file, or one for each member if it is a zip.
 
     content: the bytes of the file if they are in memory already, else None.
-    Raises: OSError when the file cannot be read; UsageError for a damaged or unsupported
-    archive.
+    Raises: OSError when the file cannot be read; UsageError for a damaged or unsupported archive.
     """
     with _open_file(path, content) as file:
         members = list_members(file, path) if file.read(4) == ZIP_MAGIC else None

@@ -8,8 +8,8 @@ Spans of one process as an importer adds them, and sorted by their end.
     first = spans.add(start_ns, end_ns, layout.STEP, number, 2, 0, 0)
     row, table = spans.in_order().between(low_ns, high_ns)
 
-A long trace has millions of spans: each column is kept in the narrowest sufficient
-dtype, a constant column as one number, and the sorted output is assembled one slice
+A long trace has millions of spans: each column is kept in the narrowest sufficient dtype, a
+constant column as one number, and the sorted output is assembled one slice
 at a time.
 """
 
@@ -46,8 +46,8 @@ def merge_streams(
 ) -> Iterator[list[Record]]:
     """Merge streams into slices of `slice_ns` and yield the records of each nonempty slice.
 
-    Within a slice the records follow the order of the streams. Slices without records are
-    skipped. Many streams of few rows cost no more than few streams of many rows.
+    Within a slice the records follow the order of the streams. Slices without records are skipped.
+    Many streams of few rows cost no more than few streams of many rows.
     """
     waiting = [(t, n) for n, stream in enumerate(streams) for t in stream.next_ns(first_ns)]
     heapq.heapify(waiting)
@@ -102,8 +102,8 @@ def select_dtype(low: int, high: int) -> type[np.signedinteger]:
 def list_unread_times(first_ns: int, last_ns: int, edges_ns: Int) -> Int:
     """List the times at which an unread device is recorded as having no reading.
 
-    first_ns, last_ns: ns. edges_ns: int64[…], ns, always included. Returns sorted
-    int64[n], ns: every 30 s, at most 1024 of them, and the edges.
+    first_ns, last_ns: ns. edges_ns: int64[…], ns, always included. Returns sorted int64[n], ns:
+    every 30 s, at most 1024 of them, and the edges.
     """
     count = min((last_ns - first_ns) // _UNREAD_INTERVAL_NS + 2, _MAX_UNREAD_TIMES)
     interval_ns = (last_ns - first_ns) // (count - 1)
@@ -134,9 +134,7 @@ class BusyCounter:
     until_ns: int
     _rows_before: int = field(default=0, init=False)
     _busy_before_ns: int = field(default=0, init=False)
-    """Total length in ns of the first `_rows_before` intervals, which precede the last
-    request.
-    """
+    """Total length in ns of the first `_rows_before` intervals, which precede the last request."""
 
     def bounds_ns(self) -> tuple[int, int]:
         """Return the times of the first and last reading in ns."""
@@ -156,8 +154,7 @@ class BusyCounter:
             yield min(later)
 
     def between(self, low_ns: int, high_ns: int) -> tuple[Int, Int]:
-        """Return the readings in [low_ns, high_ns): times and busy time so far, int64[n] each,
-        ns."""
+        """Return the readings in [low_ns, high_ns): times and total busy time, int64[n], ns."""
         first = max(int(self.start_ns.searchsorted(low_ns, side="right")) - 1, 0)
         last = int(self.start_ns.searchsorted(high_ns))
         if first < self._rows_before:

@@ -5,8 +5,8 @@
     measure_overlap(start_ns, end_ns, busy)          # ns of each interval in the union
 
 Intervals are two int64 arrays of equal length, starts and ends in ns; those of a
-union are sorted and disjoint. Nothing here depends on a file format; the arithmetic
-itself is in `analysis.timeline.intervals`.
+union are sorted and disjoint. Nothing here depends on a file format; the arithmetic itself is in
+`analysis.timeline.intervals`.
 
 Match collective operations seen on several ranks by their overlap in time.
 
@@ -15,10 +15,10 @@ Match collective operations seen on several ranks by their overlap in time.
     for group in match_operations(sequences):
         group.members, group.first_numbers      # number of the row 0 of each
 
-A device stays in an operation until all members have entered it, so the members' rows
-of one operation overlap in time. Operations that one rank recorded before the others'
-profiles began or after they ended overlap with no row. Times must be of one clock, or
-of clocks that agree to within about one operation.
+A device stays in an operation until all members have entered it, so the members' rows of one
+operation overlap in time. Operations that one rank recorded before the others' profiles began or
+after they ended overlap with no row. Times must be of one clock, or of clocks that agree to within
+about one operation.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from clusterprof.analysis.timeline import intervals
 Int = NDArray[np.int64]
 Intervals = tuple[Int, Int]
 MIN_GAP_NS = 1_000
-"""Shortest gap in ns that counts: shorter ones occur between any two kernels, however
-early they were launched.
+"""Shortest gap in ns that counts: shorter ones occur between any two kernels, however early they
+were launched.
 """
 NEVER = 1 << 62
 NO_INTERVALS: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -72,12 +72,6 @@ def measure_overlap(start_ns: Int, end_ns: Int, cover: Intervals) -> Int:
     return intervals.measure_overlap((start_ns, end_ns), cover)
 
 
-def compute_intersection(first: Intervals, second: Intervals) -> Intervals:
-    """Compute the intersection of two unions. Two int64[n], ns."""
-    common = intervals.find_intersection(first, second)
-    return common.start_ns, common.end_ns
-
-
 def subtract_intervals(union: Intervals, removed: Intervals) -> Intervals:
     """Subtract the second union from the first. Two int64[n], ns."""
     remaining = intervals.subtract_intervals(union, removed)
@@ -95,12 +89,12 @@ def find_late_launches(
 
     All arrays have length n, one row per gap, times int64 in ns:
     start_ns, end_ns: the gap.
-    call_start_ns, call_end_ns: the call that launched the work after the gap; -1 if
-    unknown (never late), `NEVER` if nothing was launched any more.
-    blocking: bool[n], true for a call that returns only after its work, like a copy
-    between host and device; it is late if it began after the gap did.
-    Returns bool[n], whether the launch was late, and int64[n], until when in ns: the end
-    of the call.
+    call_start_ns, call_end_ns: the call that launched the work after the gap; -1 if unknown (never
+    late), `NEVER` if nothing was launched any more.
+    blocking: bool[n], true for a call that returns only after its work, like a copy between host
+    and device; it is late if it began after the gap did.
+    Returns bool[n], whether the launch was late, and int64[n], until when in ns: the end of the
+    call.
     """
     decisive_ns = np.where(blocking, call_start_ns, call_end_ns)
     is_late = (call_end_ns >= 0) & (decisive_ns > start_ns) & (end_ns - start_ns > MIN_GAP_NS)
@@ -110,8 +104,7 @@ def find_late_launches(
 def compute_exposed_ns(start_ns: Int, end_ns: Int, other_work: Intervals) -> Int:
     """Compute for how many ns of each operation the device did nothing else.
 
-    start_ns, end_ns: int64[n], ns. other_work: union of all other work. Returns int64[n],
-    ns.
+    start_ns, end_ns: int64[n], ns. other_work: union of all other work. Returns int64[n], ns.
     """
     return (end_ns - start_ns) - measure_overlap(start_ns, end_ns, other_work)
 

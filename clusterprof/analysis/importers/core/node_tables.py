@@ -10,8 +10,8 @@
     node.series("gpu.busy_ratio", "gpu0", t_ns, values)
     header, records = node.header(), node.records()
 
-Times are int64 ns of one clock per node with any zero; they must not be negative.
-Tables may be added in any order. Records are yielded in order of time, one second at
+Times are int64 ns of one clock per node with any zero; they must not be negative. Tables may be
+added in any order. Records are yielded in order of time, one second at
 a time, as the recorder writes them.
 """
 
@@ -55,8 +55,8 @@ SLICE_NS = 1_000_000_000
 MAX_RANKS = 1 << 17
 _DAY_NS = 86_400 * SLICE_NS
 MAX_DURATION_NS = 100 * _DAY_NS
-"""Largest time from the first to the last attributed instant, in ns: 100 days. A float
-holds whole ns up to 104 days.
+"""Largest time from the first to the last attributed instant, in ns: 100 days. A float holds whole
+ns up to 104 days.
 """
 UNKNOWN_HOST = "unknown-host"
 """Name shown for a node whose hostname the file does not record."""
@@ -159,8 +159,8 @@ class NodeTables:
     ) -> int:
         """Add spans of one kind and return the row of the first, which a measure can refer to.
 
-        start_ns, end_ns: int64[n], ns. a, b, c, d: int64[n] or one number; their meaning
-        depends on the kind (docs/design/recording-format.md).
+        start_ns, end_ns: int64[n], ns. a, b, c, d: int64[n] or one number; their meaning depends on
+        the kind (docs/design/recording-format.md).
         """
         table = self._spans.setdefault(pid, SpanTable())
         return table.add(start_ns, end_ns, kind, a, b, c, d)
@@ -196,10 +196,8 @@ class NodeTables:
         On a device timeline these are the start and end of the kernel. Arrays are int64[n]:
         start_ns, end_ns: ns. number: counts the operations of a group from 0, equally on all
         members.
-        bytes_: message size, -1 unknown. operation: `layout.ALL_REDUCE` or a similar
-        constant.
-        exposed_ns: time during which the device did nothing else; None means that the host
-        waited.
+        bytes_: message size, -1 unknown. operation: `layout.ALL_REDUCE` or a similar constant.
+        exposed_ns: time during which the device did nothing else; None means that the host waited.
         peer: rank of the partner, -1 if none.
         """
         form = np.asarray(operation, np.int64) | layout.BLOCKING << layout.FORM_SHIFT

@@ -8,8 +8,8 @@ CannotImportError.
 
 glibc heap settings that return freed memory of long tables to the kernel at once.
 
-By default glibc retains blocks of up to 32 MiB, and small allocations settle between
-them: the process stays as large as its peak. With another C library nothing is
+By default glibc retains blocks of up to 32 MiB, and small allocations settle between them: the
+process stays as large as its peak. With another C library nothing is
 changed.
 """
 
@@ -29,14 +29,14 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError,
 
 MAX_LINE_BYTES = 1 << 20
 MAX_JSON_BYTES = 64 << 20
-"""Largest file that holds one JSON value, in bytes. It is kept in memory; files of the
-supported formats are much smaller.
+"""Largest file that holds one JSON value, in bytes. It is kept in memory; files of the supported
+formats are much smaller.
 """
 MAX_DECODED_BYTES = 192 << 20
 """Largest estimated memory of the decoded values of one file, in bytes."""
 _BYTES_PER_SIGN = ((b"{", 150), (b"[", 80), (b",", 60), (b":", 100))
-"""Memory in bytes that decoded values take, by the sign they are written with:
-`[[],[],[]]` takes thirty times its size.
+"""Memory in bytes that decoded values take, by the sign they are written with: `[[],[],[]]` takes
+thirty times its size.
 """
 MAX_TIME_NS = 1 << 62
 _SEPARATOR = re.compile(r"[\s,]*")
@@ -77,8 +77,7 @@ def parse_json(data: bytes | bytearray) -> Any:
 def read_json_bytes(source: Source, max_bytes: int = MAX_JSON_BYTES) -> bytearray:
     """Read a file that is one JSON value.
 
-    Raises: CannotImportError when it is too long or its decoded values would fill the
-    memory.
+    Raises: CannotImportError when it is too long or its decoded values would fill the memory.
     """
     data = bytearray()
     for block in source.blocks(1 << 20):
@@ -179,8 +178,7 @@ _EAGER_BYTES = 128 << 10
 def set_eager_release() -> None:
     """Release all free heap memory, and from now on each freed table at once.
 
-    Costs a page fault for every page of every table: worthwhile where tables are long and
-    few.
+    Costs a page fault for every page of every table: worthwhile where tables are long and few.
     """
     _set_thresholds(_EAGER_BYTES)
 

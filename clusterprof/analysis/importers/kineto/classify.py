@@ -4,9 +4,8 @@
     kinds["kernel"]["ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)"]   # COMM
     kinds["Runtime"]["cudaDeviceSynchronize"]                        # SYNC
 
-The table of a category is emptied when it holds `MAX_NAMES` names: a trace with a new
-name for every event costs time but not memory. A trace that refills the tables too
-often is refused.
+The table of a category is emptied when it holds `MAX_NAMES` names: a trace with a new name for
+every event costs time but not memory. A trace that refills the tables too often is refused.
 """
 
 from __future__ import annotations

@@ -94,10 +94,10 @@ class RuntimeCalls:
 def find_launch_calls(calls: RuntimeCalls, link: Int, start: Int) -> Int:
     """Find the call that launched each piece of work by its correlation id.
 
-    Ids repeat in long traces: of the calls with one id the last that began before the
-    work is taken.
-    link, start: int64[n], correlation id and start in ns, sorted by start. Returns rows
-    of `calls`, intN[n], -1 where the file does not tell.
+    Ids repeat in long traces: of the calls with one id the last that began before the work is
+    taken.
+    link, start: int64[n], correlation id and start in ns, sorted by start. Returns rows of `calls`,
+    intN[n], -1 where the file does not tell.
     """
     call_rows = np.full(link.size, -1, select_dtype(-1, calls.link.size))
     order, correlations = _sort_launch_calls(calls, call_rows.dtype)

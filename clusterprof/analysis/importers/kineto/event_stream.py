@@ -3,26 +3,25 @@
     {"schemaVersion": 1, …, "traceEvents": [ {…}, {…}, | {…}, {…}, | {…} ], "x": …}
      head                                    block       block      rest
 
-A block ends at the text that separates events in this file (`},` and the beginning of
-the next event, learned from the first two). Decoding the block as JSON proves that
-the cut was right: cut in the middle of an event it would not be valid JSON. A block
-that fails is searched for its events byte by byte, with respect to strings.
+A block ends at the text that separates events in this file (`},` and the beginning of the next
+event, learned from the first two). Decoding the block as JSON proves that
+the cut was right: cut in the middle of an event it would not be valid JSON. A block that fails is
+searched for its events byte by byte, with respect to strings.
 
-msgspec decodes a block of some megabytes in one call and builds only the requested
-fields. JSON that is slightly invalid (NaN, bad UTF-8, control characters) or deviates
-from the format (text for a number) is decoded tolerantly, event by event; what even
-that cannot read is counted and left out.
+msgspec decodes a block of some megabytes in one call and builds only the requested fields. JSON
+that is slightly invalid (NaN, bad UTF-8, control characters) or deviates from the format (text for
+a number) is decoded tolerantly, event by event; what even that cannot read is counted and left out.
 
 Blocks of common events are decoded in one call, with only the needed fields.
 
     decoder = CommonEventDecoder(kinds)
     decoder.events(b'[{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 7, …}, …]')
 
-`cat` selects the type of an event, so nothing is built for flow events and the like,
-and no arguments for operators. msgspec looks up names while it decodes: `name` of an
-event is a member of an Enum whose `kind` is that of `analysis.importers.kineto.classify`. A
-block with anything uncommon in it (another category, half of an event, text for a
-number) gives None; `parse_events` decodes that block.
+`cat` selects the type of an event, so nothing is built for flow events and the like, and no
+arguments for operators. msgspec looks up names while it decodes: `name` of an event is a member of
+an Enum whose `kind` is that of `analysis.importers.kineto.classify`. A block with anything uncommon
+in it (another category, half of an event, text for a number) gives None; `parse_events` decodes
+that block.
 """
 
 from __future__ import annotations
@@ -291,8 +290,8 @@ class EventStream:
     def events(self) -> Iterator[Sequence[Event]]:
         """Yield the events some thousands at a time, in the order of the file.
 
-        Raises: CannotImportError when the file has no list of events or an event is larger
-        than 8 MiB.
+        Raises: CannotImportError when the file has no list of events or an event is larger than 8
+        MiB.
         """
         blocks = self._source.blocks(BLOCK_BYTES)
         rest = self._find_event_list(blocks)
@@ -406,9 +405,8 @@ class EventStream:
 def find_list_objects(text: bytes) -> tuple[list[tuple[int, int]], int, bool]:
     """Find the objects of a JSON list after its opening bracket, with respect to strings.
 
-    Returns the start and end of each object as byte offsets, the offset where the search
-    ended (behind the last object, or behind the closing bracket) and whether the list was
-    closed.
+    Returns the start and end of each object as byte offsets, the offset where the search ended
+    (behind the last object, or behind the closing bracket) and whether the list was closed.
     """
     data = np.frombuffer(text, np.uint8)
     outside = ~_mark_string_bytes(data)
@@ -507,8 +505,7 @@ class _Category:
         self._events: dict[bool, Any] = {}
 
     def events(self, has_comm: bool) -> Any:
-        """Return the type of the category's events, valid until the type of the names is
-        rebuilt."""
+        """Return the type of the category's events, valid until the type of names is rebuilt."""
         event_type = self._events.get(has_comm)
         if event_type is None:
             fields: list[Any] = [

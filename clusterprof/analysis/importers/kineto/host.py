@@ -97,9 +97,7 @@ class HostTimeline:
         return self.copies.start[which], self.copies.end[which]
 
 
-def find_blocking_copies(
-    work: DeviceWork, calls: RuntimeCalls, own: RuntimeCalls
-) -> BlockingCopies:
+def find_blocking_copies(work: DeviceWork, calls: RuntimeCalls) -> BlockingCopies:
     """Find the copies between host and device whose call returned only after they were done.
 
     The arrays of the result are int64[n] in ns and bytes, sorted by the start of the call.
@@ -156,7 +154,7 @@ def add_host_spans(
             start, end = join_intervals(start, end)
         node.spans(pid, span_kind, start, end, a, b)
     if host.copies is None:
-        _count_host_collectives(node, pid, host.marks, main, account)
+        _count_host_collectives(host.marks, main, account)
 
 
 def _find_main_thread(host: HostTimeline) -> int:
@@ -230,9 +228,7 @@ def _add_allocator_spans(node: NodeTables, pid: int, calls: RuntimeCalls) -> Non
     node.spans(pid, layout.ALLOCATOR, start, start + SECOND_NS, -1, mallocs, frees, 0)
 
 
-def _count_host_collectives(
-    node: NodeTables, pid: int, marks: Marks, main: int, account: Account
-) -> None:
+def _count_host_collectives(marks: Marks, main: int, account: Account) -> None:
     """Count communication operations run by the host: only the main thread's can hold it up."""
     _, _, thread = marks.of(classify.HOST_COMM)
     on_other_threads = int(np.count_nonzero(thread != main))

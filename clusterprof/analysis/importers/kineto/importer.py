@@ -1,50 +1,54 @@
 """Traces of the PyTorch profiler (Kineto) in Chrome JSON.
 
-    torch.profiler.profile(..., on_trace_ready=tensorboard_trace_handler("traces/"))
+## How to make the file
+
+In the training script:
+
+    handler = torch.profiler.tensorboard_trace_handler("traces/")
+    with torch.profiler.profile(schedule=torch.profiler.schedule(5, 5, 20),
+                                on_trace_ready=handler) as profiler:
+        for batch in loader:
+            train_on(batch)
+            profiler.step()
+
+## How to analyze it
+
     clusterprof analyze traces/
 
 ## What is read
 
-Files of `export_chrome_trace` and `tensorboard_trace_handler` from PyTorch 1.8 and
-later, plain or packed with gzip, zstd or zip: the object with `traceEvents`, and the
-bare list of old versions. One file is one rank; the rank is in `distributedInfo` or
-in the file name (`rank3`, `rank-3`, `rank_3`). Devices of NVIDIA, AMD, Intel and
-others, traces without a device, and several devices in one file are supported.
+Files of `export_chrome_trace` and `tensorboard_trace_handler` from PyTorch 1.8 and later, plain or
+packed with gzip, zstd or zip: the object with `traceEvents`, and the bare list of old versions. One
+file is one rank. The rank is in `distributedInfo` or in the file name (`rank3`, `rank-3`,
+`rank_3`). Devices of NVIDIA, AMD, Intel and others, traces without a device, and several devices in
+one file are supported.
 
-## How it is understood
+## How the numbers are computed
 
-* **Busy**: a device is busy while any of its streams runs a kernel, a copy or a
-  memset; it is idle for the rest of the window. The window lasts from the start of the
-  first `ProfilerStep#` to the end of the last. Without these, steps end where the
-  optimizer steps do; without those, everything from the first to the last work on the
-  device is one step.
-* **Exposed**: the time of a kernel of NCCL, RCCL, oneCCL, … in which no other kernel
-  ran on the device; concurrent copies hide nothing. Of two concurrent operations it
-  counts once. Lost time is idle plus exposed.
-* **Late host**: in a gap of more than 1 µs the host was late if the call that
-  launched the next work (by correlation id) had not ended when the gap began. A copy
-  between host and device, whose call may return only after the copy, was launched
-  late if the call had not begun. This gap is `starved` until that call ends, and is
-  split by the activity of the launching threads. In other gaps work was already
-  queued and waited for other work.
-* **Waits for data** are `enumerate(DataLoader)#….__next__` on the thread of the
-  steps. Operators that ran in it without worker processes count as loading.
-* **Waits for the device** are synchronizing calls, and copies from the device whose
-  call returned only after the copy. Copies to the device with that property are
-  `h2d`.
-* **Communication operations** are matched by process group and sequence number if the
-  kernels record them, else by their order in the group, else by their order among the
-  operations of one kind on all ranks.
+* **Busy**: a device is busy while any of its streams runs a kernel, a copy or a memset. It is idle
+  for the rest of the window. The window lasts from the start of the first `ProfilerStep#` to the
+  end of the last. In a trace without these, steps end with the optimizer step. If there is no
+  optimizer step either, everything from the first to the last work on the device is one step.
+* **Exposed communication**: the time of a kernel of NCCL, RCCL, oneCCL and the like in which no
+  other kernel ran on the device. A concurrent copy hides nothing. Two concurrent operations count
+  once. Lost time is idle time plus exposed communication.
+* **Late host**: a gap is a time of more than 1 µs in which the device is idle. The host was late if
+  the call that launched the next work (found by correlation id) had not ended when the gap began.
+  The call of a copy between host and device may return only after the copy, so such a copy was
+  launched late if its call had not begun. The gap is `starved` until that call ends, and is split
+  by the activity of the launching threads. In other gaps, work was already queued.
+* **Data waits** are `enumerate(DataLoader)#….__next__` on the thread of the steps. Operators that
+  ran inside it without worker processes count as loading.
+* **Device waits** are synchronizing calls, and copies from the device whose call returned only
+  after the copy. Copies to the device with this property count as `h2d`.
+* **Collective operations** are matched by process group and sequence number. Kernels without these
+  are matched by their order in the group, or by their order among the operations of one kind.
 
-## Where it is blind
+## What it cannot see
 
-The file does not show the work of loader worker processes, Python between operators,
-storage, network and other processes. Steps that the profiler did not record are
-missing. The profiler itself slows the host: launches take longer than without it.
-
-Identity of a trace: its rank, host, devices, and the wall clock at its origin.
-
-Build a node from what was gathered of one file: one process for each device.
+The trace does not show the work of loader worker processes, Python between operators, storage, the
+network, or other processes. Steps that the profiler did not record are missing. The profiler itself
+slows the host: launches take longer than without it.
 """
 
 from __future__ import annotations
@@ -135,8 +139,8 @@ def _import_file(source: Source, account: Account) -> NodeTables:
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"([A-Za-z][\w.-]*?)_(\d{1,10})\.\d{8,20}\.pt\.trace\.json")
 _MIN_WALL_US = 1e15
-"""Larger times are microseconds since 1970; smaller ones count from the start of the
-machine or program.
+"""Larger times are microseconds since 1970; smaller ones count from the start of the machine or
+program.
 """
 _AMD = re.compile(r"amd|radeon|instinct|\bmi\d{2,3}", re.IGNORECASE)
 _NVIDIA = re.compile(r"nvidia|tesla|geforce|quadro|rtx|[ahbvlt]\d{1,3}\b|grace", re.IGNORECASE)
@@ -228,8 +232,8 @@ def _parse_count(value: Any) -> int | None:
 
 
 FIRST_EXTRA_DEVICE_PID = 1 << 23
-"""First pid given to further devices of a process, each shown as a separate process;
-above all real pids.
+"""First pid given to further devices of a process, each shown as a separate process; above all real
+pids.
 """
 _EMPTY = np.zeros(0, np.int64)
 
@@ -248,8 +252,8 @@ class _Device:
 def build_node(gathered: GatheredEvents, document: Document, source: Source) -> NodeTables:
     """Build the node of a trace.
 
-    Raises: CannotImportError when the trace has no events of the profiler, or neither
-    steps nor work.
+    Raises: CannotImportError when the trace has no events of the profiler, or neither steps nor
+    work.
     """
     account = gathered.account
     identity = read_identity(source, document)
@@ -395,7 +399,7 @@ def _add_process(
     )
     if not index:
         account.read["steps"] += process_steps.start.size
-    copies = find_blocking_copies(device.work, calls, own_calls) if device else None
+    copies = find_blocking_copies(device.work, calls) if device else None
     launches = count_values(own_calls.thread, len(keys))
     work = [
         pair

@@ -1,24 +1,28 @@
-"""Dynolog: the daemon's log of the host and of each GPU.
+"""The log of the Dynolog daemon: the host and each GPU.
 
-## What is read
-
-The daemon's own log, `time = 2026-03-21T15:22:47.123Z data = {…}` in each line, and
-JSON lines with a time (`timestamp`, `time`) and the same keys, of one host:
+## How to make the file
 
     dynolog --enable_gpu_monitor --use_JSON > dynolog.log 2>&1
 
-## How it is understood
+## How to analyze it
 
-Samples with `device` belong to that GPU; others belong to the host. CPU times and
-bytes of interfaces are differences from the previous sample, and are added up. The
-log writes local time and labels it UTC (`Z`), so its times are not aligned with those
-of other hosts.
+    clusterprof analyze dynolog.log
 
-## Where it is blind
+## What is read
 
-Samples are one minute apart unless configured otherwise (10 s for GPUs). The idle
-time of a host's CPUs is recorded in percent, and is left out. The log has no ranks or
-steps: no loss is claimed.
+The log of one host, with `time = 2026-03-21T15:22:47.123Z data = {…}` in each line, and JSON lines
+with a time (`timestamp`, `time`) and the same keys.
+
+## How the numbers are computed
+
+Samples with `device` belong to that GPU; other samples belong to the host. CPU times and bytes of
+interfaces are differences from the previous sample, and are added up. The log writes local time but
+labels it UTC (`Z`), so its times are not aligned with those of other hosts.
+
+## What it cannot see
+
+By default samples are one minute apart (10 s for GPUs). The idle time of the CPUs is recorded only
+in percent, and is left out. The log has no ranks or steps, so no loss is claimed.
 """
 
 from __future__ import annotations

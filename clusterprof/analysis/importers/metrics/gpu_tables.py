@@ -1,42 +1,49 @@
-"""Tables with a column per device or metric: DCGM, amd-smi, Omnistat, Weights & Biases.
+"""Tables of GPU readings with a column per device or metric.
 
-Column heads of GPU tables: readings named by heads alone, or with labels in columns.
+## How to make the file
 
-timestamp,Hostname,gpu,DCGM_FI_DEV_GPU_UTIL            DCGM fields, or with {labels}
-timestamp,gpu,gfx_activity,umc_activity,socket_power   amd-smi metric --csv
-_timestamp,system.gpu.0.gpu,system.gpu.0.powerWatts    Weights & Biases
+    amd-smi metric -w 1 --csv > gpus.csv
 
-Rows of GPU tables: CSV, JSON lines, and the CSV of Omnistat with several head rows.
+For Weights & Biases, in Python:
 
-metric,rocm_utilization_percentage,rocm_utilization_percentage
-instance,node01,node02
-card,0,0
-timestamp,,
-2025-01-01 10:00:00,100.0,97.0
+    run = wandb.Api().run("team/project/run")
+    run.history(stream="system").to_csv("wandb.csv", index=False)
 
-Tables of GPU readings: fields of DCGM, amd-smi, Omnistat, Weights & Biases.
+## How to analyze it
+
+    clusterprof analyze gpus.csv
 
 ## What is read
 
-CSV and JSON lines with a time column (`timestamp`, `time`, `_timestamp`) and columns
-of readings: DCGM's fields by name, alone or as `DCGM_FI_DEV_GPU_UTIL{gpu="0"}` (with
-columns `Hostname`, `gpu`, `UUID` if there are any); `amd-smi metric -w 1 --csv`;
-`omnistat-query --export`; system metrics of a Weights & Biases run
-(`system.gpu.0.gpu`, …):
+CSV and JSON lines with a time column (`timestamp`, `time`, `_timestamp`) and columns of readings:
 
-    run.history(stream="system").to_csv("wandb.csv", index=False)
+* DCGM fields by name, alone or as `DCGM_FI_DEV_GPU_UTIL{gpu="0"}`, with columns `Hostname`, `gpu`
+  and `UUID` where there are any
+* the output of `amd-smi metric --csv`
+* the system metrics of a Weights & Biases run (`system.gpu.0.gpu`, …)
+* the output of `omnistat-query --export`, which has several header rows
 
-## How it is understood
+Header lines:
 
-One node for each host named in the table, else one for the file. Shares, memory and
-clocks are converted to our units. `N/A` is unknown, not zero. Dates without a zone
-are not aligned with other hosts' clocks.
+    timestamp,Hostname,gpu,DCGM_FI_DEV_GPU_UTIL            DCGM
+    timestamp,gpu,gfx_activity,umc_activity,socket_power   amd-smi
+    _timestamp,system.gpu.0.gpu,system.gpu.0.powerWatts    Weights & Biases
 
-## Where it is blind
+    metric,rocm_utilization_percentage,rocm_utilization_percentage     Omnistat
+    instance,node01,node02
+    card,0,0
+    timestamp,,
 
-Weights & Biases keeps means of 15 s or more. TensorBoard's exports carry no names,
-and its event files hold what the user logged: neither is read. The tables have no
-ranks or steps: no loss is claimed.
+## How the numbers are computed
+
+Each host named in the table is a node. A table without host names is one node. Shares, memory and
+clocks are converted to the units of clusterprof. `N/A` is unknown, not zero. Dates without a time
+zone are not aligned with the clocks of other hosts.
+
+## What it cannot see
+
+Weights & Biases keeps means over 15 s or more. The tables have no ranks or steps, so no loss is
+claimed.
 """
 
 from __future__ import annotations

@@ -370,8 +370,7 @@ class LabeledSeries:
             self._xids[host, labels.get("gpu", "") or find_gpu(labels), int(value)] += 1
 
     def nodes(self, source: str, account: Account) -> Iterator[NodeTables]:
-        """Yield a node for each host; an address is merged into the host that others name for
-        it."""
+        """Yield a node for each host; an address is merged into the host that others map it to."""
         self._merge_addresses()
         timed = {name for name, host in self._timed.hosts.items() if host.columns}
         for name in timed & set(self._untimed.hosts):

@@ -1,29 +1,34 @@
 """Output of nvidia-smi and `dcgmi dmon` for the GPUs of one host.
 
-## What is read
-
-`nvidia-smi --query-gpu=… --format=csv` with its first line (with or without units),
-`nvidia-smi dmon` and `pmon`, `nvidia-smi -q -x` (one document, or a log of many),
-`dcgmi dmon`. A document that declares an entity is refused. Best:
+## How to make the file
 
     fields=timestamp,uuid,utilization.gpu,memory.used,power.draw,clocks.sm
     fields=$fields,clocks_event_reasons.active
     nvidia-smi --query-gpu=$fields --format=csv -l 1 > gpus.csv
     nvidia-smi dmon -o DT > dmon.txt
 
-## How it is understood
+## How to analyze it
 
-Each file is one host, whose name is not in the file. Times are those of that host's
-clock in an unknown time zone. Without times, sweeps are assumed to be one second
-apart, which is the default of the tools, and a note is added. `N/A` is unknown, not
-zero.
+    clusterprof analyze gpus.csv
 
-## Where it is blind
+## What is read
 
-Utilization is the driver's: a kernel was resident in its last window of 1/6 s to 1 s;
-activity between sweeps is not visible. From `pmon` only the number of processes per
-device is used. Instances of a GPU (MIG) are left out. The output has no ranks or
-steps: no loss is claimed.
+* `nvidia-smi --query-gpu=… --format=csv` with its header line, with or without units
+* `nvidia-smi dmon` and `nvidia-smi pmon`
+* `nvidia-smi -q -x`: one document, or a log of many; a document that declares an entity is refused
+* `dcgmi dmon`
+
+## How the numbers are computed
+
+Each file is one host, whose name is not in the file. Times are those of the clock of that host, in
+an unknown time zone. Without times, sweeps are assumed to be one second apart, which is the default
+of the tools, and a note says so. `N/A` is unknown, not zero.
+
+## What it cannot see
+
+Utilization is the driver's: a kernel was resident at some time in the last window of 1/6 s to 1 s.
+Activity between sweeps is not visible. From `pmon` only the number of processes per device is used.
+Instances of a GPU (MIG) are left out. The output has no ranks or steps, so no loss is claimed.
 """
 
 from __future__ import annotations

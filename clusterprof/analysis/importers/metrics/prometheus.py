@@ -1,47 +1,48 @@
-"""Prometheus: scrapes of exporters, and responses of its HTTP API.
+"""Metrics of Prometheus: scrapes of exporters, and responses of its HTTP API.
+
+## How to make the file
+
+One file per metric is usual:
+
+    api="$PROMETHEUS/api/v1/query_range" query=DCGM_FI_DEV_GPU_UTIL
+    curl -sG "$api" -d query=$query -d step=15s -d start=-1h -d end=now > metrics/util.json
+
+## How to analyze it
+
+    clusterprof analyze metrics/
 
 ## What is read
 
-The text of exporters (Prometheus and OpenMetrics; one scrape, or many with times),
-and responses of `/api/v1/query_range` and `/api/v1/query`, from NVIDIA's
-dcgm-exporter, node_exporter, AMD's device-metrics-exporter and Omnistat. Give all
-files together; one per metric is usual:
+The metrics of NVIDIA's dcgm-exporter, node_exporter, AMD's device-metrics-exporter and Omnistat:
 
-    api="$PROMETHEUS/api/v1/query_range" query=DCGM_FI_DEV_GPU_UTIL
-    curl -sG "$api" -d query=$query -d step=15s -d start=-1h -d end=now > util.json
+* The text of exporters (Prometheus exposition format and OpenMetrics): one scrape, or several. A
+  single scrape has no times. In a file of several scrapes, a time follows each value, or stands on
+  a line of its own before each scrape (`# 1711034567`, `2026-03-21T15:22:47Z`).
 
-## How it is understood
+      DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="gpu-node-1"} 97 1711034567000
 
-The readings of a host become a node. Its name is the label `Hostname`, `nodename`,
-`node` or, last, the host in `instance`; an address for which other series name one
-host is taken as that host. Each GPU is identified by its UUID, else its number.
-Utilization is `DCGM_FI_PROF_GR_ENGINE_ACTIVE` if present, else
-`DCGM_FI_DEV_GPU_UTIL`. Values that DCGM marks as not available stay unknown. Readings
-without a time are treated as those of one instant.
+* Responses of `/api/v1/query_range` (matrix) and `/api/v1/query` (vector), a bare list of series,
+  and the lines of `values` and `timestamps` of VictoriaMetrics. A response may be larger than
+  memory.
 
-## Where it is blind
+      {"data": {"resultType": "matrix", "result": [
+          {"metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "gpu": "0"},
+           "values": [[1711034567, "97"]]}]}}
 
-The metrics contain no processes, ranks or steps: idle devices may have no job, so no
-loss is claimed. Causes of idle time are reported only together with traces of the
-same job. A gauge holds from one reading to the next; 15 or 60 seconds hide every
-single step. Rates (`rate()`) and sums over hosts have other names and are left out.
+## How the numbers are computed
 
-Text format of metric exporters: Prometheus exposition format and OpenMetrics.
+The readings of a host become a node. Its name is the label `Hostname`, `nodename` or `node`, or
+else the host in `instance`. An address that other series map to one host is taken as that host. A
+GPU is identified by its UUID, or else by its number. Utilization is
+`DCGM_FI_PROF_GR_ENGINE_ACTIVE`, or else `DCGM_FI_DEV_GPU_UTIL`. Values that DCGM marks as not
+available stay unknown. Readings without a time are treated as readings of one instant.
 
-    DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="gpu-node-1"} 97 1711034567000
+## What it cannot see
 
-A single scrape has no times. Files of several scrapes have a time after each value,
-or a separate line before each scrape (`# 1711034567`, `2026-03-21T15:22:47Z`), as
-loops with `date` write it.
-
-Responses of the Prometheus HTTP API: `query_range` (matrix) and `query` (vector).
-
-    {"data": {"resultType": "matrix", "result": [
-        {"metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "gpu": "0"},
-         "values": [[1711034567, "97"]]}]}}
-
-A bare list of series is read too, and VictoriaMetrics' lines of `values` and
-`timestamps`. Responses may be larger than memory: series are decoded one by one.
+The metrics contain no processes, ranks or steps. An idle device may have no job, so no loss is
+claimed. Causes of idle time are reported only together with traces of the same job. A gauge holds
+from one reading to the next; an interval of 15 or 60 seconds hides every single step. Rates
+(`rate()`) and sums over hosts have other names and are left out.
 """
 
 from __future__ import annotations
@@ -317,8 +318,7 @@ class Prometheus:
     combines_files: ClassVar[bool] = True
 
     def recognizes(self, head: bytes, path: Path) -> bool:
-        """Return whether a file has the comments or names of a scrape, or the keys of a
-        response."""
+        """Return whether a file has the comments or names of a scrape or the keys of a response."""
         return is_answer(head) or is_exposition(head)
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:

@@ -1,27 +1,35 @@
 """Series by rank: how often the data loader of each rank had a batch ready.
 
+## How to make the file
+
+Export the performance statistics of an SPDL pipeline with one column per rank, as in the data that
+SPDL publishes.
+
+## How to analyze it
+
+    clusterprof analyze readiness/
+
 ## What is read
 
-Tables of a time column (`event_time`, `timestamp`, `time`) and a column for each rank
-(`19`, `rank_19`): JSON objects of lists, as SPDL publishes them, or CSV. The file
-name defines the values: `…data_readiness…` is the share of each window in which the
-training loop's queue was not empty; other shares and `…_ave_time` belong to a stage
-of the loader, named by the rest of the file name (`decompress`, `compose`). Give all
-files of a job together.
+Tables with a time column (`event_time`, `timestamp`, `time`) and a column for each rank (`19`,
+`rank_19`): JSON objects of lists, or CSV. The file name defines the values. `…data_readiness…` is
+the share of each window in which the queue of the training loop was not empty. Other shares and
+`…_ave_time` belong to a stage of the loader, named by the rest of the file name (`decompress`,
+`compose`). Give all files of a job together.
 
-## How it is understood
+## How the numbers are computed
 
-Each window counts as a step of the rank, because the files do not show the real ones.
-While the queue was empty, the loop waits for data: for 1 - readiness of the window.
-Of the stages of the loader that were ready for less than nine tenths of a window, the
-least ready is what the wait is for, and its name tells whether it computes or reads.
+Each window counts as a step of the rank, because the files do not show the real steps. The loop
+waits for data while its queue is empty: for 1 - readiness of the window. The wait is attributed to
+the least ready of the loader stages that were ready for less than nine tenths of a window. The name
+of that stage shows whether it computes or reads.
 
-## Where it is blind
+## What it cannot see
 
-An empty queue does not prove that the loop waits: it may still compute on the
-previous batch, so each wait is an upper bound. In SPDL's published pipeline the time
-its loop was blocked (`queue_get`) agrees with it to within a hundredth. When in its
-window a rank waited, and which rank waited for which, is not in the files.
+An empty queue does not prove that the loop waits: it may still compute on the previous batch. Each
+wait is therefore an upper bound. In SPDL's published pipeline the time in which the loop was
+blocked (`queue_get`) differs from it by less than a hundredth. The files do not show when in a
+window a rank waited, or which rank waited for which.
 """
 
 from __future__ import annotations

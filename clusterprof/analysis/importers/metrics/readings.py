@@ -6,8 +6,8 @@
     column.add(t_ns, 113.6)
     for node in readings.nodes("prometheus", account): ...
 
-A signal may be the sum of several foreign values (user and nice make
-`cpu.user_ns_total`), and may exist in several forms, of which the best is taken.
+A signal may be the sum of several foreign values (user and nice make `cpu.user_ns_total`), and may
+exist in several forms, of which the best is taken.
 
 `DeviceReadings` collects the readings of one host by device, in sweeps where the file shows no
 times. `read_stripped_lines` reads a stream that may be larger than memory, `parse_time` times as
@@ -251,13 +251,11 @@ def _sum_tables(tables: list[tuple[Int, Float]]) -> tuple[Int, Float]:
 MAX_LINE_BYTES = 1 << 20
 
 
-def read_stripped_lines(
-    source: Source, account: Account, block_bytes: int = 1 << 20
-) -> Iterator[bytes]:
+def read_stripped_lines(source: Source, account: Account) -> Iterator[bytes]:
     """Yield the lines of a file without line ends; lines longer than 1 MiB are only counted."""
     rest = b""
     skipping = False
-    for block in source.blocks(block_bytes):
+    for block in source.blocks(MAX_LINE_BYTES):
         first, *complete_lines = block.split(b"\n")
         if not complete_lines:
             skipping = skipping or len(rest) + len(first) > MAX_LINE_BYTES
@@ -284,8 +282,7 @@ _UNIT_BY_SIZE = ((1e17, 1), (1e14, 1_000), (1e11, 1_000_000))
 def convert_epoch(value: float) -> int | None:
     """Convert a Unix time in s, ms, µs or ns to ns, by its size; None if it is not a time.
 
-    Seconds reach 1e11 in the year 5138, and milliseconds did so in 1973: no reading is
-    ambiguous.
+    Seconds reach 1e11 in the year 5138, and milliseconds did so in 1973: no reading is ambiguous.
     """
     if not math.isfinite(value) or value < 0:
         return None
@@ -298,8 +295,7 @@ def convert_epoch(value: float) -> int | None:
 def parse_time(text: str) -> tuple[int, bool] | None:
     """Parse a time in digits or a calendar date; return ns, and whether its zone is known.
 
-    `2026/01/06 15:13:03.389`, `2026-01-06T15:13:03Z`, `1767712383.4`; None for anything
-    else.
+    `2026/01/06 15:13:03.389`, `2026-01-06T15:13:03Z`, `1767712383.4`; None for anything else.
     """
     text = text.strip()
     try:

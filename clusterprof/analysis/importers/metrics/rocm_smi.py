@@ -1,29 +1,34 @@
 """Output of rocm-smi for the AMD GPUs of one host, as CSV or JSON.
 
-## What is read
-
-`rocm-smi --csv` and `--json` with any of `--showuse`, `--showmemuse`, `--showmeminfo
-vram`, `--showpower`, `--showmaxpower`, `--showtemp`, `--showclocks`,
-`--showreplaycount`; one sweep or many in sequence. A line that holds only a time
-before a sweep gives its time. Best:
+## How to make the file
 
     while sleep 1; do
         date -u +%Y-%m-%dT%H:%M:%SZ; rocm-smi --showuse --showmemuse --showpower --json
     done > gpus.json
 
-## How it is understood
+## How to analyze it
 
-Each file is one host, whose name is not in the file. Without time lines sweeps are
-assumed to be one second apart, and a note is added. `N/A` is unknown, not zero: the
-second die of a package (MI250) has no power reading, because that of the first covers
-both. `GPU memory use (%)` of old versions is how busy the memory was, not how full;
-so is `GPU Memory Read/Write Activity (%)` of newer ones.
+    clusterprof analyze gpus.json
 
-## Where it is blind
+## What is read
 
-Utilization is the driver's: something was resident in its last window; activity
-between sweeps is not visible. The fill level of the memory in percent (`VRAM%`) is
-left out, the bytes are read. The output has no ranks or steps: no loss is claimed.
+`rocm-smi --csv` and `rocm-smi --json` with any of `--showuse`, `--showmemuse`, `--showmeminfo
+vram`, `--showpower`, `--showmaxpower`, `--showtemp`, `--showclocks` and `--showreplaycount`: one
+sweep, or many in sequence. A line before a sweep that holds only a time gives its time.
+
+## How the numbers are computed
+
+Each file is one host, whose name is not in the file. Without times, sweeps are assumed to be one
+second apart, and a note says so. `N/A` is unknown, not zero: the second die of a package (MI250)
+has no power reading, because the reading of the first die covers both. `GPU memory use (%)` of old
+versions means how busy the memory was, not how full. So does `GPU Memory Read/Write Activity (%)`
+of newer versions.
+
+## What it cannot see
+
+Utilization is the driver's: work was resident at some time in its last window. Activity between
+sweeps is not visible. The fill level of the memory in percent (`VRAM%`) is left out; the bytes are
+read. The output has no ranks or steps, so no loss is claimed.
 """
 
 from __future__ import annotations

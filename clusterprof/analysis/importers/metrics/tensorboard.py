@@ -1,32 +1,37 @@
-"""TensorBoard scalars as exported: the CSV and JSON files of its download links.
+"""Scalars exported from TensorBoard as CSV or JSON.
 
-## What is read
+## How to make the file
 
-`Wall time,Step,Value` and `[[wall time, step, value], …]`, one file per run and tag,
-named as by TensorBoard (`run-version_0-tag-loss.csv`); from its page with "show data
-download links", or from its server:
+Use the download links of the scalar charts ("show data download links"), or ask the server:
 
     api="$TENSORBOARD/data/plugin/scalars/scalars"
     curl -s "$api?run=version_0&tag=loss&format=csv" > run-version_0-tag-loss.csv
 
-Event files (`events.out.tfevents…`) are protobuf records and are not read; the error
-message names the way to these files.
+## How to analyze it
 
-## How it is understood
+    clusterprof analyze run-version_0-tag-loss.csv
 
-A point is written after its step: the time between two points is one step, or as many
-as the numbers tell, each of which then gets the mean. The tag of a run with the most
-points defines its steps. Each run is a separate process. A tag that names a GPU and a
-known metric (`gpu_id: 0/utilization.gpu (%)` of Lightning, `system/gpu.0.gpu` of
-Weights & Biases) is treated as readings of that device, which are independent of the
-steps.
+## What is read
 
-## Where it is blind
+CSV with the header `Wall time,Step,Value`, and JSON as `[[wall time, step, value], …]`. One file is
+one tag of one run, named as TensorBoard names it (`run-version_0-tag-loss.csv`). Event files
+(`events.out.tfevents…`) are protobuf records and are not read. The error message says how to export
+them.
 
-TensorBoard exports at most a thousand points per tag unless configured otherwise; of
-long runs the last 131,072 steps are shown. All time between two points counts as
-steps, including evaluations and checkpoints. Where a run was restarted and its step
-numbers go back, the time between is left out. The files have no ranks and no causes.
+## How the numbers are computed
+
+A point is written after its step. The time between two points is one step, or several if the step
+numbers say so; each of these gets the mean. The tag with the most points defines the steps of a
+run. Each run is a separate process. A tag that names a GPU and a known metric (`gpu_id:
+0/utilization.gpu (%)` of Lightning, `system/gpu.0.gpu` of Weights & Biases) is read as a metric of
+that device. These readings are independent of the steps.
+
+## What it cannot see
+
+By default TensorBoard exports at most a thousand points per tag. Of long runs the last 131,072
+steps are shown. All time between two points counts as steps, including evaluations and checkpoints.
+If a run was restarted and its step numbers go back, the time between is left out. The files have no
+ranks and no causes.
 """
 
 from __future__ import annotations
@@ -86,8 +91,8 @@ class TensorBoard:
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield every run.
 
-        Raises: CannotImportError when no run has two points or readings, or when all files
-        are event files.
+        Raises: CannotImportError when no run has two points or readings, or when all files are
+        event files.
         """
         runs: dict[str, list[tuple[str, _Points, Account]]] = {}
         point_count = 0
@@ -106,7 +111,7 @@ class TensorBoard:
                 has_nodes = True
                 yield node
         if not has_nodes and not runs:
-            raise CannotImportError(_EVENTS_UNREAD, "docs/importers.md describes how")
+            raise CannotImportError(_EVENTS_UNREAD, "docs/importers/tensorboard.md describes how")
         if not has_nodes:
             raise CannotImportError("no two consecutive points and no GPU readings", "")
 
@@ -147,7 +152,10 @@ class StepBudget:
 
 
 def _read_points(source: Source, account: Account, max_points: int) -> _Points:
-    """Read the usable points: time in ns, step, value."""
+    """Read the usable points: time in ns, step, value.
+
+    Raises: CannotImportError when there are more than `max_points`.
+    """
     points: _Points = []
     for cells in _read_rows(source, account):
         wall, step = (
@@ -159,8 +167,8 @@ def _read_points(source: Source, account: Account, max_points: int) -> _Points:
             continue
         value = convert_number(cells[2])
         points.append((t_ns, int(step), float("nan") if value is None else value))
-        if len(points) > MAX_POINTS:
-            raise CannotImportError(f"more than {MAX_POINTS:,} points in one file", "give fewer")
+        if len(points) > max_points:
+            raise CannotImportError(f"more than {MAX_POINTS:,} points in all files", "give fewer")
     return points
 
 

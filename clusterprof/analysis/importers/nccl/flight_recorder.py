@@ -1,9 +1,23 @@
 """Dumps of the PyTorch flight recorder: collective operations started and completed.
 
-A rank writes one file when an operation times out or on request: a pickle, or JSON
-(`TORCH_FR_DUMP_TEMP_FILE`, formerly `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, followed by
-the rank). The fields are those of version 2 of the format; earlier versions lack
-some:
+## How to make the file
+
+`TORCH_NCCL_TRACE_BUFFER_SIZE=2000` turns the flight recorder on. Write the dump of each rank as
+JSON:
+
+    dump = torch._C._distributed_c10d._dump_nccl_trace_json()
+    Path(f"dumps/nccl_trace_rank_{rank}.json").write_bytes(dump)
+
+## How to analyze it
+
+    clusterprof analyze dumps/
+
+## What is read
+
+The JSON form of the dumps, whose file names end with the rank. A pickle is never read here, because
+loading a pickle can run code. (The recorder copies dumps of a hanging job into the recording. These
+are read by an unpickler that can run nothing.) The fields are those of version 2 of the format;
+earlier versions lack some:
 
     {"version": "2.10",
      "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
@@ -16,32 +30,21 @@ some:
                   "time_discovered_completed_ns": null,
                   "state": "started", "retired": false}]}
 
-Times are wall-clock ns. A backend that records no times leaves them null (0 in JSON)
-and marks every finished operation as `retired`, whatever its state.
+Times are wall-clock ns. A backend that records no times leaves them null (0 in JSON) and marks
+every finished operation as `retired`, whatever its state.
 
-PyTorch flight recorder dumps given as files: JSON, one per rank.
+## How the numbers are computed
 
-## What is read
+A rank arrived at an operation when the recorder noticed its start, and left when the recorder
+noticed its end. Operations are matched by process group and number. The covered time is one step,
+from the first operation to the last. If an operation was issued and had not ended when the dump was
+written, its rank was waiting in it. The ranks that had not reached that operation are listed.
 
-The JSON form of a dump, whose file name ends with its rank
-(`nccl_trace_rank_3.json`). Pickles are never read here: a pickle may run code when it
-is loaded. (Dumps that our recorder copied into a recording, `nccl/` in a node's
-folder, are read by an unpickler that can run nothing.)
+## What it cannot see
 
-## How it is understood
-
-A collective operation with a recorded start and end belongs to the rank: the rank
-arrived when the recorder noticed the start, and left when it noticed the end.
-Operations are matched by process group and number. The covered time is one step, from
-the first operation to the last. An operation that was issued and had not ended when
-the dump was written is one in which the rank waited; the ranks that had not reached
-it are listed.
-
-## Where it is blind
-
-The recorder polls, so start and end are late by up to a second. It does not know what
-else the device did, so the time in operations is an upper bound of the time lost.
-Sends and receives are left out: the two sides number them differently.
+The recorder polls, so starts and ends are up to a second late. It does not know what else the
+device did, so the time in operations is an upper bound of the time lost. Sends and receives are
+left out, because the two sides number them differently.
 """
 
 from __future__ import annotations
@@ -118,8 +121,8 @@ class Dump:
 def read_dump(path: Path) -> Dump:
     """Read one dump from a file; a pickle is read without calling anything that it names.
 
-    Raises: Unavailable("failed") when the file is not a dump, is too large, or holds more
-    than plain values.
+    Raises: Unavailable("failed") when the file is not a dump, is too large, or holds more than
+    plain values.
     """
     match = _RANK_SUFFIX.search(path.name)
     if match is None:
@@ -190,8 +193,7 @@ def _convert_time(value: Any) -> int | None:
 class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
     """Unpickler of containers, text and numbers; refuses pickles that name any code.
 
-    This is the unpickler written in Python: five bytes can make the C version allocate
-    all memory.
+    This is the unpickler written in Python: five bytes can make the C version allocate all memory.
     """
 
     def find_class(self, module: str, name: str) -> Any:

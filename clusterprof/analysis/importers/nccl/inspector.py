@@ -1,6 +1,19 @@
-"""Logs of the NCCL Inspector plugin: duration of each collective, by communicator.
+"""Logs of the NCCL Inspector plugin: the duration of each collective operation.
 
-One JSON object per operation, one per line (`NCCL_INSPECTOR_DUMP_DIR`):
+## How to make the file
+
+    export NCCL_PROFILER_PLUGIN=/path/to/libnccl-profiler-inspector.so
+    export NCCL_INSPECTOR_ENABLE=1 NCCL_INSPECTOR_DUMP_DIR=inspector/
+    torchrun --nproc-per-node 8 train.py
+
+## How to analyze it
+
+    clusterprof analyze inspector/
+
+## What is read
+
+JSON lines of formats 4 and 5, a file per process. Newer versions write rank and communicator once,
+before the operations. One line:
 
     {"header": {"id": "0x7f8c496ae9f661", "rank": 2, "n_ranks": 8, "nnodes": 1},
      "metadata": {"inspector_output_format_version": "v4.0",
@@ -9,39 +22,30 @@ One JSON object per operation, one per line (`NCCL_INSPECTOR_DUMP_DIR`):
                    "coll_msg_size_bytes": 17179869184, "coll_exec_time_us": 61974,
                    "coll_timing_source": "kernel_gpu"}}
 
-`rank` is the rank in the communicator, which need not be the whole job. Lines of
-another kind (messages, statistics) and a truncated last line are left out.
+`rank` is the rank in the communicator, which need not be the whole job. Other lines (messages,
+statistics) and a truncated last line are left out.
 
-Logs of the NCCL Inspector plugin from all ranks of a job.
+## How the numbers are computed
 
-## What is read
+The communicator with the most ranks is taken as the job, and the rank of a process in it is its
+rank. An operation has the same number (`coll_sn`) on all its ranks, and the ranks leave it
+together. Each rank therefore arrived earlier by the time that it spent in the operation. The rank
+with the shortest time arrived last. That time is the transfer; the excess of the other ranks is
+waiting. The log does not record when an operation ran, only that it ran before `dump_timestamp_us`.
+Operations are spread over the time between two of these times, in their order, and never overlap on
+a rank.
 
-JSON lines, a file per process (`NCCL_INSPECTOR_ENABLE=1`, `NCCL_INSPECTOR_DUMP_DIR`),
-formats 4 and 5; newer ones give rank and communicator once before their operations.
-The fields are those of `analysis.importers.nccl.inspector`.
+## What it cannot see
 
-## How it is understood
-
-The communicator with most ranks is the job, and the rank of a process in it is its
-rank. An operation has the same number (`coll_sn`) on all its ranks, and they leave it
-together. So each rank arrived as long before that as it was in the operation, and the
-rank with the shortest time arrived last: that time is the transfer, and the excess of
-the others is waiting. The log does not record when an operation ran, only that it was
-before it was written (`dump_timestamp_us`). Operations are spread over the time
-between two of these times, in their order, and never overlap on a rank.
-
-## Where it is blind
-
-Other work of the devices is unknown: the time in operations is an upper bound of the
-time lost, and computation in between is not in the log. Operations that the plugin
-overwrote before it wrote them are missing.
+The log does not show other work of the devices, so the time in operations is an upper bound of the
+time lost. Operations that the plugin overwrote before writing them are missing.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,22 +79,11 @@ class Operation:
     """True if the duration was measured on the device, else on the host."""
 
 
-def read_operations(lines: Iterable[bytes]) -> Iterator[Operation]:
-    """Yield the collective operations of a log in its order, skipping all other lines."""
-    for line in lines:
-        try:
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("coll_perf"), dict):
-                yield parse_operation(record)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-
-
 def parse_operation(record: Mapping[str, Any]) -> Operation:
     """Parse the operation of one decoded line.
 
-    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError when a field
-    is missing or wrong.
+    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError when a field is missing
+    or wrong.
     """
     header, performance = record["header"], record["coll_perf"]
     pid = (record.get("metadata") or {}).get("pid")

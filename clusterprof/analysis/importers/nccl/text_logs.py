@@ -1,33 +1,42 @@
 """Output of NCCL: its log (NCCL_DEBUG=INFO), and the tables of nccl-tests.
 
+## How to make the file
+
+    NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log torchrun --nproc-per-node 8 train.py
+    all_reduce_perf -b 8 -e 16G -f 2 > table.txt
+
+## How to analyze it
+
+Give it together with a recording or with traces of the same job:
+
+    clusterprof analyze my-run/ nccl.gpu-a01.4711.log table.txt
+
 ## What is read
 
-Logs of one or more ranks, alone or mixed with other output: the version, the chosen
-network, the RDMA devices found, the variables set, and the transport of every channel
-(`via P2P`, `SHM`, `NET/IB/0/GDRDMA`, `NET/Socket/0`). Tables of nccl-tests
-(`all_reduce_perf -b 8 -e 16G -f 2`): size, type, operation, time, bandwidths, out of
-place and in place; a launcher's prefix like `0: ` is skipped. Both may be in one
-file. A log has no times, so it yields no spans: it is given together with a recording
-or traces of the same job.
+* From a log: the version, the chosen network, the RDMA devices found, the variables set, and the
+  transport of every channel (`via P2P`, `SHM`, `NET/IB/0/GDRDMA`, `NET/Socket/0`). A log may cover
+  several ranks and may be mixed with other output.
+* From a table of nccl-tests: size, type, operation, time and bandwidths, out of place and in place.
+  A prefix of the launcher such as `0: ` is skipped.
 
-## How it is understood
+One file may contain both. A log has no times, so it shows no steps and no waits by itself.
 
-Data take a slow path (`net-path`) when ranks on different nodes communicate through
-`NET/Socket` although NCCL found RDMA devices, or was instructed not to look
-(`NCCL_IB_DISABLE=1`); when RDMA runs without GPUDirect (`GDRDMA`); and when GPUs of
-one node communicate through host memory (`SHM`) because `NCCL_P2P_DISABLE` is set. A
-table shows how long an operation takes on this network without disturbance: at each
-size the shorter time of out of place and in place, between sizes in proportion. The
-transfers of traces given together with it are expected to take that long if the rate
-of the links is unknown.
+## How the numbers are computed
 
-## Where it is blind
+The data take a slow path (`net-path`) in these cases: ranks on different nodes communicate through
+`NET/Socket` although NCCL found RDMA devices, or was instructed not to search for them
+(`NCCL_IB_DISABLE=1`); RDMA runs without GPUDirect (`GDRDMA`); GPUs of one node communicate through
+host memory (`SHM`) because `NCCL_P2P_DISABLE` is set.
 
-A log without `NCCL_DEBUG=INFO` names no channel. `No device found` does not tell
-whether there is one: run `ibv_devinfo` on that host. A table is valid for the ranks
-it was measured with; whether the job has as many is unknown.
+A table shows how long an operation takes on an undisturbed network. At each size the shorter of the
+two times counts; between sizes the time is interpolated. If the rate of the links is unknown,
+transfers in the traces are expected to take that long.
 
-Facts and notes for a job from NCCL's log and the tables of nccl-tests.
+## What it cannot see
+
+A log without `NCCL_DEBUG=INFO` names no channel. `No device found` does not prove that the host has
+no RDMA device: run `ibv_devinfo` there. A table is valid for the ranks it was measured with.
+Whether the job has as many ranks is unknown.
 """
 
 from __future__ import annotations

@@ -163,8 +163,7 @@ def read_calls(db: Database, strings: Strings, account: Account) -> Calls:
 def find_launches(activities: Activities, calls: Calls) -> Int:
     """Find the row of the call that launched each activity, int64[n]; -1 if unknown.
 
-    Calls of both APIs may carry one correlation id: the outermost, which began first, is
-    taken.
+    Calls of both APIs may carry one correlation id: the outermost, which began first, is taken.
     """
     if not calls.start_ns.size:
         return np.full(activities.start_ns.size, -1, np.int64)
@@ -329,9 +328,8 @@ def _record_range(thread: ThreadRanges, start: int, end: int, text: str) -> int:
 def find_steps(threads: list[ThreadRanges]) -> Steps | None:
     """Find the steps of a process by the names of its ranges; None if no range marks them.
 
-    Best first: ranges named step or iteration with a number, without a number, from the
-    end of one optimizer step to the next, and a range of any name that repeats and covers
-    half the time.
+    Best first: ranges named step or iteration with a number, without a number, from the end of one
+    optimizer step to the next, and a range of any name that repeats and covers half the time.
     """
     for kind, source in ((NUMBERED_STEP, "numbered step ranges"), (STEP, "step ranges")):
         best = max((thread.kept.get(kind, []) for thread in threads), key=len, default=[])

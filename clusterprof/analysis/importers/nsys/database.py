@@ -1,8 +1,8 @@
 """Read-only access to an untrusted SQLite database that cannot run anything.
 
-The file is opened read only and immutable, without extensions and without a trusted
-schema, so no view, trigger, virtual table or generated column is ever run. Only known
-tables are queried, and only their existing columns. A statement is stopped if it
+The file is opened read only and immutable, without extensions and without a trusted schema, so no
+view, trigger, virtual table or generated column is ever run. Only known tables are queried, and
+only their existing columns. A statement is stopped if it
 brings no row for longer than the size of the file explains, or more rows than fit
 into the file: pages may refer to each other in circles. Huge values are refused.
 
@@ -115,8 +115,8 @@ class Database:
     ) -> Iterator[Int]:
         """Yield integer columns of a table as int64[columns, n], some thousands of rows at a time.
 
-        Rows in which one of `times` is not a valid time (not an integer, negative, too large)
-        are left out. A value of `others` that is not an integer, or a missing column, is -1.
+        Rows in which one of `times` is not a valid time (not an integer, negative, too large) are
+        left out. A value of `others` that is not an integer, or a missing column, is -1.
 
         Raises: DamagedError when the file cannot be read further.
         """
@@ -324,8 +324,8 @@ def read_strings(db: Database) -> Strings:
 def read_launcher_rank(db: Database) -> tuple[int | None, int | None]:
     """Read rank and world size from the variables of the profiled command; None if unknown.
 
-    They are the rank of each process only if each was profiled separately. No other
-    variable is read.
+    They are the rank of each process only if each was profiled separately. No other variable is
+    read.
 
     Raises: DamagedError when the file cannot be read further.
     """

@@ -1,45 +1,50 @@
-"""Nsight Systems profiles exported to SQLite.
+"""Profiles of Nsight Systems, exported to SQLite.
+
+## How to make the file
+
+    nsys profile -t cuda,nvtx,osrt -o profile torchrun --nproc-per-node 8 train.py
+    nsys export -t sqlite profile.nsys-rep
+
+`--nic-metrics` adds the bytes of network adapters.
+
+## How to analyze it
+
+    clusterprof analyze profile.sqlite
 
 ## What is read
 
-`nsys profile -t cuda,nvtx,osrt --nic-metrics=efa|lf …`, then `nsys export -t sqlite`:
-kernels, copies, fills and graphs of all devices; CUDA runtime and driver calls; NVTX
-ranges of all domains; system calls (OSRT); bytes of network adapters; hardware and
-software of the target. Every schema version since 2020 is supported: a table or
-column that a file lacks is not queried. A packed file (`.gz`) is read in memory.
+Kernels, copies, fills and graphs of all devices; CUDA runtime and driver calls; NVTX ranges of all
+domains; system calls (OSRT); bytes of network adapters; hardware and software of the target. Every
+schema version since 2020 is supported. A table or column that a file lacks is not queried. A packed
+file (`.gz`) is read in memory.
 
-## How it is understood
+## How the numbers are computed
 
-A device is busy when anything runs on it: kernels, copies in any direction, fills,
-graphs. Each process with a device is a rank; a device on which it did less than 1 %
-of its work does not count. Its rank is that of the profiled command's launcher
-(`RANK`, `SLURM_PROCID`, …), else processes are numbered in the order of files and
-devices. Steps are NVTX ranges named step or iteration, with or without a number; else
-they go from the end of one optimizer step to the next; else they are a range that
-repeats and covers half of the time; else the whole profile is one step, from the
-first to the last activity of the device. Ranges named after a data loader on a thread
-that launches kernels are waits for data. A gap of more than 1 µs is blamed on the
-host (starved) if the call that launched the next work returned only after the gap had
-begun, and until it returned: the queue was empty until then. The rule for all traces
-of kernels is in `analysis.importers.core.device_timeline`; a copy between host and device, whose
-call returns only after the copy, was launched too late if that call began only after
-the gap had. NCCL and RCCL kernels are collective operations; those of several ranks
-are one operation if they overlap in time, in one order, in at least four of five
-cases.
+* **Busy**: a device is busy when anything runs on it: kernels, copies in any direction, fills,
+  graphs.
+* **Ranks**: each process with a device is a rank. A device on which a process did less than 1 % of
+  its work does not count. The rank comes from the variables of the launcher (`RANK`,
+  `SLURM_PROCID`, …) in the profiled command. Without them, processes are numbered in the order of
+  files and devices.
+* **Steps** are NVTX ranges named step or iteration, with or without a number. Without these, a step
+  goes from the end of one optimizer step to the next. Without optimizer steps, it is a range that
+  repeats and covers half of the time. Failing that, the whole profile is one step.
+* **Data waits** are ranges named after a data loader on a thread that launches kernels.
+* **Late host**: a gap of more than 1 µs is `starved` if the call that launched the next work
+  returned only after the gap had begun. It is starved until the call returned, because the queue
+  was empty until then. The call of a copy between host and device returns only after the copy, so
+  such a copy was launched too late if its call began only after the gap.
+* **Collective operations** are the kernels of NCCL and RCCL. Kernels of several ranks are one
+  operation if they overlap in time, in one order, in at least four of five cases.
 
-## Where it is blind
+## What it cannot see
 
-The sizes of collective operations are unknown, and so is the communicator of a kernel
-(NCCL's NVTX payloads are only in exports with `--include-blobs`, and are not read).
-Send and receive in one kernel are read as an exchange of all ranks that took part.
-With `--cuda-graph- trace=graph` a graph is one activity: operations inside it are not
-visible. Waits of loader processes that launch nothing are not read. Several processes
-that each call their only device 0 look like one shared device if the file has no
-table of CUDA devices.
-
-Network adapter traffic of a node, as far as a profile has it.
-
-Read and reduce one profile; match the profiles of a job and build their nodes.
+The profile has no sizes of collective operations and no communicators: NCCL's NVTX payloads are
+only in exports with `--include-blobs`, and are not read. A send and a receive in one kernel are
+read as an exchange between all ranks that took part. With `--cuda-graph-trace=graph` a graph is one
+activity, so operations inside it are not visible. Waits of loader processes that launch nothing are
+not read. Several processes that each call their only device 0 look like one shared device if the
+file has no table of CUDA devices.
 """
 
 from __future__ import annotations
@@ -186,8 +191,7 @@ SequenceGroups = dict[int, MatchedSequence]
 def read_profile(db: Database, account: Account) -> Profile:
     """Read one file.
 
-    Raises: DamagedError when its strings cannot be read or its numbers of devices are
-    implausible.
+    Raises: DamagedError when its strings cannot be read or its numbers of devices are implausible.
     """
     strings = read_strings(db)
     calls = read_calls(db, strings, account)

@@ -63,8 +63,8 @@ class RankActivity:
     steps: Steps | None
     starved: Intervals
     host_ns: tuple[Int, Int, Int, Int]
-    """For each starved interval, int64[n] each, ns: in operators and launches, in calls that
-    wait for the device, in allocating and freeing, in copies from the host.
+    """For each starved interval, int64[n] each, ns: in operators and launches, in calls that wait
+    for the device, in allocating and freeing, in copies from the host.
     """
     waits: Intervals
     loading: list[LoadingTime]

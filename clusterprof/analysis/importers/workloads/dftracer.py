@@ -1,50 +1,50 @@
 """DFTracer traces: reads, loading and computation of training processes, call by call.
 
-## What is read
-
-`.pfw` and `.pfw.gz`: one event of the Chrome format per line, in microseconds, after
-a first line `[`; a file that was never closed is read to its last whole line. All
-files of a job belong together, one per process: give the folder.
+## How to make the file
 
     export DFTRACER_ENABLE=1 DFTRACER_INC_METADATA=1
-    DFTRACER_LOG_FILE=trace DFTRACER_DATA_DIR=all python train.py
+    DFTRACER_LOG_FILE=traces/trace DFTRACER_DATA_DIR=all python train.py
 
-The host is taken from `HH`, the file systems from the paths of `FH`, rank and size of
-the job from a file name as written by DLIO (`trace-3-of-8.pfw`); otherwise the rank
-stays unknown. These events are understood: reads, opens and status calls on files
-(categories POSIX and STDIO), items (`__getitem__`, `data.item`), waits for batches
-(`loop.iter`, `fetch.iter`), computation (`TorchFramework.compute`; `forward`,
-`backward`, `step` of the AI annotations), epochs, evaluations, checkpoints and copies
-to the device. The rest is counted and left out. A process that only loads is a
-dataloader worker of its parent.
+## How to analyze it
 
-## How it is understood
+    clusterprof analyze traces/
 
-A step ends with the last computation before the next wait for data, and begins where
-the previous step ended, the first of an epoch where the epoch began. Steps are
-numbered from 1 in the order of time: the numbers in the file are those of the loader,
-which runs ahead.
+## What is read
 
-Waiting for data is the time of the training process in `__getitem__` and in the loop
-over the loader, minus any computation. It is split: time in which at least one file
-system call was running is *reading*, the rest of the items is *computing* (decoding,
-copying, Python: no file system call was running). Waits for worker processes are
-split by the activity of all workers together during the wait.
+`.pfw` and `.pfw.gz`: one event of the Chrome format per line, in microseconds, after a first line
+`[`. A file that was never closed is read to its last whole line. Each process writes a file; give
+the folder with all files of the job.
 
-DLIO emulates computation by a sleep, so its accelerator is marked as emulated: busy
-while it sleeps, idle otherwise. For other programs the device is not visible: their
-loss is at most the time their host spent in waits.
+* The host comes from `HH`, the file systems from the paths of `FH`. Rank and size of the job come
+  from a file name as DLIO writes it (`trace-3-of-8.pfw`); with other names the rank is unknown.
+* Reads, opens and status calls on files (categories POSIX and STDIO), items (`__getitem__`,
+  `data.item`) and waits for batches (`loop.iter`, `fetch.iter`).
+* Computation (`TorchFramework.compute`; `forward`, `backward` and `step` of the AI annotations),
+  epochs, evaluations, checkpoints and copies to the device.
 
-## Where it is blind
+All other events are counted and left out. A process that only loads is a dataloader worker of its
+parent.
 
-The device; reads by memory mapping; the network. Collective operations of the AI
-annotations are left out. A path tells little about its file system: names like
-`lustre`, `gpfs` and `nfs` count as network file systems, `/tmp` and similar ones as
-local, all others as unknown.
+## How the numbers are computed
 
-DFTracer events gathered by process into arrays.
+A step ends with the last computation before the next wait for data, and begins where the previous
+step ended. The first step of an epoch begins with the epoch. Steps are numbered from 1 in the order
+of time, because the numbers in the file are those of the loader, which runs ahead.
 
-Nodes of a DFTracer job: steps, waits for data, loader activity during the waits.
+The wait for data is the time of the training process in `__getitem__` and in the loop over the
+loader, without computation. It is split in two: *reading*, in which at least one file system call
+was running, and *computing* (decoding, copying, Python), in which none was. Waits for worker
+processes are split by the activity of all workers together.
+
+DLIO emulates computation by a sleep, so its accelerator is marked as emulated: busy while DLIO
+sleeps, idle otherwise. For other programs the device is not visible. Their loss is at most the time
+that the host spent in waits.
+
+## What it cannot see
+
+The device; reads by memory mapping; the network. Collective operations of the AI annotations are
+left out. The file system is guessed from the path: names such as `lustre`, `gpfs` and `nfs` count
+as network file systems, `/tmp` and similar paths as local ones, all others as unknown.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from clusterprof.analysis.timeline.intervals import (
 from clusterprof.probe import layout
 
 MICROSECOND_NS = 1000
-LOCAL, NETWORK, OBJECT = 1, 2, 3
+LOCAL, NETWORK, OBJECT = layout.STORAGE_LOCAL, layout.STORAGE_NETWORK, layout.STORAGE_OBJECT
 MAX_NAMES = 1_000_000
 """Largest number of files and hosts whose names are kept."""
 MAX_CLASSES = MAX_PROCESSES = 65_536
@@ -337,8 +337,7 @@ def parse_rank(name: str) -> tuple[int | None, int | None]:
 
 MIN_WALL_CLOCK_NS = 1_000_000_000 * 1_000_000_000  # earlier times do not count from 1970
 MAX_ITEM_GAP_NS = 1_000_000
-"""Longest gap in ns between two items of one wait: the items of a batch follow each
-other closely.
+"""Longest gap in ns between two items of one wait: the items of a batch follow each other closely.
 """
 _SPAN_KINDS = (
     (FORWARD, layout.FORWARD),
@@ -442,9 +441,9 @@ def _merge_close(intervals: Intervals) -> Intervals:
 def find_steps(epochs: Intervals, waiting: Intervals, computing: Intervals) -> Intervals:
     """Find the steps: each ends with the last computation before the next wait.
 
-    It begins where the previous step ended; the first of an epoch where the epoch began,
-    or with its first wait. Without computation a step lasts from wait to wait; without
-    waits it is the computation. Intervals: int64[n] starts and ends, ns.
+    It begins where the previous step ended; the first of an epoch where the epoch began, or with
+    its first wait. Without computation a step lasts from wait to wait; without waits it is the
+    computation. Intervals: int64[n] starts and ends, ns.
     """
     if not computing.start_ns.size:
         return Intervals(waiting.start_ns[:-1], waiting.start_ns[1:])
@@ -470,8 +469,8 @@ def _add_loading(
 ) -> None:
     """Add the activity of the loaders in each window: reads, and the rest of their items.
 
-    Several loaders share each window in equal proportion, because the file does not tell
-    whose batch it was.
+    Several loaders share each window in equal proportion, because the file does not tell whose
+    batch it was.
     """
     if not windows.start_ns.size:
         return
@@ -545,7 +544,7 @@ class Dftracer:
         if not node_count:
             raise CannotImportError(
                 "no process waited for batches or computed: the traces hold only reads",
-                "annotate the training loop, or trace DLIO: docs/importers.md",
+                "annotate the training loop, or trace DLIO: docs/importers/dftracer.md",
             )
         if any(process.emulated for process in job.processes.values()):
             accounts[0].notes.append(

@@ -1,37 +1,35 @@
 """Output folders of DLIO, and results of MLPerf Storage: waits for data in every step.
 
-## What is read
-
-All files of a run's folder are one job, several folders several jobs:
-`<rank>_output.json` (seconds of loading, computation and the whole step, by epoch and
-block), `per_epoch_stats.json` (when blocks began), `summary.json` (the published
-utilization) and the output of `iostat -o JSON -dxmt 1`, which DLIO stores as
-`iostat.json`. Members of gzip and zip files are read, too.
+## How to make the file
 
     dlio_benchmark workload=unet3d_h100 ++workload.workflow.profiling=True
 
-## How it is understood
+## How to analyze it
 
-Every step begins where the previous one ended, the first of a block when the block
-began. A step begins with the wait for its batch; then the accelerator is busy for as
-long as DLIO slept. The rest of the step is overhead of the loop. Accelerators are
-*emulated*: DLIO uses none.
+    clusterprof analyze hydra_log/unet3d/
 
-MLPerf's accelerator utilization (AU) is the computation of an epoch divided by its
-whole time; ours leaves out the first step and the time between the listed steps. A
-note gives the published value next to the share of the listed steps. Another note
-gives how much of the waiting was for the first batch of each epoch, when caches are
-cold and workers start.
+## What is read
 
-## Where it is blind
+The files of a folder are one job; several folders are several jobs. `<rank>_output.json` has the
+seconds of loading, of computation and of the whole step, by epoch and block. `per_epoch_stats.json`
+shows when blocks began, and `summary.json` the published utilization. `iostat.json` is the output
+of `iostat -o JSON -dxmt 1`, which DLIO stores. Members of gzip and zip files are read, too.
 
-The parts of a wait: reading, decoding or handing over. Disk counters are available
-only with iostat, for the host that ran it. Times of day have no zone and are assumed
-to be UTC.
+## How the numbers are computed
 
-Files of DLIO's output folder: steps of each rank, epochs, summary, disks.
+Every step begins where the previous one ended; the first step of a block begins with the block. A
+step begins with the wait for its batch. Then the accelerator is busy for as long as DLIO slept. The
+rest of the step is overhead of the loop. Accelerators are marked as *emulated*: DLIO uses none.
 
-Nodes of a DLIO run: steps, waits for data, and an emulated accelerator.
+MLPerf's accelerator utilization (AU) is the computation of an epoch divided by its whole time. The
+share in the report leaves out the first step and the time between the listed steps. A note shows
+both values. Another note shows how much of the waiting was for the first batch of each epoch, when
+caches are cold and workers start.
+
+## What it cannot see
+
+The parts of a wait: reading, decoding or handing over. Disk counters are available only with
+iostat, for the host that ran it. Times of day have no zone and are assumed to be UTC.
 """
 
 from __future__ import annotations

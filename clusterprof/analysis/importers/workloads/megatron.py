@@ -1,27 +1,33 @@
 """Pipeline traces of Megatron (MegatronApp): passes of each stage and microbatch.
 
+## How to make the file
+
+Train with the tracing options of MegatronApp and merge the files of the ranks with its aggregation
+script.
+
+## How to analyze it
+
+    clusterprof analyze pipeline.json
+
 ## What is read
 
-Chrome JSON lists with begin and end events `forward` and `backward` (`args`:
-iteration, microbatch, model_chunk, pp_rank), and instants `iteration begin`,
-`reduce`, `iteration end`. A process of the trace is a stage of the pipeline; times
-are microseconds of one clock.
+Lists in Chrome JSON with begin and end events `forward` and `backward` (`args`: iteration,
+microbatch, model_chunk, pp_rank), and instants `iteration begin`, `reduce` and `iteration end`. A
+process of the trace is a stage of the pipeline. Times are microseconds of one clock.
 
-## How it is understood
+## How the numbers are computed
 
-A stage is busy in `forward` and `backward`; the rest of the iteration is its bubble.
-An iteration is a step. A stage needs the result of the previous stage for the same
-microbatch (in the backward pass: of the next stage), so it waited until that stage
-had finished. If that result had been available all along, the stage was held up by
-the exchange with its neighbors, which lasts until both have arrived: it waited for
-the nearest stage that finished a piece of work in the meantime, until that moment.
-The rest of a gap has no cause, because the trace does not show transfers. At `reduce`
-stages arrive at a collective with all others and wait until the last has arrived. The
-time from there to `iteration end` has no cause.
+An iteration is a step. A stage is busy in `forward` and `backward`; the rest of the iteration is
+its bubble. A stage needs the result of the previous stage for the same microbatch (in the backward
+pass: of the next stage), so it waited until that stage had finished. If the result was available
+all along, the exchange with the neighbors held the stage up: an exchange lasts until both sides
+have arrived. The stage then waited for the nearest stage that finished a piece of work meanwhile.
+The rest of a gap has no cause, because the trace does not show transfers. At `reduce` a stage waits
+until the last stage has arrived. The time from there to `iteration end` has no cause.
 
-## Where it is blind
+## What it cannot see
 
-Other activity of a stage (copies, optimizer), why it has more work, and how long
+Other activity of a stage (copies, optimizer), why a stage has more work than others, and how long
 transfers take.
 """
 
@@ -91,8 +97,8 @@ class MegatronPipeline:
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node per file, because all its stages share one clock.
 
-        Raises: CannotImportError when a file is not JSON or has no complete forward or
-        backward pass.
+        Raises: CannotImportError when a file is not JSON or has no complete forward or backward
+        pass.
         """
         for source, account in zip(sources, accounts):
             stages = _read_stages(source, account)

@@ -1,24 +1,30 @@
-"""Logs of MLPerf Training and HPC: staging, epochs or blocks, evaluations of a run.
+"""Logs of MLPerf Training and HPC: staging, epochs or blocks, and evaluations of a run.
 
-## What is read
-
-Lines with `:::MLLOG` followed by a JSON object, mixed with any other output of a
-program; one file is one run, or one of several instances that ran concurrently.
-`init_start` to `init_stop`, `staging_…`, `epoch_…` or `block_…`, `eval_…` and `run_…`
-are understood, in milliseconds of the wall clock.
+## How to make the file
 
     python train.py > result_0.txt
 
-## How it is understood
+## How to analyze it
 
-Each run is a separate process whose steps are its epochs, or its blocks if there are
-none (a block is the training between two evaluations); evaluations within them are
-marked. The time before the first step is start-up, including staging. Notes give the
-duration of staging, whether the first epoch was slower than the median one (cold
-caches), and, for three or more instances of one benchmark, which one is slow: judged
-by its fastest epoch, which cold caches and chance do not slow down.
+    clusterprof analyze result_0.txt
 
-## Where it is blind
+## What is read
+
+Lines with `:::MLLOG` followed by a JSON object, mixed with any other output of a program. Times are
+milliseconds of the wall clock. The keys `init_start` to `init_stop`, `staging_…`, `epoch_…` or
+`block_…`, `eval_…` and `run_…` are used. One file is one run, or one of several instances that ran
+concurrently.
+
+## How the numbers are computed
+
+Each run is a separate process whose steps are its epochs. Without epochs its steps are its blocks;
+a block is the training between two evaluations. Evaluations within a step are marked. The time
+before the first step is start-up, including staging. Notes show the duration of staging, and
+whether the first epoch was slower than the median epoch (cold caches). For three or more instances
+of one benchmark a note names the slow instance. It is judged by its fastest epoch, which cold
+caches and chance do not slow down.
+
+## What it cannot see
 
 Everything inside an epoch: no device, no rank except the one that logged, no cause.
 """
@@ -48,9 +54,7 @@ MAX_INTERVALS = 1 << 17
 COLD_RATIO = 1.25
 """Ratio of the first epoch to the median of the others above which caches were cold."""
 SLOW_RATIO = 1.03
-"""Ratio of an instance's fastest epoch to the median of all instances above which it is
-slow.
-"""
+"""Ratio of an instance's fastest epoch to the median of all instances above which it is slow."""
 MIN_INSTANCES = 3
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _INTERVAL_KINDS = ("init", "staging", "epoch", "block", "eval", "run")

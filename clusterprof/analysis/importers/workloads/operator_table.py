@@ -1,39 +1,44 @@
 """Operator tables of pipelined training jobs: computation, messages, collectives.
 
+## How to make the file
+
+ByteDance's StragglerAnalysis publishes such tables. There is no command that writes them for a job
+of your own; a Parquet file with the columns below is read.
+
+## How to analyze it
+
+    clusterprof analyze job.parquet
+
 ## What is read
 
-Tables as published with ByteDance's StragglerAnalysis: parquet (`dp_rank, stage,
-rank, step, optype, start_ts, duration, seq_id, …`, seconds; needs the package
-pyarrow) or the same data as a timeline (Chrome's list of events, microseconds,
-threads `PP rank 1, TP rank 0, compute`).
-Operations: forward- and backward-compute of every microbatch, forward- and
-backward-send and -recv, params-all-gather, grads-reduce-scatter,
-embedding-grads-all-reduce, optimizer-clip-main-grad, optimizer and gc. Of several
-files of one job the first readable one is used; parquet before timelines.
+Parquet with the columns `dp_rank, stage, rank, step, optype, start_ts, duration, seq_id, …` in
+seconds (needs the package pyarrow), or the same data as a timeline: a list of Chrome events in
+microseconds, with threads named `PP rank 1, TP rank 0, compute`.
 
-## How it is understood
+Operations: forward- and backward-compute of every microbatch, forward- and backward-send and -recv,
+params-all-gather, grads-reduce-scatter, embedding-grads-all-reduce, optimizer-clip-main-grad,
+optimizer and gc. Of several files of one job the first readable one is used, Parquet before
+timelines.
 
-Each step is timed from its own beginning, so steps are placed one after the other,
-each as long as the last rank needed; the time between them is not in the table. All
-ranks are on one clock.
+## How the numbers are computed
 
-The device is busy while it computes; it waits in messages and collectives as far as
-it does not compute meanwhile. A send and a receive that begin together are one
-exchange, and the wait belongs to the receive. A timeline shows only the transfer of a
-message or collective, so its begin is moved to the end of the previous operation.
-Messages run between neighboring stages of one copy of the model, all-gather and
-reduce-scatter between the copies of a stage, embedding-grads-all-reduce between first
-and last stage, the clipping of gradients between all ranks. Work that a stage always
-has more of is `sync-imbalance`.
+The time of each step counts from its own beginning. Steps are placed one after the other, each as
+long as the last rank needed, because the table does not contain the time between them. All ranks
+are on one clock.
 
-## Where it is blind
+The device is busy while it computes. It waits in a message or collective as far as it does not
+compute meanwhile. A send and a receive that begin together are one exchange, and the wait belongs
+to the receive. A timeline shows only the transfer of a message or collective, so its begin is moved
+to the end of the previous operation.
 
-A table has only one rank of each tensor-parallel group. It has no host, storage or
-network data. It shows that an operation took long, but not why.
+Messages run between neighboring stages of one copy of the model, all-gather and reduce-scatter
+between the copies of a stage, embedding-grads-all-reduce between the first and the last stage, and
+gradient clipping between all ranks. Work that a stage always has more of is `sync-imbalance`.
 
-Rows of an operator table: rank, step, operation and times, from parquet or JSON.
+## What it cannot see
 
-Node of an operator table: steps, computation, messages and collectives.
+A table has only one rank of each tensor-parallel group. It has no host, storage or network data. It
+shows that an operation took long, but not why.
 """
 
 from __future__ import annotations
@@ -391,8 +396,8 @@ def _add_messages(
 ) -> None:
     """Add messages of one kind.
 
-    A message sent together with a receive is issued, and its wait ends when the receive
-    is over: the waiting time belongs to the receive.
+    A message sent together with a receive is issued, and its wait ends when the receive is over:
+    the waiting time belongs to the receive.
     """
     unpaired = messages[:, is_unpaired]
     node.collectives(

@@ -1,32 +1,40 @@
 """Tables of step times: one row per rank and step.
 
-## What is read
+## How to make the file
 
-CSV (`,` `;` tab), JSON lines, a JSON list of objects, parquet if pyarrow is
-installed. Columns, by these or similar names: `rank` (`worker`), `step`
-(`iteration`), and `duration` (`step_time`, `batch_time`) or `start` and `end`; `host`
-and `job` if there are any. The unit is part of the name (`step_time_ms`, `duration
-(s)`); times without one are Unix times or dates. To write one:
+In the training script, for each step:
 
-    print("rank,step,duration_s", file=table)
+    print("rank,step,duration_s", file=table)      # once
     print(f"{rank},{step},{time.perf_counter() - began}", file=table)
 
-## How it is understood
+## How to analyze it
 
-The ranks of a synchronous job leave each step together. If there are only durations,
-each is a rank's own time: all begin a step together, and ranks that are done wait at
-its end for the slowest, which is the culprit. With starts and ends, steps keep their
-times, and ranks wait where no step begins before the previous one ended on all ranks.
-A step that some rank lacks shows no wait.
+    clusterprof analyze steps.csv
+
+## What is read
+
+CSV (with `,`, `;` or tab), JSON lines, a JSON list of objects, and Parquet if pyarrow is installed.
+Columns, by these or similar names: `rank` (`worker`), `step` (`iteration`), and `duration`
+(`step_time`, `batch_time`) or `start` and `end`; `host` and `job` where there are any. The unit is
+part of the name (`step_time_ms`, `duration (s)`). Starts and ends without a unit are Unix times or
+dates.
+
+## How the numbers are computed
+
+The ranks of a synchronous job leave each step together. If there are only durations, each is taken
+as the rank's own time: all ranks begin a step together, and those that finish early wait for the
+slowest, which is the culprit. With starts and ends, steps keep their times, and ranks wait where no
+step begins before the previous one has ended on all ranks. A step that some rank lacks shows no
+wait.
 
     rank 0   |== own time ==|-- waits --|== own …
     rank 5   |====== own time =========|====== …
 
-## Where it is blind
+## What it cannot see
 
-The table does not show why a rank is slow. Times that include the wait for others are
-equal on all ranks, so no rank looks slow. Ranks that do not wait for each other
-(parameter servers) are shown as if they did if there are only durations.
+The table does not show why a rank is slow. Times that include the wait for other ranks are equal on
+all ranks, so no rank looks slow. Ranks that do not wait for each other (parameter servers) are
+shown as if they did, if there are only durations.
 """
 
 from __future__ import annotations
@@ -246,8 +254,7 @@ def _parse_first(data: bytes) -> Any:
 def read_tables(source: Source, account: Account) -> dict[str, StepTable]:
     """Read the rows of each job in a file.
 
-    Raises: CannotImportError when the file is not a table of step times or has too many
-    jobs.
+    Raises: CannotImportError when the file is not a table of step times or has too many jobs.
     """
     heads, rows = _read_rows(source, account)
     columns = match_columns(heads)
@@ -503,7 +510,7 @@ def _compute_steps(table: StepTable, account: Account) -> StepRows:
     longest = np.maximum.reduceat(own, first)
     begins = np.concatenate([[0], np.cumsum(longest)[:-1]])
     row = np.repeat(np.arange(first.size), np.diff(np.append(first, rank.size)))
-    is_complete = _find_complete_steps(rank, first, row, account)
+    is_complete = _find_complete_steps(rank, first, account)
     number = np.where(is_complete, np.cumsum(is_complete) - 1, -1)[row]
     begin = begins[row]
     end = np.where(number >= 0, begin + longest[row], begin + own)
@@ -521,7 +528,7 @@ def _infer_unit(table: StepTable, duration: Float, account: Account) -> float:
     return 1e9 if seconds else 1e6
 
 
-def _find_complete_steps(rank: Int, first: Int, row: Int, account: Account) -> NDArray[np.bool_]:
+def _find_complete_steps(rank: Int, first: Int, account: Account) -> NDArray[np.bool_]:
     """Find the steps that every rank has; for others the awaited rank is unknown."""
     present = np.diff(np.append(first, rank.size))
     is_complete = present == np.unique(rank).size
@@ -543,7 +550,7 @@ def _build_timed_steps(
     release = np.maximum.reduceat(end, first)
     begins = np.minimum.reduceat(start, first)
     is_synchronous = begins[1:] >= release[:-1]
-    is_complete = _find_complete_steps(rank, first, row, account)
+    is_complete = _find_complete_steps(rank, first, account)
     if first.size < 2 or is_synchronous.mean() < _MIN_SYNCHRONOUS_SHARE:
         account.notes.append(
             "ranks begin steps before all have ended the previous one: no rank is shown to"

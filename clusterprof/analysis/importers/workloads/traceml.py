@@ -1,24 +1,30 @@
-"""TraceML's end-of-run summary (`final_summary.json`).
+"""The summary that TraceML writes at the end of a run (`final_summary.json`).
+
+## How to make the file
+
+    traceml run train.py --nproc-per-node 8
+
+## How to analyze it
+
+    clusterprof analyze final_summary.json
 
 ## What is read
 
-Section `step_time` of schema 1.3 and later: per rank the averages of its input wait,
-step, copies to the device, forward, backward and optimizer in ms, over the analyzed
-steps; the identity of each rank; and TraceML's own diagnosis, which is passed on as a
-note.
+Section `step_time` of schema 1.3 and later: per rank the averages of input wait, step, copies to
+the device, forward, backward and optimizer in ms, over the analyzed steps; and the identity of each
+rank. TraceML's own diagnosis becomes a note of the report.
 
-## How it is understood
+## How the numbers are computed
 
-A summary holds averages, so every step gets the average length and parts, one after
-the other: input wait, copies, forward, backward, optimizer, rest. Sums over the steps
-are as measured; differences between steps are lost. Values that TraceML did not
-measure (`null`) stay unknown.
+The summary holds averages. Every step therefore gets the average length and the average parts, one
+after the other: input wait, copies, forward, backward, optimizer, rest. Sums over the steps are as
+measured; differences between steps are lost. Values that TraceML did not measure (`null`) stay
+unknown.
 
-## Where it is blind
+## What it cannot see
 
-TraceML does not time collective operations: a slow network looks like a long backward
-pass. The activity of the device is not recorded, so waits are those of the host, an
-upper bound.
+TraceML does not time collective operations: a slow network looks like a long backward pass. It does
+not record the activity of the device, so waits are those of the host, an upper bound.
 """
 
 from __future__ import annotations

@@ -213,9 +213,7 @@ def build_directory(
         ),
         "sequence-skew",
     )
-    channel, member_index, first, members = _assign_channels(
-        combine_labels(numbers, life), rank_index, good
-    )
+    channel, member_index, first, members = _assign_channels(combine_labels(numbers, life), good)
     expected_members = _count_group_members(
         process_group, rank_index, good, pair, job, group, announced
     )[first]
@@ -280,7 +278,7 @@ def _find_skewed_channels(
     return out
 
 
-def _assign_channels(label: Int, rank_index: Int, good: np.ndarray) -> tuple[Int, Int, Int, Int]:
+def _assign_channels(label: Int, good: np.ndarray) -> tuple[Int, Int, Int, Int]:
     """Assign numbers to channels; return channel and member index of each entry.
 
     Also the first entry and the size of each channel.

@@ -18,12 +18,13 @@ A *run* is a chain of waits in which each starts where the previous one ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.timeline.model import Int, Process, SpanTable
+from clusterprof.analysis.timeline.model import Int, Process
+from clusterprof.analysis.timeline.spans import CollectiveSpans, ExposedCollectiveSpans
 from clusterprof.probe import layout
 
 SEND, RECV = 10, 11
@@ -113,7 +114,7 @@ OPERATION_NAMES = {
 
 
 ON_DEVICE = 1 << layout.FORM_SHIFT + 4
-"""Bit of field d, set here and never recorded: times are the device's, at their earliest."""
+"""Bit of an operation's code, never recorded: its times are the device's, at their earliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +152,15 @@ class DeviceWaits:
 
 def find_device_waits(process: Process) -> DeviceWaits | None:
     """Find the measured waits of a process; None if there are none."""
-    table = process.spans.get(layout.EXPOSED_COLLECTIVE)
-    return None if table is None or not table.start_ns.size else assign_wait_times(table)
+    spans = process.get_spans(ExposedCollectiveSpans)
+    return None if spans is None or not spans.start_ns.size else assign_wait_times(spans)
 
 
-def assign_wait_times(table: SpanTable) -> DeviceWaits:
-    """Assign times to the waits of `exposed_collective` spans, one after the other."""
-    order = np.lexsort((table.a, table.start_ns))
-    issued, until = table.start_ns[order], table.end_ns[order]
-    length = np.maximum(table.b[order], 0)
+def assign_wait_times(spans: ExposedCollectiveSpans) -> DeviceWaits:
+    """Assign times to the measured waits, one after the other."""
+    order = np.lexsort((spans.measured_sequence, spans.start_ns))
+    issued, until = spans.start_ns[order], spans.end_ns[order]
+    length = np.maximum(spans.device_ns[order], 0)
     ends = np.cumsum(length)
     # A wait starts when its host arrived or when the previous wait ended, whichever is later.
     start = np.maximum.accumulate(issued - (ends - length)) + ends - length
@@ -167,40 +168,38 @@ def assign_wait_times(table: SpanTable) -> DeviceWaits:
     opens = np.ones(start.size, np.bool_)
     opens[1:] = start[1:] > end[:-1]
     last = np.append(np.flatnonzero(opens)[1:] - 1, start.size - 1)
-    return DeviceWaits(start, end, until, table.a[order], end[last][np.cumsum(opens) - 1])
+    measured = spans.measured_sequence[order]
+    return DeviceWaits(start, end, until, measured, end[last][np.cumsum(opens) - 1])
 
 
-def select_unfinished(table: SpanTable, from_ns: int) -> NDArray[np.bool_]:
-    """Select `exposed_collective` spans whose run has not ended at `from_ns`: bool[n].
+def select_unfinished(spans: ExposedCollectiveSpans, from_ns: int) -> NDArray[np.bool_]:
+    """Select the measured waits whose run has not ended at `from_ns`: bool[n].
 
     A run starts when its first host arrived, whatever was before: kept waits get the same
     times again.
     """
-    waits = assign_wait_times(table)
-    keep = np.empty(table.start_ns.size, np.bool_)
-    keep[np.lexsort((table.a, table.start_ns))] = waits.run_end_ns > from_ns
-    return keep | (table.end_ns > from_ns)
+    waits = assign_wait_times(spans)
+    keep = np.empty(spans.start_ns.size, np.bool_)
+    keep[np.lexsort((spans.measured_sequence, spans.start_ns))] = waits.run_end_ns > from_ns
+    return keep | (spans.end_ns > from_ns)
 
 
-def apply_device_times(table: SpanTable, waits: DeviceWaits | None) -> SpanTable:
+def apply_device_times(spans: CollectiveSpans, waits: DeviceWaits | None) -> CollectiveSpans:
     """Return collective spans with device times where they were measured, sorted by start.
 
     Blocking operations among them are marked `ON_DEVICE`: both
     arrival and leave are the device's.
     """
     if waits is None:
-        return table
+        return spans
     order = np.argsort(waits.sequence, kind="stable")
     known = waits.sequence[order]
-    row = np.minimum(np.searchsorted(known, table.sequence), known.size - 1)
-    has_wait = known[row] == table.sequence
+    row = np.minimum(np.searchsorted(known, spans.sequence), known.size - 1)
+    has_wait = known[row] == spans.sequence
     wait = order[row]
-    start = np.where(has_wait, waits.start_ns[wait], table.start_ns)
-    end = np.where(has_wait, waits.end_ns[wait], table.end_ns)
-    order_by_start = np.argsort(start, kind="stable")
-    blocking = has_wait & (table.d >> layout.FORM_SHIFT & layout.FORM_MASK == layout.BLOCKING)
-    code = np.where(blocking, table.d | ON_DEVICE, table.d)
-    rest = (table.a, table.b, table.c, code, table.sequence)
-    return SpanTable(
-        start[order_by_start], end[order_by_start], *(column[order_by_start] for column in rest)
-    )
+    start = np.where(has_wait, waits.start_ns[wait], spans.start_ns)
+    end = np.where(has_wait, waits.end_ns[wait], spans.end_ns)
+    blocking = has_wait & (spans.form == layout.BLOCKING)
+    code = np.where(blocking, spans.code | ON_DEVICE, spans.code)
+    timed = replace(spans, start_ns=start, end_ns=end, code=code)
+    return timed.select(np.argsort(start, kind="stable"))

@@ -7,7 +7,8 @@ Number message channels.
 
 A *channel* has its own sequence numbers: a process group, or the messages from one rank
 to another within a group. When a rank restarts its counting, a new incarnation, and so
-a new channel, begins.
+a new channel, begins. Threads that start operations at the same time can be seen in the
+wrong order, which is no restart.
 
 Packing of int64 tables: each row as steps between values, in as few bytes as they need.
 
@@ -41,6 +42,19 @@ from clusterprof.analysis.timeline.model import Int
 from clusterprof.probe import layout
 from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
 
+_MAX_DISORDER = 64
+"""Numbers by which operations of several threads can be out of order."""
+
+
+def _is_restart(before: Int, number: Int) -> NDArray[np.bool_]:
+    """Return whether a rank counts from the beginning again: bool[n].
+
+    before, number: int64[n], numbers of operations that follow each other.
+    """
+    fallen = before - number
+    result: NDArray[np.bool_] = (fallen >= _MAX_DISORDER) | ((fallen > 0) & (number == 0))
+    return result
+
 
 class ChannelNumbering:
     """The channels of one rank, and the progress of each."""
@@ -70,11 +84,11 @@ class ChannelNumbering:
         opens = np.ones(sorted_line.size, np.bool_)
         opens[1:] = sorted_line[1:] != sorted_line[:-1]
         restarts = np.zeros(sorted_line.size, np.bool_)
-        restarts[1:] = ~opens[1:] & (sorted_number[1:] < sorted_number[:-1])
+        restarts[1:] = ~opens[1:] & _is_restart(sorted_number[:-1], sorted_number[1:])
         heads = np.flatnonzero(opens)
         line_heads = sorted_line[heads]
         # An operation that began before the latest one is merely late, not a restart.
-        restarts[heads] = (sorted_number[heads] < self._number[line_heads]) & (
+        restarts[heads] = _is_restart(self._number[line_heads], sorted_number[heads]) & (
             sorted_arrive_ns[heads] > self._arrive_ns[line_heads]
         )
         tails = np.append(heads[1:], sorted_line.size) - 1
@@ -171,11 +185,11 @@ def read_table_shape(data: bytes) -> tuple[int, int]:
     return r, n
 
 
-def unpack_table(data: bytes, out: Int | None = None) -> Int:
-    """Unpack a table, int64[r, n]; if `out`, int64[r, n], is given, it is filled."""
+def unpack_table(data: bytes) -> Int:
+    """Unpack a table, int64[r, n]."""
     r, n = read_table_shape(data)
     first, low, width = np.frombuffer(data, np.int64, 3 * r, 8 * _HEAD).reshape(3, r)
-    table = np.empty((r, n), np.int64) if out is None else out
+    table = np.empty((r, n), np.int64)
     table[:, 0] = first
     table[width == 0, 1:] = low[width == 0, None]
     offset = 8 * (_HEAD + 3 * r)
@@ -219,10 +233,7 @@ class SampledLeaves(NamedTuple):
 class LeaveSampler:
     """Samples the operations of one rank, block by block."""
 
-    def __init__(
-        self, kinds: Sequence[int] = _SYNCHRONIZING_KINDS, max_leaves: int = MAX_LEAVES
-    ) -> None:
-        self._most = max_leaves
+    def __init__(self, kinds: Sequence[int] = _SYNCHRONIZING_KINDS) -> None:
         self._fits = np.isin(np.arange(256), np.array(kinds))
         self._limit = int(np.iinfo(np.int64).max)
         self._table = np.zeros((3, 0), np.int64)
@@ -252,7 +263,7 @@ class LeaveSampler:
     def _settle(self) -> None:
         table = np.concatenate([self._table, *self._new], axis=1)
         self._new, self._count = [], 0
-        while table.shape[1] > self._most:
+        while table.shape[1] > MAX_LEAVES:
             self._limit //= 2
             table = table[:, table[0] <= self._limit]
         self._table = table

@@ -10,6 +10,26 @@ Match rows of many ranks to operations, as far as no further row can arrive for 
 rank 0   1  2  3  4  5 | 6 7        rows in the order in which each rank left them
 rank 1   1  2  3           may still arrive at 4: 4 is open, and what any rank left after it
 settled  1  2  3           waits with it
+
+Spans that cannot be matched reliably are left out and counted with a reason:
+
+| reason | what was seen |
+|---|---|
+| `group-unknown` | the span names no group |
+| `number-unknown` | the span has no number |
+| `peer-unknown` | a send or receive that does not name its peer |
+| `issue-not-seen` · `wait-not-seen` | half of an asynchronous operation |
+| `backwards` | it ends before it begins, or blocks for longer than it lasts |
+| `seen-twice` | the same rank a second time in one operation |
+| `another-operation` | its kind differs from that of most members with that number |
+| `restart-unclear` | the rank restarted more or less often than the others of its group |
+| `sequence-skew` | its numbers are shifted: its leaves fit the operation before or after |
+| `too-late` | so many operations waited for it that they were settled without it |
+
+Send and receive are matched by sender, receiver and number; both belong to the process
+group of the pair. An operation is settled when every recorded member has been read
+beyond it. Operations are yielded in an order in which every member left them; clocks,
+roughly aligned or not aligned, only help to find that order.
 """
 
 from __future__ import annotations

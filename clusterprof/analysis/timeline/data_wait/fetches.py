@@ -54,7 +54,8 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
     estimate_blocked_shares,
     estimate_remote_ratio,
 )
-from clusterprof.analysis.timeline.model import Float, Int, Process, SpanTable, ThreadTable
+from clusterprof.analysis.timeline.model import Float, Int, Process, ThreadTable
+from clusterprof.analysis.timeline.spans import FetchSpans
 
 EXCESS_WINDOWS_NS = (1_000_000_000, 4_000_000_000, 16_000_000_000)
 """Windows in ns within which excess runnable time is moved to other fetches, smallest
@@ -63,7 +64,7 @@ first.
 
 
 def allocate_runnable_time(
-    spans: SpanTable, thread: ThreadTable, off_cpu: Float, weight: Float
+    spans: FetchSpans, thread: ThreadTable, off_cpu: Float, weight: Float
 ) -> Float:
     """Allocate runnable time to each fetch: float64[n] ns, at most its off-CPU time.
 
@@ -127,7 +128,7 @@ def _compute_ratio(part: Float, whole: Float) -> Float:
     return result
 
 
-def _estimate_from_states(spans: SpanTable, thread: ThreadTable, off_cpu: Float) -> Float:
+def _estimate_from_states(spans: FetchSpans, thread: ThreadTable, off_cpu: Float) -> Float:
     """Estimate runnable time without run_delay: samples in state R beyond the CPU time used."""
     inside = intervals.find_containing(thread.t_ns, (spans.start_ns, spans.end_ns)) >= 0
     states = thread.state[inside]
@@ -153,7 +154,7 @@ NO_COUNTS = np.stack([NO_SAMPLES, NO_SAMPLES])
 class FetchTimes:
     """Measured times of one thread's fetches, float64[n] ns, and the counts to split them."""
 
-    spans: SpanTable
+    spans: FetchSpans
     thread: ThreadTable | None
     wall_ns: Float
     user_ns: Float
@@ -167,18 +168,18 @@ class FetchTimes:
 
 
 def measure_fetches(
-    spans: SpanTable, thread: ThreadTable | None, context: ReadContext
+    spans: FetchSpans, thread: ThreadTable | None, context: ReadContext
 ) -> FetchTimes:
     """Measure CPU, runnable and blocked time of each fetch, and count its thread's samples."""
     wall = (spans.end_ns - spans.start_ns).astype(np.float64)
-    user = np.maximum(spans.b, 0).astype(np.float64)
-    system = np.maximum(spans.c, 0).astype(np.float64)
+    user = np.maximum(spans.user_cpu_ns, 0).astype(np.float64)
+    system = np.maximum(spans.system_cpu_ns, 0).astype(np.float64)
     cpu = fit_cpu_time(user + system, wall)
     scale = np.divide(cpu, user + system, out=np.zeros_like(cpu), where=user + system > 0)
     # CPU time that lagged into a fetch without any counts as user code: kernels do not idle
     user = np.where(scale > 0, user * scale, cpu)
     off_cpu = wall - cpu
-    reads = (spans.d >= MIN_READ_BYTES).astype(np.int64)
+    reads = (spans.read_bytes >= MIN_READ_BYTES).astype(np.int64)
     runnable = np.zeros_like(wall)
     counts = NO_COUNTS
     if thread is not None and len(thread.t_ns):
@@ -210,7 +211,7 @@ def fit_cpu_time(cpu_ns: Float, wall_ns: Float) -> Float:
 
 
 def _count_states(
-    spans: SpanTable, thread: ThreadTable, reads: Int, context: ReadContext, off_cpu: Float
+    spans: FetchSpans, thread: ThreadTable, reads: Int, context: ReadContext, off_cpu: Float
 ) -> tuple[Int, Float]:
     """Count the blocked samples of each group; estimate how likely off-CPU time is runnable.
 
@@ -254,7 +255,7 @@ def split_fetches(
     """
     n = len(fetching.wall_ns)
     table = kinds.make_empty_table(n)
-    reading = np.minimum(fetching.system_ns, READING_NS_PER_BYTE * fetching.spans.d)
+    reading = np.minimum(fetching.system_ns, READING_NS_PER_BYTE * fetching.spans.read_bytes)
     reading = np.where(fetching.reads == 1, reading, 0.0)
     table[:, kinds.USER_CPU] = fetching.user_ns + fetching.system_ns - reading
     table[:, kinds.READING_CPU] = reading
@@ -296,13 +297,15 @@ def _estimate_group_shares(
     return blocked_shares
 
 
-def fill_unmeasured(spans: SpanTable, process: Process) -> SpanTable:
-    """Fill b, c and d of fetches from samples where they are -1; 0 where nothing is known.
+def fill_unmeasured(spans: FetchSpans, process: Process) -> FetchSpans:
+    """Fill CPU times and bytes from samples where they are -1; 0 where nothing is known.
 
     The kernel's share of the CPU time is known only for all fetches together.
     """
-    if not (np.any(spans.b < 0) or np.any(spans.c < 0) or np.any(spans.d < 0)):
+    columns = spans.user_cpu_ns, spans.system_cpu_ns, spans.read_bytes
+    if not any(np.any(column < 0) for column in columns):
         return spans
+    user_cpu_ns, system_cpu_ns, read_bytes = columns
     zeros = np.zeros(len(spans.start_ns))
     thread = process.threads.get(process.pid)
     cpu, system = zeros, 0.0
@@ -319,16 +322,17 @@ def fill_unmeasured(spans: SpanTable, process: Process) -> SpanTable:
         if process.io is None
         else _allocate_growth(spans, process.io.t_ns, process.io.read_bytes)
     )
-    measured = (spans.b >= 0) & (spans.c >= 0)
-    return replace(
-        spans,
-        b=np.where(measured, spans.b, np.rint(cpu * (1 - system))).astype(np.int64),
-        c=np.where(measured, spans.c, np.rint(cpu * system)).astype(np.int64),
-        d=np.where(spans.d >= 0, spans.d, np.rint(read)).astype(np.int64),
+    measured = (user_cpu_ns >= 0) & (system_cpu_ns >= 0)
+    filled = (
+        np.where(measured, user_cpu_ns, np.rint(cpu * (1 - system))),
+        np.where(measured, system_cpu_ns, np.rint(cpu * system)),
+        np.where(read_bytes >= 0, read_bytes, np.rint(read)),
     )
+    user, kernel, read_ = (column.astype(np.int64) for column in filled)
+    return replace(spans, user_cpu_ns=user, system_cpu_ns=kernel, read_bytes=read_)
 
 
-def _allocate_growth(spans: SpanTable, t_ns: Int, counter: Int) -> Float:
+def _allocate_growth(spans: FetchSpans, t_ns: Int, counter: Int) -> Float:
     """Allocate the growth of a counter to the fetches: float64[n]."""
     if len(t_ns) < 2:
         return np.zeros(len(spans.start_ns))

@@ -55,15 +55,8 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
 from clusterprof.analysis.timeline.data_wait.blocked import BLOCKED_OTHER as SOMETHING
 from clusterprof.analysis.timeline.data_wait.fetches import READING_NS_PER_BYTE
 from clusterprof.analysis.timeline.intervals import find_overlaps
-from clusterprof.analysis.timeline.model import (
-    Chunk,
-    Float,
-    Int,
-    Process,
-    Rank,
-    SpanTable,
-    ThreadTable,
-)
+from clusterprof.analysis.timeline.model import Chunk, Float, Int, Process, Rank, ThreadTable
+from clusterprof.analysis.timeline.spans import LoadingSpans, SpanTimes
 from clusterprof.probe import layout
 
 MIN_INTERVAL_SAMPLES = 5
@@ -269,7 +262,6 @@ def _count_between(selected: np.ndarray, first: Int, last: Int) -> Int:
     return before[last] - before[first]
 
 
-_MAX_HOLD_NS = 250_000_000  # a sample is not valid for longer than this
 _NAME_VALID_NS = 1_000_000_000
 _SLEEP_STATES = (ord("S"), ord("D"))
 
@@ -297,21 +289,6 @@ def find_sleep_samples(
     return at_place
 
 
-def measure_sample_time(
-    t_ns: Int, selected: NDArray[np.bool_], start_ns: Int, end_ns: Int
-) -> Float:
-    """Measure for how much of each interval the selected samples hold: float64[m], ns.
-
-    t_ns: int64[n], sample times. which: bool[n]. start_ns, end_ns: int64[m].
-    """
-    if t_ns.size < 2:
-        return np.zeros(start_ns.size)
-    length = np.minimum(np.diff(t_ns), _MAX_HOLD_NS)
-    edges = np.stack([t_ns[:-1], t_ns[:-1] + length], axis=1).ravel()
-    so_far = np.stack([np.zeros(length.size), selected[:-1] * length], axis=1).ravel().cumsum()
-    return np.interp(end_ns, edges, so_far) - np.interp(start_ns, edges, so_far)
-
-
 def find_runs(t_ns: Int, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
     """Find the first and last row of every run of selected samples, skipping single others.
 
@@ -326,11 +303,6 @@ def find_runs(t_ns: Int, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
     return first, last
 
 
-STORAGE_LOCAL, STORAGE_NETWORK, STORAGE_OBJECT = (
-    1,
-    2,
-    3,
-)  # field d of `loading`: where the files are stored
 _IMPORTER_KEY = "importer"  # in the header's versions: the importer that made the recording
 
 
@@ -345,7 +317,7 @@ def has_traced_threads(rank: Rank) -> bool:
 
 
 def allocate_span_amounts(
-    table: SpanTable | None, start_ns: Int, end_ns: Int, **columns: Int | None
+    table: SpanTimes | None, start_ns: Int, end_ns: Int, **columns: Int | None
 ) -> Float:
     """Allocate amounts of spans to intervals: float64[k, n], k amounts in n intervals.
 
@@ -368,6 +340,13 @@ def allocate_span_amounts(
     return out
 
 
+_STORAGE_CODES = {
+    "local": layout.STORAGE_LOCAL,
+    "network": layout.STORAGE_NETWORK,
+    "object": layout.STORAGE_OBJECT,
+}
+
+
 def compute_loading_shares(rank: Rank, start_ns: Int, end_ns: Int) -> dict[str, Float] | None:
     """Compute which share of each interval the loading thread read or computed.
 
@@ -375,21 +354,18 @@ def compute_loading_shares(rank: Rank, start_ns: Int, end_ns: Int) -> dict[str, 
     `elsewhere`: reads of unknown origin; `computing`. None if the trace has no such spans.
     Shares of a row sum to at most 1.
     """
-    table = rank.main.spans.get(layout.LOADING)
-    if table is None:
+    loading = rank.main.get_spans(LoadingSpans)
+    if loading is None:
         return None
     reads = {
-        name: np.where(table.d == code, table.a, 0)
-        for name, code in (
-            ("local", STORAGE_LOCAL),
-            ("network", STORAGE_NETWORK),
-            ("object", STORAGE_OBJECT),
-        )
+        name: np.where(loading.storage == code, loading.reading_ns, 0)
+        for name, code in _STORAGE_CODES.items()
     }
-    reads["elsewhere"] = np.where(
-        np.isin(table.d, (STORAGE_LOCAL, STORAGE_NETWORK, STORAGE_OBJECT)), 0, table.a
+    known = np.isin(loading.storage, tuple(_STORAGE_CODES.values()))
+    reads["elsewhere"] = np.where(known, 0, loading.reading_ns)
+    amounts = allocate_span_amounts(
+        loading, start_ns, end_ns, **reads, computing=loading.computing_ns
     )
-    amounts = allocate_span_amounts(table, start_ns, end_ns, **reads, computing=table.b)
     amounts /= np.maximum(end_ns - start_ns, 1)
     amounts /= np.maximum(amounts.sum(axis=0), 1.0)
     return dict(zip((*reads, "computing"), amounts))

@@ -32,6 +32,8 @@ to make them, against the time in which they were used.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,15 +49,9 @@ from clusterprof.analysis.timeline.data_wait.samples import (
     estimate_activity,
     select_busiest_thread,
 )
-from clusterprof.analysis.timeline.model import (
-    DataWaitBreakdown,
-    Float,
-    Int,
-    Process,
-    Rank,
-    SpanTable,
-)
-from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, WORKER_START
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, Int, Process, Rank
+from clusterprof.analysis.timeline.spans import DataWaitSpans, FetchSpans, LoaderStartSpans
+from clusterprof.probe.layout import FETCH, WORKER_START
 
 UNKNOWN_PID = 0
 LONG_AGO_NS = np.iinfo(np.int64).min
@@ -79,7 +75,7 @@ def find_data_waits(rank: Rank) -> DataWaits:
     A span that names no worker (-1) waited for the worker whose fetch was the last to end
     before the wait ended; without workers, for the main thread.
     """
-    spans = rank.main.spans.get(DATA_WAIT)
+    spans = rank.main.get_spans(DataWaitSpans)
     if spans is None or not len(spans.start_ns):
         no_waits = np.zeros(0, np.int64)
         return DataWaits(no_waits, no_waits, no_waits, no_waits.astype(np.bool_))
@@ -87,7 +83,7 @@ def find_data_waits(rank: Rank) -> DataWaits:
     start = spans.start_ns.copy()
     np.maximum(start[1:], reach[:-1], out=start[1:])
     nonempty = spans.end_ns > start  # a wait inside another one belongs to the outer one
-    end, owner = spans.end_ns, spans.b
+    end, owner = spans.end_ns, spans.worker_pid
     if not nonempty.all():
         start, end, owner = start[nonempty], end[nonempty], owner[nonempty]
     pid = np.where(owner == 0, rank.pid, np.maximum(owner, UNKNOWN_PID))
@@ -121,20 +117,18 @@ def _find_last_finisher(loaders: list[Process], end_ns: Int) -> Int:
     return np.where(row >= 0, pids[order][np.maximum(row, 0)], UNKNOWN_PID)
 
 
-def select_fetches(process: Process) -> SpanTable | None:
+def select_fetches(process: Process) -> FetchSpans | None:
     """Select the fetches of a process so that they are disjoint and sorted.
 
     None if there are none.
     """
-    spans = process.spans.get(FETCH)
+    spans = process.get_spans(FetchSpans)
     if spans is None or not len(spans.start_ns):
         return None
     if (spans.start_ns[1:] >= spans.end_ns[:-1]).all():
         return spans
     reach = np.maximum.accumulate(spans.end_ns)
-    kept = np.append(True, spans.start_ns[1:] >= reach[:-1])
-    columns = (getattr(spans, name)[kept] for name in SpanTable.__slots__)
-    return SpanTable(*columns)
+    return spans.select(np.append(True, spans.start_ns[1:] >= reach[:-1]))
 
 
 def find_worker_start(process: Process) -> int:
@@ -151,7 +145,7 @@ def find_worker_start(process: Process) -> int:
     return int(spans.start_ns[-1])
 
 
-def find_batch_ready(fetches: SpanTable, wait_start_ns: Int, wait_end_ns: Int) -> tuple[Int, Int]:
+def find_batch_ready(fetches: FetchSpans, wait_start_ns: Int, wait_end_ns: Int) -> tuple[Int, Int]:
     """Find when the awaited batch of each wait was ready, and whether that is certain.
 
     int64[n] each. The last fetch that ended before the wait ended made the batch. Without
@@ -169,7 +163,7 @@ def find_batch_ready(fetches: SpanTable, wait_start_ns: Int, wait_end_ns: Int) -
     return ready, certain.astype(np.int64)
 
 
-SplitFetches = dict[int, tuple[SpanTable, Float]]
+SplitFetches = dict[int, tuple[FetchSpans, Float]]
 _GIL_COLUMNS = (kinds.USER_CPU, kinds.RUNNABLE, kinds.MEMORY_FEEDING_SHARES)
 """Activities in which a thread holds the interpreter lock; reads release it."""
 
@@ -253,7 +247,8 @@ def _split_fetches(rank: Rank, context: ReadContext) -> SplitFetches:
     if not times_by_pid:
         return {}
     pool = fetches.combine_counts(list(times_by_pid.values()))
-    read_bytes = float(sum(int(np.maximum(f.spans.d, 0).sum()) for f in times_by_pid.values()))
+    fetched = [np.maximum(times.spans.read_bytes, 0) for times in times_by_pid.values()]
+    read_bytes = float(sum(int(bytes_.sum()) for bytes_ in fetched))
     return {
         pid: (f.spans, fetches.split_fetches(f, pool, read_bytes, context))
         for pid, f in times_by_pid.items()
@@ -280,7 +275,7 @@ def _split_wait_segment(
 
 def _split_worker_wait(
     process: Process,
-    fetched: tuple[SpanTable, Float] | None,
+    fetched: tuple[FetchSpans, Float] | None,
     context: ReadContext,
     segment: intervals.Pair,
     wait: intervals.Pair,
@@ -310,7 +305,7 @@ def _split_worker_wait(
 
 def _split_main_process_wait(
     process: Process,
-    fetched: tuple[SpanTable, Float] | None,
+    fetched: tuple[FetchSpans, Float] | None,
     context: ReadContext,
     segment: intervals.Pair,
 ) -> Float:
@@ -329,7 +324,7 @@ def _split_main_process_wait(
     return table
 
 
-def _add_fetches(table: Float, spans: SpanTable, split: Float, segment: intervals.Pair) -> Int:
+def _add_fetches(table: Float, spans: FetchSpans, split: Float, segment: intervals.Pair) -> Int:
     """Add to each segment the shares of the fetches inside it; return the ns they cover."""
     overlaps = intervals.find_overlaps(segment, (spans.start_ns, spans.end_ns))
     inside = overlaps.end_ns - overlaps.start_ns
@@ -388,9 +383,16 @@ def estimate_prefetch_savings(rank: Rank, t_ns: Int) -> Float:
         or not 0 < _find_prefetch_limit(rank) < PREFETCH_BATCHES
     ):
         return zeros
-    n, count = waits.start_ns.size, len(rank.workers)
-    first = np.maximum(np.arange(n) - PREFETCH_BATCHES * count, 0)
+    lifetimes = _find_worker_lifetimes(rank.workers)
+    n, most = waits.start_ns.size, count_live_workers(rank.workers)
+    first = np.maximum(np.arange(n) - PREFETCH_BATCHES * most, 0)
     begin, end = waits.start_ns[first], waits.end_ns
+    # Workers of finished epochs do no work; only those that lived then could have.
+    alive_ns = sum(
+        np.maximum(np.minimum(end, died_ns) - np.maximum(begin, born_ns), 0)
+        for born_ns, died_ns in lifetimes
+    )
+    count = np.clip(alive_ns / np.maximum(end - begin, 1), 1.0, most)
     total = np.concatenate([[0], np.cumsum(waits.end_ns - waits.start_ns)])
     waited = total[1:] - total[first]
     fetch_ns = np.zeros(n, np.int64)
@@ -405,10 +407,36 @@ def estimate_prefetch_savings(rank: Rank, t_ns: Int) -> Float:
     return np.where((row >= 0) & (t_ns <= waits.end_ns[at]), saved[at], zeros)
 
 
+def count_live_workers(workers: Iterable[Process]) -> int:
+    """Count the workers of a rank that lived at the same time, at most; 0 without workers.
+
+    A loader without persistent workers starts new ones in every epoch.
+    """
+    lifetimes = _find_worker_lifetimes(workers)
+    births = sorted(born_ns for born_ns, _ in lifetimes)
+    deaths = sorted(died_ns for _, died_ns in lifetimes)
+    return max(
+        (at + 1 - bisect_left(deaths, born_ns) for at, born_ns in enumerate(births)), default=0
+    )
+
+
+def _find_worker_lifetimes(workers: Iterable[Process]) -> list[tuple[int, int]]:
+    """Return when each worker was first and last seen in this chunk, ns."""
+    lifetimes = []
+    for worker in workers:
+        tables = [thread.t_ns for thread in worker.threads.values() if thread.t_ns.size]
+        seen = [(int(t_ns[0]), int(t_ns[-1])) for t_ns in tables]
+        if (spans := select_fetches(worker)) is not None:
+            seen.append((int(spans.start_ns[0]), int(spans.end_ns[-1])))
+        if seen:
+            lifetimes.append((min(t for t, _ in seen), max(t for _, t in seen)))
+    return lifetimes
+
+
 def _find_prefetch_limit(rank: Rank) -> int:
     """Return the largest number of batches that a worker may have ready; 0 unknown."""
-    table = rank.main.spans.get(LOADER_START)
-    return 0 if table is None or not table.c.size else int(table.c.max())
+    starts = rank.main.get_spans(LoaderStartSpans)
+    return 0 if starts is None else int(starts.prefetch_factor.max(initial=0))
 
 
 def _measure_time_before(start_ns: Int, end_ns: Int, t_ns: Int) -> Int:

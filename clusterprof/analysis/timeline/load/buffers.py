@@ -24,8 +24,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.timeline.model import Float, Int, Series, SpanTable
+from clusterprof.analysis.timeline.model import Float, Int, Series
+from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe.layout import (
+    ARGUMENTS,
     BACKWARD,
     COLLECTIVE,
     DATA_WAIT,
@@ -54,11 +56,15 @@ TRAINING_KINDS = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)  # training
 _THINNED_KINDS = (FORWARD, BACKWARD, OPTIMIZER, COLLECTIVE)
 FETCH_NAME = KIND_NAMES[FETCH]
 _KIND, _END = SPAN_FIELDS.index("kind"), SPAN_FIELDS.index("end_ns")
-_GROUP = SPAN_FIELDS.index("a")  # of a collective operation
+_GROUP = SPAN_FIELDS.index("abcd"[ARGUMENTS[COLLECTIVE].index("group")])
 _SEQUENCE = len(SPAN_FIELDS)
 # limit of kind numbers; a foreign or impossible span gets this number and is dropped
 _KIND_LIMIT = 128
-_TABLE_ORDER = [*map(SPAN_FIELDS.index, ("start_ns", "end_ns", "a", "b", "c", "d")), _SEQUENCE]
+_TABLE_ORDER = [
+    *map(SPAN_FIELDS.index, ("start_ns", "end_ns")),
+    _SEQUENCE,
+    *map(SPAN_FIELDS.index, "abcd"),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,16 +84,6 @@ class LoadedNode:
     """All events except registrations and exits of processes."""
 
 
-def load_chunks(folder: Path, chunk_ns: int = CHUNK_NS) -> Iterator[Chunk]:
-    """Load one node's recording in chunks; damaged bytes never raise an exception."""
-    return NodeLoader(folder, chunk_ns).chunks()
-
-
-def build_chunks(records: Iterable[Record], chunk_ns: int = CHUNK_NS) -> Iterator[Chunk]:
-    """Build chunks from records in memory."""
-    return _ChunkBuilder(chunk_ns, "").chunks([record] for record in records)
-
-
 class NodeLoader:
     """Reads one node's folder chunk by chunk; `facts()` is complete after the last chunk."""
 

@@ -14,14 +14,8 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis.timeline.load.buffers import RowBuffer, SpanBuffer, split_by_column
-from clusterprof.analysis.timeline.model import (
-    Int,
-    Placement,
-    Process,
-    ProcessIo,
-    SpanTable,
-    ThreadTable,
-)
+from clusterprof.analysis.timeline.model import Int, Placement, Process, ProcessIo, ThreadTable
+from clusterprof.analysis.timeline.spans import SpanTable, WorkerStartSpans
 from clusterprof.probe.layout import WORKER_START
 from clusterprof.trace.decoder import PackedSpans
 from clusterprof.trace.schema import Event, Rows, Spans
@@ -190,7 +184,7 @@ class ProcessBuffer:
         registration = self._registered.get(pid, {})
         parent, ticks, name = self._who.get(pid, (-1, -1, ""))
         if parent < 0 and WORKER_START in spans:
-            parent = int(spans[WORKER_START].c[-1])
+            parent = int(WorkerStartSpans.from_table(spans[WORKER_START]).parent_pid[-1])
         span_ticks = self._spans.started_ticks(pid)
         if span_ticks is not None:
             ticks = span_ticks

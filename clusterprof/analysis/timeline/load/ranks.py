@@ -53,7 +53,6 @@ class ProcessIdentity:
     """Global rank."""
     world_size: int | None = None
     node_local_rank: int | None = None
-    node_number: int | None = None
     restart: int = 0
     """Number of times the launcher has restarted the ranks."""
     rendezvous: str = ""
@@ -91,7 +90,6 @@ def parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
         rank=parse_number("rank", _RANK_VARIABLES),
         world_size=parse_number("world_size", _WORLD_SIZE_VARIABLES),
         node_local_rank=parse_number("node_local_rank", _LOCAL_RANK_VARIABLES),
-        node_number=parse_number("node_number", ()),
         restart=parse_number("restart", _RESTART_VARIABLES) or 0,
         rendezvous=f"{address}:{port}" if address and port else "",
     )

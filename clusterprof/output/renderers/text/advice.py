@@ -13,11 +13,11 @@ if needed, continued with a backslash at blanks outside quotes, as a shell (and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from clusterprof.output.renderers.text.safety import (
+    NONBREAKING_BLANK,
     count_columns,
     escape_text,
     fit_to_width,
@@ -73,24 +73,8 @@ def _label_advice_parts(advice: Advice) -> tuple[tuple[str, str], ...]:
         ("because", advice.because),
         ("gain", advice.gain),
         ("verify", advice.verify),
-        ("makes worse", advice.worse),
+        ("side effect", advice.worse),
     )
-
-
-def build_advice_document(advice: Advice, text: Callable[[str], str]) -> dict[str, Any]:
-    """Build the JSON object of one recommendation; `text` makes foreign strings safe."""
-    return {
-        "id": text(advice.id),
-        "what": text(advice.what),
-        "because": text(advice.because),
-        "change": text(advice.change),
-        "gain": text(advice.gain),
-        "verify": text(advice.verify),
-        "worse": text(advice.worse),
-        "diagnose": advice.diagnose,
-        "effort": text(advice.effort),
-        "commands": [text(command) for command in advice.commands],
-    }
 
 
 def format_advice_as_markdown(report: Report) -> Iterator[str]:
@@ -111,7 +95,6 @@ def format_advice_as_markdown(report: Report) -> Iterator[str]:
 # limit of one piece of a change
 _INDENT = "  "
 _CONTINUATION = " \\"
-_NONBREAKING_BLANK = "\0"  # stands for a blank inside a command, where no line may be broken
 SEE_BELOW = "in full under CAUSES IN FULL, below"
 
 
@@ -152,7 +135,7 @@ def wrap_change(advice: Advice, width: int, begin: str = "") -> list[ChangeLine]
             lines += [ChangeLine(_restore_blanks(part)) for part in full]
             adjoins = text[-1:] != " "
             continue
-        inline = _join_text(now, text.replace(" ", _NONBREAKING_BLANK), adjoins)
+        inline = _join_text(now, text.replace(" ", NONBREAKING_BLANK), adjoins)
         if count_columns(inline) <= width:
             now, adjoins = inline, True
             continue
@@ -167,7 +150,7 @@ def _join_text(before: str, text: str, adjoins: bool) -> str:
 
 
 def _restore_blanks(line: str) -> str:
-    return line.replace(_NONBREAKING_BLANK, " ")
+    return line.replace(NONBREAKING_BLANK, " ")
 
 
 def wrap_command(command: str, width: int) -> list[str]:

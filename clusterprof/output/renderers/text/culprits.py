@@ -72,13 +72,8 @@ def select_main_culprits(finding: Finding) -> list[Culprit]:
     """Select culprits that caused a tenth of the largest or more; all if unknown."""
     if not finding.culprits or finding.culprits[0].own_ns is None:
         return list(finding.culprits)
-    least = _MAIN_CULPRIT_RATIO * sum_caused_ns(finding.culprits[0])
-    return [culprit for culprit in finding.culprits if sum_caused_ns(culprit) >= least]
-
-
-def sum_caused_ns(culprit: Culprit) -> int:
-    """Sum what a culprit lost itself and what others lost waiting for it, in nanoseconds."""
-    return (culprit.own_ns or 0) + (culprit.others_ns or 0)
+    least = _MAIN_CULPRIT_RATIO * finding.culprits[0].caused_ns
+    return [culprit for culprit in finding.culprits if culprit.caused_ns >= least]
 
 
 def describe_blame(finding: Finding) -> str:
@@ -87,7 +82,7 @@ def describe_blame(finding: Finding) -> str:
         return "not caused by a single rank"
     first = finding.culprits[0]
     waited = ""
-    if first.victims and (first.others_ns or 0) >= _NOTABLE_WAITING_RATIO * sum_caused_ns(first):
+    if first.victims and (first.others_ns or 0) >= _NOTABLE_WAITING_RATIO * first.caused_ns:
         many = "rank" if first.victims == 1 else "ranks"
         waited = f", for which {first.victims:,} other {many} waited"
     chiefs = select_main_culprits(finding)

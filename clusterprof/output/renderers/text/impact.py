@@ -1,16 +1,13 @@
-"""The impact of the findings in sentences and values: time, money, efficiency metrics.
+"""The impact of the findings in sentences: time, money, efficiency metrics.
 
-Foreign strings pass `escape_text`. Unknown values are left out
-of sentences and are null in plain values.
+Foreign strings pass `escape_text`. Unknown values are left out.
 
 Sentences about devices that are busy but under-used; lost time is not mentioned here.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from clusterprof.output.renderers.text import wording
 from clusterprof.output.renderers.text.safety import escape_text
@@ -124,59 +121,6 @@ def _describe_efficiency_metrics(worth: Impact) -> Iterator[str]:
     ]
     for name, value, text in known:
         yield f"{name} {value:.3f}: {escape_text(text, 300)}"
-
-
-def build_impact_document(worth: Impact | None) -> dict[str, Any] | None:
-    """Build the JSON object of the impact, in the order of the schema; None without it."""
-    if worth is None:
-        return None
-    return {
-        "job_ns": worth.job_ns,
-        "gpus": worth.gpus,
-        "price_per_gpu_hour": _ensure_finite(worth.price_per_gpu_hour),
-        "currency": escape_text(worth.currency, 60),
-        "lost_cost": _ensure_finite(worth.lost_cost),
-        "why_no_cost": escape_text(worth.why_no_cost, 400),
-        "upper_bound": worth.upper_bound,
-        "saved_ns": worth.saved_ns,
-        "saved_low_ns": worth.saved_low_ns,
-        "saved_high_ns": worth.saved_high_ns,
-        "causes": [
-            {
-                "cause": escape_text(cause.cause, 200),
-                "outside_steps": cause.outside_steps,
-                "lost_ns": cause.lost_ns,
-                "lost_cost": _ensure_finite(cause.lost_cost),
-                "saved_ns": cause.saved_ns,
-                "saved_low_ns": cause.saved_low_ns,
-                "saved_high_ns": cause.saved_high_ns,
-                "saved_cost": _ensure_finite(cause.saved_cost),
-                "why_missing": escape_text(cause.why_missing, 400),
-            }
-            for cause in worth.causes
-        ],
-        "tokens_per_second": _ensure_finite(worth.tokens_per_second),
-        "tokens_per_second_if_fixed": _ensure_finite(worth.tokens_per_second_if_fixed),
-        "why_no_tokens": escape_text(worth.why_no_tokens, 400),
-        "samples_per_second": _ensure_finite(worth.samples_per_second),
-        "samples_per_second_if_fixed": _ensure_finite(worth.samples_per_second_if_fixed),
-        "why_no_samples": escape_text(worth.why_no_samples, 400),
-        "cost_per_million_tokens": _ensure_finite(worth.cost_per_million_tokens),
-        "cost_per_million_tokens_if_fixed": _ensure_finite(worth.cost_per_million_tokens_if_fixed),
-        "yardsticks": [
-            {
-                "name": escape_text(name, 200),
-                "value": _ensure_finite(value),
-                "text": escape_text(text, 600),
-            }
-            for name, value, text in worth.yardsticks
-        ],
-    }
-
-
-def _ensure_finite(value: float | None) -> float | None:
-    """Return None for NaN and infinity, which JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 UTILIZATION_HEADING = "UNDER-USED DEVICES, separate from lost time"

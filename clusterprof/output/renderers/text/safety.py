@@ -18,7 +18,9 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSAFE_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _COLONS = re.compile(r"(?<!\S)::+|:{3,}")
 _HASHES = re.compile(r"##(?=[a-z]*\[)", re.IGNORECASE)  # ##[…] ##vso[…] ##teamcity[…]
-_OPTION = re.compile(r"--?[A-Za-z]")
+_ATTACHED = re.compile(r"--?[A-Za-z]|%|sure\)")  # an option, or the rest of "(95 % sure)"
+NONBREAKING_BLANK = "\ue000"
+"""One column wide, and in no safe text: stands for a blank at which `wrap_text` breaks no line."""
 _MARKDOWN_SPECIAL = frozenset("\\`*_[]<>#|~@&")
 
 
@@ -52,7 +54,11 @@ def escape_markdown(text: str, limit: int = 200) -> str:
 
 def count_columns(text: str) -> int:
     """Count the terminal columns of a safe text: wide characters two, combining marks none."""
-    return len(text) if text.isascii() else sum(_measure_width(character) for character in text)
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # only where it is needed: most texts are ASCII
+
+    return cell_len(text)
 
 
 def fit_to_width(text: str, width: int) -> str:
@@ -66,11 +72,11 @@ def wrap_text(text: str, width: int, indent: str = "") -> list[str]:
     """Wrap a safe text at blanks into lines of at most `width` columns; longer words are cut.
 
     An option ("-x", "--long") stays on the line of the word before it, so that the line
-    reads as a command.
+    reads as a command; so does the unit of a share ("5 %").
     """
     lines: list[str] = []
     line = ""
-    for word in _join_options(text.split(), width):
+    for word in _join_attached(text.split(), width):
         while count_columns(word) > width:
             if line:
                 lines.append(line)
@@ -90,11 +96,11 @@ def wrap_text(text: str, width: int, indent: str = "") -> list[str]:
     return [indent + part for part in lines]
 
 
-def _join_options(words: list[str], width: int) -> list[str]:
+def _join_attached(words: list[str], width: int) -> list[str]:
     joined: list[str] = []
     for word in words:
         longer = f"{joined[-1]} {word}" if joined else ""
-        if longer and _OPTION.match(word) and count_columns(longer) <= width:
+        if longer and _ATTACHED.match(word) and count_columns(longer) <= width:
             joined[-1] = longer
         else:
             joined.append(word)
@@ -104,12 +110,10 @@ def _join_options(words: list[str], width: int) -> list[str]:
 def _take_columns(text: str, width: int) -> str:
     if text.isascii():
         return text[:width]
-    taken = 0
-    for index, character in enumerate(text):
-        taken += _measure_width(character)
-        if taken > width:
-            return text[:index]
-    return text
+    from rich.cells import set_cell_size
+
+    taken = set_cell_size(text, width)  # half of a wide character becomes a blank
+    return taken if text.startswith(taken) else taken[:-1]
 
 
 def _escape_character(character: str) -> str:
@@ -126,12 +130,6 @@ def _escape_character(character: str) -> str:
             return f"\\x{code:02x}"
         return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return character
-
-
-def _measure_width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 _ASCII_REPLACEMENTS = {

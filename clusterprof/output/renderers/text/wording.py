@@ -254,7 +254,7 @@ def list_warnings(report: Report) -> list[str]:
     if report.part:
         lines.append(f"ONLY A PART of the run: {escape_text(report.part)}.")
     if report.emulated:
-        lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are an emulator's.")
+        lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are emulated.")
     unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]
     if is_upper_bound(report):
         who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"

@@ -14,7 +14,7 @@ fifth digit must not appear as a change. Only known values are written.
 Render a verdict as JUnit XML, which GitLab, Jenkins and others show as tests: one per
 rule.
 
-A rule that cannot be told is a failure where the gate fails closed, else skipped; a
+A rule that cannot be decided is a failure where the gate fails closed, else skipped; a
 failed rule of level "warn" is skipped with its reason. Values are properties of the
 test.
 """
@@ -35,7 +35,7 @@ _NOTICE = "\n\n*clusterprof: truncated here; a step's summary is limited to 900 
 
 
 def format_workflow_commands(verdict: Verdict) -> str:
-    """Format a workflow command per rule that failed or cannot be told; "" when all passed."""
+    """Format a workflow command per rule that failed or cannot be decided; "" when all passed."""
     failed = [result for result in verdict.results if result.outcome != "pass"]
     failed.sort(key=lambda result: (result.rule.level != "error", result.outcome != "fail"))
     room = MAX_ANNOTATIONS if len(failed) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1

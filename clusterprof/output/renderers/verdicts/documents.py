@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -372,18 +371,17 @@ _OUTCOME_MARKS = {"pass": "✅", "fail": "❌", "cannot tell": "❔"}
 _MAX_CAUSES = 5
 
 
-def format_marker(name: str = "gate") -> str:
-    """Format the hidden comment by which this verdict is found again."""
-    return f"<!-- clusterprof:{re.sub(r'[^a-zA-Z0-9._]+', '_', name) or 'gate'} -->"
+_MARKER = "<!-- clusterprof:gate -->"
+"""Hidden comment by which a verdict is found again."""
 
 
-def render_verdict_markdown(verdict: Verdict, report: Report, name: str = "gate") -> str:
+def render_verdict_markdown(verdict: Verdict, report: Report) -> str:
     """Render the whole Markdown comment of a verdict."""
-    return "\n".join(_iterate_verdict_lines(verdict, report, name)) + "\n"
+    return "\n".join(_iterate_verdict_lines(verdict, report)) + "\n"
 
 
-def _iterate_verdict_lines(verdict: Verdict, report: Report, name: str) -> Iterator[str]:
-    yield format_marker(name)
+def _iterate_verdict_lines(verdict: Verdict, report: Report) -> Iterator[str]:
+    yield _MARKER
     mark = _OUTCOME_MARKS[verdict.outcome]
     yield f"### {mark} clusterprof gate {_OUTCOME_WORDS[verdict.outcome]}: {md(verdict.title)}"
     if verdict.emulated:

@@ -55,7 +55,9 @@ def run(scenario: Scenario, folder: Path, program: Path, records: Path, steps: i
         out = folder / "recording"
         said = train(nodes, scenario.per_node, options, out, f"lab-{scenario.name}")
         counts = cable.counts()
-    found = truth(sorted((one for node in said for one in node.ranks), key=lambda one: one["rank"]))
+    found = truth(
+        sorted((rank for node in said for rank in node.ranks), key=lambda one: one["rank"])
+    )
     document = {"scenario": scenario.name, "what": scenario.what, **found, "cable": counts}
     (folder / "truth.json").write_text(json.dumps(document, indent=1) + "\n")
 

@@ -38,7 +38,7 @@ class Expected:
     nodes: frozenset[int] = frozenset()
     """Whose ranks may be named; without any, `ranks` may."""
     ranks: frozenset[int] = frozenset()
-    """Without any here or there, it is nobody's, or the link's between the nodes."""
+    """If neither node has one, no rank is the culprit, or the link between the nodes is."""
 
 
 @dataclass(frozen=True, slots=True)

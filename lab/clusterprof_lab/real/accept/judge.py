@@ -21,7 +21,7 @@ from clusterprof_lab.real.accept.truth import WORK, shares
 OFF_AT_MOST_RATIO = 0.03
 CLEAN_BELOW_RATIO = 0.03
 NAMED_FROM_RATIO = 0.03
-"""Whoever is named for a finding of that much must have caused something."""
+"""A rank named as culprit of a finding of at least this much must have caused something."""
 CAUSED_AT_LEAST_RATIO = 0.01
 Shares = Mapping[str, Mapping[int, float]]
 
@@ -48,7 +48,7 @@ class Run:
     inversions: tuple[str, ...]
     """Who was named and had caused nothing."""
     guilty: frozenset[int]
-    """Ranks that may be named; none where it is nobody's fault."""
+    """Ranks that may be named; empty if no rank is at fault."""
     rules: Mapping[str, int] = field(default_factory=dict)
     """Rule of thumb -> rank it names, -1 for none."""
 
@@ -64,7 +64,9 @@ def analysed(recording: Path) -> list[dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{recording}: {done.stderr.strip()}")
-    return [one for one in json.loads(done.stdout)["findings"] if not one["outside_steps"]]
+    return [
+        finding for finding in json.loads(done.stdout)["findings"] if not finding["outside_steps"]
+    ]
 
 
 def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], said: dict[str, Any]) -> Run:
@@ -72,11 +74,11 @@ def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], said: dict[st
     true = _by_cause(said)
     host = {row["rank"]: row["host"] for row in said["ranks"]}
     inversions = [
-        f"{one['cause']}: {_name(one)}"
-        for one in findings
-        if one["share_ratio"] >= NAMED_FROM_RATIO
-        and _named(one) is not None
-        and _caused(true, _named(one)) < CAUSED_AT_LEAST_RATIO
+        f"{finding['cause']}: {_name(finding)}"
+        for finding in findings
+        if finding["share_ratio"] >= NAMED_FROM_RATIO
+        and _named(finding) is not None
+        and _caused(true, _named(finding)) < CAUSED_AT_LEAST_RATIO
     ]
     if not scenario.expected:
         lines = [_clean(findings, true)]
@@ -142,7 +144,7 @@ def _line(
     guilty: frozenset[int],
 ) -> Line:
     """What was found of one expected thing; the first must come first, others must be there."""
-    mine = [one for one in findings if one["cause"] in expected.causes]
+    mine = [finding for finding in findings if finding["cause"] in expected.causes]
     share, wanted = sum(one["share_ratio"] for one in mine), _sum(true, expected.causes)
     first = mine[0] if mine else None
     wrong = []
@@ -168,7 +170,7 @@ def lines_of(number: int, run: Run) -> list[str]:
             f"{number:>3}  {run.scenario:<14} {line.found:<18} {line.whose:<14}"
             f"{line.share_ratio:>7.1%} {line.truth_ratio:>7.1%} {off:>+6.1f}  {verdict}"
         )
-    out += [f"     INVERSION: a victim was named: {one}" for one in run.inversions]
+    out += [f"     INVERSION: a victim was named: {inversion}" for inversion in run.inversions]
     return out
 
 

@@ -6,7 +6,7 @@ by (cause, culprit); all of a rank's time since then is in it:
 
     left later than others (the network) + loop + data wait + waits and transfers + compute
 
-Whoever comes last to an operation keeps each other member waiting for exactly the difference of
+The last member of an operation keeps each other member waiting for exactly the difference of
 these sums; what the last had more of shares the wait in proportion, under the same culprits.
 """
 
@@ -35,7 +35,7 @@ Sums = dict[tuple[str, int], float]
 
 
 def truth(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return sums per rank in ns, and all lost time as rows (cause, culprit, who felt it, ns).
+    """Return sums per rank in ns, and all lost time as rows (cause, culprit, victim, ns).
 
     `ranks`: what each printed, in order. The culprit of what was on its way is `NOBODY`.
     """
@@ -177,7 +177,7 @@ def table(found: dict[str, Any]) -> str:
     """Return the truth as two tables, in milliseconds per step and in percent of all time."""
     steps = found["steps"]
     titles = ("step", *SUMS.values())
-    lines = [f"  rank host   {''.join(f'{one:>11}' for one in titles)}   came last"]
+    lines = [f"  rank host   {''.join(f'{title:>11}' for title in titles)}   came last"]
     for row in found["ranks"]:
         cells = "".join(f"{row[name] / steps / 1e6:>11.1f}" for name in ("total_ns", *SUMS))
         lines.append(f"  {row['rank']:<4} {row['host']:<6} {cells}{row['last_times']:>9} x")

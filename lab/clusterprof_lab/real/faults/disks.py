@@ -86,7 +86,7 @@ def _room(folder: Path) -> int:
 @contextmanager
 def device(place: Place, name: str, size: int) -> Iterator[str]:
     """Attach a loop device of this size; it is detached, and its image removed, at the end."""
-    # Not on the machine's disk: whoever else writes there would make this one slow by the second.
+    # Not on the machine's disk: other writers would make this one slow at random times.
     images = IMAGES if _room(IMAGES) > 2 * size else place.folder
     image = images / f"clusterprof-lab-{os.getpid()}-{place.path(name).name}.image"
     undo = 'losetup --detach "$(losetup --noheadings --output NAME --associated "$0")"; rm -f "$0"'

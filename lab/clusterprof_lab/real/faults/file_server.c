@@ -1,4 +1,4 @@
-/* A file server as slow as it is told to be: a file system of made-up bytes over /dev/fuse. What is
+/* A file server with a chosen delay: a file system of made-up bytes over /dev/fuse. What is
  * written is counted and forgotten.
  *
  *     file_server MOUNTED LOG NAME=VALUE...
@@ -69,7 +69,7 @@ static int meta_operation(const char *what) {
 static void send_now(answer_t *answer) {
     size_t bytes = answer->head.len - sizeof answer->head;
     struct iovec parts[2] = {{&answer->head, sizeof answer->head}, {(void *)answer->body, bytes}};
-    if (writev(fuse, parts, 2) < 0) { /* whoever asked is gone */ }
+    if (writev(fuse, parts, 2) < 0) { /* the process that asked is gone */ }
     if (answer->due_ns > answer->asked_ns) {
         int64_t end_ns = now_ns();
         if (answer->begun_ns > answer->asked_ns)

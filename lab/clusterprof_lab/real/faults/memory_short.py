@@ -1,6 +1,6 @@
 """What the loaders hold in memory has been swapped out when they come to it, and is read back.
 
-The kernel is told to take the pages away (`process_madvise` with MADV_PAGEOUT) rather than left to
+The kernel is asked to take the pages away (`process_madvise` with MADV_PAGEOUT) rather than left to
 choose: a limit would take from whichever rank it likes, and cold pages of libraries first.
 """
 

@@ -20,8 +20,8 @@ from clusterprof.analysis.timeline.model import (
     PHASE_NONE,
     PHASE_STARTUP,
     Rank,
-    SpanTable,
 )
+from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
 from tests.support.builders import process, rank
 
@@ -46,7 +46,7 @@ def table(rows: list[Row]) -> SpanTable:
     """Spans of one kind; a step's number is its place among the steps."""
     start, end, owner = (np.array(column, np.int64) for column in list(zip(*rows))[1:])
     number = np.arange(len(rows), dtype=np.int64)
-    return SpanTable(start, end, number, owner, number, number, number)
+    return SpanTable(start, end, number, a=number, b=owner, c=number, d=number)
 
 
 def painted_rank(rows: list[Row]) -> Rank:

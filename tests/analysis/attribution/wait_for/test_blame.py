@@ -16,7 +16,7 @@ from tests.support.synthetic.jobs import (
     pairs_and_planes,
     pass_on,
 )
-from tests.support.synthetic.score import booked
+from tests.support.synthetic.score import booked, rank_culprits
 
 STORAGE, PREPROCESS, GC = 0, 1, 2
 ALL = np.array([1])
@@ -70,7 +70,7 @@ def test_eight_ranks_wait_unequally_for_rank_7() -> None:
     }
     assert felt_ms(books, "cpu-preprocess") == [60, 60, 60, 60, 50, 40, 30, 0]
     assert felt_ms(books, "net-transfer") == [10] * 8
-    assert books.culprits() == [(7, 420 * MS)]
+    assert rank_culprits(books) == [(7, 420 * MS)]
     # Rank 6 comes 30 before rank 7: were rank 7 as early as that, each of seven gains 30.
     assert int(books.recoverable_ns.sum()) == 7 * 30 * MS
 
@@ -120,7 +120,7 @@ def test_blame_goes_through_those_who_were_kept_waiting_themselves() -> None:
     books = booked(world.job())
     assert in_ms(books)[(0, "storage-local")] == 60 * 3
     assert felt_ms(books, "storage-local") == [0, 60, 60, 60]
-    assert [rank for rank, _ in books.culprits()] == [0]
+    assert [rank for rank, _ in rank_culprits(books)] == [0]
 
 
 def test_what_happened_before_a_later_operation_of_another_team_was_paid_there() -> None:

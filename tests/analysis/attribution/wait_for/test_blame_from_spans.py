@@ -8,11 +8,11 @@ import numpy as np
 
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.clock_sync import align_clocks
-from clusterprof.analysis.timeline.collectives.reference import CollectiveSpans, match_spans
 from tests.support.synthetic.clocks import watches
 from tests.support.synthetic.jobs import MS, Fault, Job
+from tests.support.synthetic.matching import CollectiveSpans, match_spans
 from tests.support.synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
-from tests.support.synthetic.score import booked
+from tests.support.synthetic.score import booked, rank_culprits
 from tests.support.synthetic.spans import arrivals
 
 RANKS, NODE = 16, 8
@@ -45,7 +45,9 @@ def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> Non
         )
         np.testing.assert_array_equal(again.victim_ns, booked(job).victim_ns)
         np.testing.assert_array_equal(again.culprit_ns, booked(job).culprit_ns)
-        assert again.culprits(None if layout != "pipeline" else np.arange(RANKS) % 4)[0][0] == 5
+        assert (
+            rank_culprits(again, None if layout != "pipeline" else np.arange(RANKS) % 4)[0][0] == 5
+        )
 
 
 def found_in(books: WaitTotals) -> set[tuple[int, str]]:
@@ -74,7 +76,7 @@ def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> Non
         books = without(job, 5)
         unknown = int(books.victim_ns[:, books.causes.index("sync-unknown-peer")].sum())
         assert unknown > 0.4 * job.truth.waited_ns
-        inside = [rank for rank, ns in books.culprits() if ns > 0]
+        inside = [rank for rank, ns in rank_culprits(books) if ns > 0]
         assert inside == []
         assert {cause for (_, cause) in found_in(books)} <= {
             "net-transfer",
@@ -87,4 +89,4 @@ def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> Non
 
 def test_when_a_victim_was_not_recorded_the_rank_at_fault_is_still_named() -> None:
     job = data_parallel(RANKS, (Fault(5, 1),), (30 * MS,), jitter_ns=MS, seed=2)
-    assert without(job, 9).culprits()[0][0] == 5
+    assert rank_culprits(without(job, 9))[0][0] == 5

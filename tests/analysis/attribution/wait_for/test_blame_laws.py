@@ -14,7 +14,7 @@ from clusterprof.analysis.attribution.wait_for import arrivals
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 from tests.support.synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
-from tests.support.synthetic.score import booked, judged
+from tests.support.synthetic.score import booked, judged, rank_culprits
 
 
 @st.composite
@@ -119,7 +119,7 @@ def test_without_jitter_blame_is_the_truth_and_no_victim_is_blamed(
     sizes = tuple(int(size) for size in random.integers(MS, 40 * MS, len(faults)))
     job = make(ranks, faults, sizes, seed=seed, odds=0.5)
     books = booked(job)
-    assert {rank for rank, _ in books.culprits()} <= {fault.rank for fault in faults}
+    assert {rank for rank, _ in rank_culprits(books)} <= {fault.rank for fault in faults}
     transfer = int(books.victim_ns[:, books.causes.index("net-transfer")].sum())
     assert transfer == job.truth.transferred_ns
     assert int(books.culprit_ns.sum()) - transfer == job.truth.waited_ns

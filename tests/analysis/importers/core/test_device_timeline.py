@@ -12,7 +12,6 @@ from clusterprof.analysis.importers.core.device_timeline import (
     NEVER,
     Intervals,
     compute_exposed_ns,
-    compute_intersection,
     find_gaps,
     find_late_launches,
     measure_overlap,
@@ -84,16 +83,11 @@ def test_they_are_sets_of_nanoseconds(
     first, second = instants(rows), instants(two)
     assert instants(pairs_of(a)) == first
     assert instants(pairs_of(subtract_intervals(a, b))) == first - second
-    assert instants(pairs_of(compute_intersection(a, b))) == first & second
     assert instants(pairs_of(find_gaps(a, 5, 30))) == set(range(5, 30)) - first
     pairs = [(start, end) for start, end in rows if start <= end]
     if pairs:
         expected = [len(set(range(start, end)) & second) for start, end in pairs]
         assert measure_overlap(*intervals_of(*pairs), b).tolist() == expected
-    for result in (
-        pairs_of(a),
-        pairs_of(subtract_intervals(a, b)),
-        pairs_of(compute_intersection(a, b)),
-    ):
+    for result in (pairs_of(a), pairs_of(subtract_intervals(a, b))):
         assert all(start < end for start, end in result)
         assert all(end < start for (_, end), (start, _) in pairwise(result))

@@ -10,6 +10,7 @@ from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.node_tables import compute_group_number as group_number
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
+from clusterprof.analysis.timeline.spans import StepSpans
 from clusterprof.probe import layout
 from clusterprof.probe.hooks.process_groups import compute_group_number as number_of
 from clusterprof.trace.encoder import write_node
@@ -86,7 +87,7 @@ def test_written_and_read_back_it_is_a_rank_with_a_device(tmp_path: Path) -> Non
     assert busy.values.tolist() == [0, S, S, 2 * S, 2 * S]
     power = chunk.series["gpu.power_watts", "gpu0"].values
     assert power[0] == 300.5 and np.isnan(power[1])
-    assert rank.main.spans[layout.STEP].a.tolist() == [7, 8]
+    assert rank.main.get_spans(StepSpans).step.tolist() == [7, 8]
 
 
 def test_an_hour_of_silence_is_passed_over() -> None:

@@ -9,6 +9,7 @@ import pytest
 from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.metrics import tensorboard
 from clusterprof.analysis.importers.metrics.tensorboard import TensorBoard
 from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.analysis.pipeline import analyze
@@ -141,6 +142,19 @@ def test_more_points_than_any_run_has_are_refused(tmp_path: Path) -> None:
     path.write_text(f"Wall time,Step,Value\n{rows}")
     with pytest.raises(CannotImportError, match="more than 262,144 points"):
         imported(path)
+
+
+def test_the_limit_of_points_is_that_of_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "MAX_POINTS", 5)
+    paths = [tmp_path / f"{name}-tag-loss.csv" for name in ("run-a", "run-b")]
+    for path in paths:
+        rows = "".join(f"17000000{second:02}.0,{second},1\n" for second in range(3))
+        path.write_text("Wall time,Step,Value\n" + rows)
+    imported(paths[0])
+    with pytest.raises(CannotImportError, match="more than 5 points in all files"):
+        imported(*paths)
 
 
 def test_of_a_long_run_only_the_last_steps_are_placed(tmp_path: Path) -> None:

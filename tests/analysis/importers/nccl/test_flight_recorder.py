@@ -17,10 +17,9 @@ from clusterprof.analysis.attribution.wait_for.hangs import (
     compute_group_number,
     find_hangs,
     find_stuck_ranks,
-    list_group_members,
 )
 from clusterprof.analysis.importers.nccl.flight_recorder import Dump, Entry, parse_dump, read_dump
-from clusterprof.analysis.importers.nccl.inspector import Operation, read_operations
+from clusterprof.analysis.importers.nccl.inspector import Operation, parse_operation
 from clusterprof.analysis.inputs.profiler_traces import describe_dumps, read_dumps
 from clusterprof.errors import Unavailable
 
@@ -141,7 +140,7 @@ def test_the_oldest_operation_that_did_not_end_is_where_a_rank_stands() -> None:
     assert compute_group_number((2, 0, 1)) == team
     stuck = find_stuck_ranks(dumps)
     assert stuck == [StuckRank(0, team, 8, 4 * SECOND), StuckRank(1, team, 8, 4 * SECOND)]
-    assert find_hangs(stuck, list_group_members(dumps), frozenset(WORLD)) == (
+    assert find_hangs(stuck, {team: (0, 1, 2)}, frozenset(WORLD)) == (
         Hang((2,), False, (0, 1), 8 * SECOND, True),
     )
 
@@ -213,7 +212,9 @@ def test_inspector_logs_give_durations_and_skip_what_else_they_hold() -> None:
         },
     }
     whole = json.dumps(line).encode()
-    others = [b"", b"7", b"{}", whole[:-9], json.dumps({**line, "coll_perf": {}}).encode()]
-    assert list(read_operations([*others, whole])) == [
-        Operation("0xe6", 4, 8, 438776, 1231, "ReduceScatter", 2147483648, 41_057_000, False)
-    ]
+    assert parse_operation(json.loads(whole)) == Operation(
+        "0xe6", 4, 8, 438776, 1231, "ReduceScatter", 2147483648, 41_057_000, False
+    )
+    for other in ({}, {**line, "coll_perf": {}}):
+        with pytest.raises(KeyError):
+            parse_operation(other)

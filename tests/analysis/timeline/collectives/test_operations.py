@@ -11,13 +11,18 @@ from clusterprof.analysis.timeline.collectives.operations import (
     find_device_waits,
     select_unfinished,
 )
+from clusterprof.analysis.timeline.spans import CollectiveSpans, ExposedCollectiveSpans
 from clusterprof.probe import layout
 from tests.support.builders import ns, process, spans
 
 
+def measured(*rows: tuple[float, float, int, int]) -> ExposedCollectiveSpans:
+    return ExposedCollectiveSpans.from_table(spans(*rows))
+
+
 def placed(*rows: tuple[float, float, int, float]) -> list[tuple[float, float, int, float]]:
     """(came, went on, sequence, stood still) in seconds -> (start, end, sequence, run ends)."""
-    waits = assign_wait_times(spans(*[(s, e, n, ns(length)) for s, e, n, length in rows]))
+    waits = assign_wait_times(measured(*[(s, e, n, ns(length)) for s, e, n, length in rows]))
     columns = waits.start_ns / 1e9, waits.end_ns / 1e9, waits.sequence, waits.run_end_ns / 1e9
     return [tuple(row) for row in zip(*(column.tolist() for column in columns))]
 
@@ -43,7 +48,7 @@ def test_hidden_waits_take_no_time_and_nonsense_is_none() -> None:
 
 
 def test_time_before_an_instant_counts_waits_in_part() -> None:
-    waits = assign_wait_times(spans((1, 1, 1, ns(0.5)), (3, 3, 2, ns(1))))
+    waits = assign_wait_times(measured((1, 1, 1, ns(0.5)), (3, 3, 2, ns(1))))
     times = np.array([ns(t) for t in (0, 1, 1.25, 1.5, 2, 3.5, 9)])
     assert (waits.measure_before(times) / 1e9).tolist() == [0, 0, 0.25, 0.5, 0.5, 1.0, 1.5]
 
@@ -51,21 +56,22 @@ def test_time_before_an_instant_counts_waits_in_part() -> None:
 @pytest.mark.parametrize("from_s", [1.2, 1.5, 1.8])
 def test_what_is_kept_of_a_run_is_placed_as_it_was(from_s: float) -> None:
     rows = (0.2, 0.3, 1, ns(0.5)), (1.0, 1.01, 3, ns(0.4)), (1.1, 1.11, 5, ns(0.5))
-    table = spans(*rows)
+    table = measured(*rows)
     keep = select_unfinished(table, ns(from_s))
     # The first has ended at 0.7; the run of the other two ends at 1.9, though their host went on.
     assert keep.tolist() == [False, True, True]
-    again = assign_wait_times(spans(*rows[1:]))
+    again = assign_wait_times(measured(*rows[1:]))
     assert again.start_ns.tolist() == assign_wait_times(table).start_ns[1:].tolist()
 
 
 def test_operations_get_the_times_of_the_device_where_it_was_measured() -> None:
     # sequence numbers 1, 2, 3; the second and the third were measured
-    host = spans((1.0, 1.5, 7, 0), (2.0, 2.01, 7, 1), (2.1, 2.11, 7, 2))
-    measured = spans((2.0, 2.01, 2, ns(0.3)), (2.1, 2.11, 3, ns(0.2)), first_sequence=4)
-    waits = find_device_waits(process(100, spans={layout.EXPOSED_COLLECTIVE: measured}))
+    table = spans((1.0, 1.5, 7, 0), (2.0, 2.01, 7, 1), (2.1, 2.11, 7, 2))
+    host = CollectiveSpans.from_table(table)
+    exposed = spans((2.0, 2.01, 2, ns(0.3)), (2.1, 2.11, 3, ns(0.2)), first_sequence=4)
+    waits = find_device_waits(process(100, spans={layout.EXPOSED_COLLECTIVE: exposed}))
     there = apply_device_times(host, waits)
     assert (there.start_ns / 1e9).tolist() == [1.0, 2.0, 2.3]
     assert (there.end_ns / 1e9).tolist() == [1.5, 2.3, 2.5]
-    assert there.b.tolist() == [0, 1, 2]
+    assert there.number.tolist() == [0, 1, 2]
     assert apply_device_times(host, find_device_waits(process(100))) is host

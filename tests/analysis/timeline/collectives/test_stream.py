@@ -14,11 +14,6 @@ from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives import stream
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
-from clusterprof.analysis.timeline.collectives.reference import (
-    CollectiveSpans,
-    concat_spans,
-    match_spans,
-)
 from clusterprof.analysis.timeline.collectives.rows import (
     RankOperations,
     RankRowBuilder,
@@ -27,6 +22,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
 )
 from clusterprof.analysis.timeline.collectives.stream import OperationStream
 from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
+from tests.support.synthetic.matching import CollectiveSpans, concat_spans, match_spans
 from tests.support.synthetic.scenarios import LAYOUTS
 from tests.support.synthetic.score import booked
 from tests.support.synthetic.spans import arrivals

@@ -9,7 +9,8 @@ import pytest
 
 from clusterprof.analysis.timeline.data_wait.fetches import fit_cpu_time
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
-from clusterprof.analysis.timeline.model import Int, Process, Rank, SpanTable
+from clusterprof.analysis.timeline.model import Int, Process, Rank
+from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from tests.support.builders import activity, fetches, header, ints, io, process, rank, spans, thread
 from tests.support.critical_threads import MAIN, MIB, WORKER, check_rows, fed, row
@@ -172,7 +173,7 @@ def test_a_missing_record_is_not_taken_for_a_ready_batch() -> None:
     # records 1 and 3 are there, 2 was dropped: what ended the wait 2-6 is not known
     rows = activity("D8")
     table = fetches(rows, (0, 2, MIB), (6, 8, MIB))
-    holed = type(table)(*(getattr(table, n) for n in table.__slots__[:-1]), np.array([1, 3]))
+    holed = replace(table, sequence=np.array([1, 3]))
     worker = process(WORKER, MAIN, {FETCH: holed, WORKER_START: spans((-1, -1))}, thread(rows, 9))
     main = process(MAIN, spans={DATA_WAIT: spans((2, 6, 0, WORKER, 1))})
     assert row(fed(rank(9, main, [worker]), 2, 6)) == {"unknown": 1.0}

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clusterprof.analysis.timeline.load.chunks import NodeLoader, build_chunks
+from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.analysis.timeline.model import Chunk
+from clusterprof.analysis.timeline.spans import FetchSpans
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.builders import header, ns
+from tests.support.builders import build_chunks, header, is_whole, ns
 
 THREAD_NAMES = ("t_ns", "pid", "tid", "state", "on_cpu_ns_total", "run_delay_ns_total", "wchan")
 
@@ -121,9 +122,9 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
 def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
     named = replace(spans(201, 1, (0, 1, 64), (1, 2, 65)), names={64: "fetch", 65: "decode"})
     (chunk,) = build_chunks([header(), named, Clock(ns(3), 0, 0)])
-    result = chunk.processes[201].spans
-    assert sorted(result) == [FETCH, 65]
-    assert [result[FETCH].b.tolist(), result[FETCH].d.tolist()] == [[-1], [-1]]
+    assert sorted(chunk.processes[201].spans) == [FETCH, 65]
+    fetched = chunk.processes[201].get_spans(FetchSpans)
+    assert [fetched.user_cpu_ns.tolist(), fetched.read_bytes.tolist()] == [[-1], [-1]]
 
 
 def test_a_rank_that_marks_nothing_for_long_is_still_known_by_its_last_step() -> None:
@@ -253,7 +254,7 @@ def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
     assert facts.dropped_spans == 40
     assert facts.gaps == (gap,)
     assert [event.kind for event in facts.events] == ["oom-kill"]
-    assert facts.damage.is_whole
+    assert is_whole(facts.damage)
 
 
 def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.trace.schema import Clock, Columns, Event, Record
-from tests.support.builders import header, ns
+from tests.support.builders import build_chunks, header, ns
 
 
 def one_second_each(seconds: int) -> list[Record]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.analysis.timeline.load.chunks import build_chunks
 from clusterprof.probe.layout import FETCH, FIRST_USER_KIND, FORWARD, STEP, WORKER_START
 from clusterprof.trace.schema import SPAN_FIELDS, Spans
-from tests.support.builders import header, ns
+from tests.support.builders import build_chunks, header, ns
 
 # The second starts first and ends first; the third ends last; the fifth arrives last.
 UNREAD = ((2, 4), (1, 3), (5, 9), (4, 6), (6, 8))

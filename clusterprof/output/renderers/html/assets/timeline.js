@@ -132,7 +132,7 @@ function paintShade(raster, row, run, line, brushes) {
   raster.fill(run.x0, run.x1, line, line + 1, ink);
 }
 
-// Ends of steps, as soon as they are far enough apart to be told apart.
+// Ends of steps, as soon as they are far enough apart to be distinguished.
 function paintMarks(raster, row, y0, y1, ratio) {
   const marks = D.H.marks.get(row) || D.H.marks.get(-1);
   if (!marks || y1 - y0 < 4 * ratio) return;
@@ -165,7 +165,7 @@ function guiltyRows() {
   return guiltyRows.rows;
 }
 
-// Of a cause that is nearly everybody's nobody is marked.
+// A cause of nearly all ranks marks no culprit.
 function pointsAtFew(finding) {
   return !finding.outside && finding.culprit_count <= Math.max(2, D.count / 4);
 }

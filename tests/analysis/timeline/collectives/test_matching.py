@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.timeline.collectives.operations import RECV, SEND
-from clusterprof.analysis.timeline.collectives.reference import (
-    CollectiveSpans,
-    MatchResult,
-    concat_spans,
-    match_spans,
-)
 from clusterprof.analysis.timeline.collectives.rows import match_halves
+from tests.support.synthetic.matching import CollectiveSpans, MatchResult, concat_spans, match_spans
 
 ALL_REDUCE, BARRIER = 1, 9
 RANDOM = np.random.default_rng(7)

@@ -1,27 +1,4 @@
-"""Match the collective spans of many ranks to operations by job, group and number.
-
-Spans that cannot be matched reliably are left out and counted with a reason:
-
-| reason | what was seen |
-|---|---|
-| `group-unknown` | the span names no group |
-| `number-unknown` | the span has no number |
-| `peer-unknown` | a send or receive that does not name its peer |
-| `issue-not-seen` · `wait-not-seen` | half of an asynchronous operation |
-| `backwards` | it ends before it begins, or blocks for longer than it lasts |
-| `seen-twice` | the same rank a second time in one operation |
-| `another-operation` | its kind differs from that of most members with that number |
-| `restart-unclear` | the rank restarted more or less often than the others of its group |
-| `sequence-skew` | its numbers are shifted: its leaves fit the operation before or after |
-| `too-late` | so many operations waited for it that they were settled without it |
-
-Send and receive are matched by sender, receiver and number; both belong to the process
-group of the pair. An operation is settled when every recorded member has been read
-beyond it. Operations are yielded in an order in which every member left them; clocks,
-roughly aligned or not aligned, only help to find that order.
-
-    spans of a rank ──> rows in blocks ──> directory of channels ──> windows ──> operations
-"""
+"""Match the collective spans of many ranks, all in memory: what the stream must give too."""
 
 from __future__ import annotations
 

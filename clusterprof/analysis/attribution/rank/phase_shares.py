@@ -1,0 +1,152 @@
+"""Allocate idle device time to host phases by the idle share that each phase has over the run.
+
+A window between two device samples is often longer than the phases of a step, so it does not
+say in which of them the device was idle. Many windows together do, because they contain the
+phases in different parts:
+
+    window   data wait  compute  idle           idle = p * data wait + q * compute
+    1               60      140    80
+    2              120       80   130           least squares: p = 1.0, q = 0.14
+    3               10      190    37
+
+Shares lie between 0 and 1. A window's idle time is its expectation by these shares, plus the
+difference to what was measured, which goes to phases in proportion to the variance of a share
+(p * (1 - p)): a phase in which the device is always idle, or never, takes none of it. Until
+enough windows were seen, phases are filled in a fixed order.
+
+The equations are updated at fixed numbers of windows, so that where a recording is cut into
+chunks changes nothing.
+
+Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), for least squares with
+bounds; here by coordinate descent, which converges for them (Luo and Tseng, 1992).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER, allocate_by_phase
+from clusterprof.analysis.timeline.model import Float, Int
+
+PHASES = max(FILL_ORDER) + 1
+MIN_WINDOWS = 16
+"""Number of windows before shares are estimated."""
+_UPDATE_INTERVAL = 128
+_MIN_VARIANCE = 0.01
+"""Least variance of a share: the difference of a window must fit somewhere."""
+_ROUNDING = 0.02
+"""A share this near to 0 or 1 is 0 or 1: samples are not exact to a percent."""
+_ROUNDS, _DESCENT_ROUNDS = 8, 60
+_RIDGE = 1e-3
+"""Weight of the assumption that all phases are alike, for phases that windows cannot tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseShares:
+    """Idle share of each phase so far, and the sums of the equations behind it."""
+
+    windows: int = 0
+    products: tuple[float, ...] = (0.0,) * (PHASES * PHASES)
+    """Sum over windows of the product of each two phases' parts of the window."""
+    idle_products: tuple[float, ...] = (0.0,) * PHASES
+    """Sum over windows of the product of a phase's part and the idle part."""
+    shares: tuple[float, ...] = ()
+    """Idle share of each phase as of the last update; empty = not known yet."""
+
+
+NO_SHARES = PhaseShares()
+
+
+def allocate_by_shares(
+    window: Int, phase: Int, room_ns: Int, idle_ns: Int, known: PhaseShares
+) -> tuple[Int, PhaseShares]:
+    """Allocate the idle time of each window to the rows in it; also return the updated shares.
+
+    window, phase, room_ns: int64[n], rows of one window are contiguous. idle_ns:
+    int64[windows]. Returns int64[n], ns, at most the room.
+    """
+    parts_ns = np.bincount(
+        window * PHASES + phase, room_ns, minlength=idle_ns.size * PHASES
+    ).reshape(-1, PHASES)
+    amounts_ns = np.full(parts_ns.shape, -1.0)
+    at = 0
+    while at < idle_ns.size:
+        until = min(idle_ns.size, at + _find_next_update(known.windows) - known.windows)
+        rows = slice(at, until)
+        if known.shares:
+            amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], known.shares)
+        known = _add_windows(known, parts_ns[rows], idle_ns[rows])
+        at = until
+    out = np.zeros(window.size, np.int64)
+    is_known = amounts_ns[:, 0] >= 0
+    for code in range(PHASES):
+        amount_ns = np.where(is_known, np.floor(amounts_ns[:, code]), 0).astype(np.int64)
+        if amount_ns.any():
+            in_phase_ns = np.where(phase == code, room_ns, 0)
+            out += allocate_by_phase(window, phase, in_phase_ns, amount_ns, (code,))
+    left_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
+    return out + allocate_by_phase(window, phase, room_ns - out, left_ns, FILL_ORDER), known
+
+
+def _find_next_update(windows: int) -> int:
+    if windows >= _UPDATE_INTERVAL:
+        return (windows // _UPDATE_INTERVAL + 1) * _UPDATE_INTERVAL
+    update = MIN_WINDOWS
+    while update <= windows:
+        update *= 2
+    return update
+
+
+def _add_windows(known: PhaseShares, parts_ns: Int | Float, idle_ns: Int) -> PhaseShares:
+    """Add windows to the equations, and solve them when an update is due."""
+    length = np.maximum(parts_ns.sum(axis=1), 1.0)
+    parts, idle = parts_ns / length[:, None], np.minimum(idle_ns / length, 1.0)
+    products = np.reshape(known.products, (PHASES, PHASES)) + parts.T @ parts
+    idle_products = np.array(known.idle_products) + parts.T @ idle
+    windows = known.windows + idle_ns.size
+    shares = known.shares
+    if windows == _find_next_update(known.windows):
+        shares = tuple(solve_shares(products, idle_products).tolist())
+    return replace(
+        known,
+        windows=windows,
+        products=tuple(products.ravel().tolist()),
+        idle_products=tuple(idle_products.tolist()),
+        shares=shares,
+    )
+
+
+def solve_shares(products: Float, idle_products: Float) -> Float:
+    """Solve for the idle share of each phase by least squares with 0 <= share <= 1.
+
+    products: float64[k, k], idle_products: float64[k]. Phases that did not occur get the mean
+    share of all.
+    """
+    weight = float(products.sum())
+    mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
+    ridge = _RIDGE * float(np.trace(products)) / len(products) + 1e-12
+    shares = np.full(len(products), min(max(mean, 0.0), 1.0))
+    diagonal = np.diag(products) + ridge
+    for _ in range(_DESCENT_ROUNDS):
+        for at in range(len(shares)):
+            rest = idle_products[at] + ridge * mean - products[at] @ shares
+            shares[at] += rest / diagonal[at] - ridge * shares[at] / diagonal[at]
+            shares[at] = min(max(shares[at], 0.0), 1.0)
+    return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
+
+
+def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...]) -> Float:
+    """Return the idle time of each window by phase: float64[windows, phases], ns."""
+    share = np.array(shares)
+    amounts_ns = parts_ns * share
+    variance = np.maximum(share * (1 - share), _MIN_VARIANCE)
+    for _ in range(_ROUNDS):
+        missing_ns = idle_ns - amounts_ns.sum(axis=1)
+        room = np.where(missing_ns[:, None] > 0, amounts_ns < parts_ns, amounts_ns > 0)
+        weight = np.where(room, parts_ns * variance, 0.0)
+        total = weight.sum(axis=1)
+        step = np.divide(missing_ns, total, out=np.zeros_like(total), where=total > 0)
+        amounts_ns = np.clip(amounts_ns + weight * step[:, None], 0.0, parts_ns)
+    return amounts_ns

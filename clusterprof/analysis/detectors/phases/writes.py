@@ -1,0 +1,173 @@
+"""Measure how long the main thread was blocked in writing: logs, and saves of a model.
+
+A write sleeps in kernel functions of its own (a journal, write-back, fsync, a full send
+buffer) or waits for pages, where reads sleep too. Waiting for pages counts only while the
+process writes to a device and reads from none.
+
+    save span |====|                              torch.save, to the page cache
+    blocked        |#### folio_wait_bit ####|     fsync of the same file: part of the save
+    blocked                   |# jbd2 #|          a few kB: a log
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.detectors.base import (
+    compute_place_ratios,
+    limit_to_lost_time,
+    measure_main_thread,
+    measure_sleep,
+    select_phases,
+)
+from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Rank
+from clusterprof.probe import layout
+
+MIN_SAVE_BYTES = 16 << 20
+"""Bytes written in one blocked run from which it is a save; a line of a log has kilobytes."""
+MIN_SAVE_NS = 300_000_000
+"""Length of a blocked run from which it can be a save without a span: a few samples."""
+MAX_SAVE_PAUSE_NS = 300_000_000
+"""Time from the end of a save's span within which the next blocked write belongs to it."""
+_WRITE_FUNCTIONS = (
+    "jbd2",
+    "fsync",
+    "log_wait_commit",
+    "log_force",
+    "xlog",
+    "writeback",
+    "folio_wait_stable",
+    "sync_dirty_buffer",
+    "balance_dirty",
+    "wait_for_stable",
+    "flush",
+    "sk_stream_wait_memory",
+    "tcp_sendmsg",
+    "nfs_file_fsync",
+    "nfs_wb",
+    "nfs_commit",
+)
+_PAGE_WAIT_PREFIXES = (
+    "folio_wait",
+    "wait_on_page",
+    "io_schedule",
+    "rpc_wait",
+    "wbt_",
+    "rq_qos",
+    "submit_bio",
+)
+"""Prefixes of kernel functions in which reads sleep too: they count only while the process
+writes and does not read.
+"""
+
+_SAMPLES = "write samples"  # name in `Chunk.shared`
+
+
+def select_log_samples(rank: Rank) -> NDArray[np.bool_]:
+    """Select the samples of the main thread that were blocked in writing, saves left out.
+
+    bool[samples]. A long blocked run whose bytes are not known may be a save; it is left out
+    too.
+    """
+    return _classify_samples(rank)[0]
+
+
+def select_save_samples(rank: Rank) -> NDArray[np.bool_]:
+    """Select the samples of the main thread that were blocked in writing a save: bool[samples]."""
+    return _classify_samples(rank)[1]
+
+
+def estimate_write_share(
+    rank: Rank, lost: LostTime, write_samples: NDArray[np.bool_], min_ratio: float
+) -> Float:
+    """Estimate the share of each segment inside a step that blocked writes explain.
+
+    Returns float64[n]. write_samples: bool[samples]. min_ratio: a smaller part of the
+    segments together explains nothing.
+    """
+    out = np.zeros(lost.start_ns.size)
+    inside = select_phases(lost, PHASE_COMPUTE)
+    if not inside.any() or not write_samples.any():
+        return out
+    # A write works in the kernel before and after it sleeps there.
+    length = lost.end_ns - lost.start_ns
+    kernel = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside)) * length
+    unavailable_ns = measure_sleep(rank, lost, inside) + kernel
+    writing_ns = unavailable_ns * compute_place_ratios(rank, lost, inside, write_samples)
+    if float(writing_ns.sum()) < min_ratio * float(length[inside].sum()):
+        return out
+    # Nothing was launched while it was blocked: idle time of a segment belongs to it.
+    claimed_ns = limit_to_lost_time(writing_ns, lost, inside)
+    return np.minimum(claimed_ns / np.maximum(lost.lost_ns, 1), 1.0)
+
+
+def _classify_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the samples blocked in logs and those blocked in saves, bool[samples] each."""
+    known = rank.chunk.shared.get((_SAMPLES, rank.pid))
+    if known is None:
+        known = rank.chunk.shared[_SAMPLES, rank.pid] = _find_write_samples(rank)
+    return known  # type: ignore[no-any-return]
+
+
+def _find_write_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None:
+        return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+    names = rank.chunk.wchan_names
+    writes = find_sleep_samples(
+        thread, names, lambda name: any(word in name for word in _WRITE_FUNCTIONS)
+    )
+    pages = find_sleep_samples(thread, names, lambda name: name.startswith(_PAGE_WAIT_PREFIXES))
+    write_only = _find_write_only_samples(rank, thread.t_ns)
+    saves, logs = np.zeros((2, writes.size), np.bool_)
+    for first, last in zip(*(side.tolist() for side in find_runs(thread.t_ns, writes | pages))):
+        run = slice(first, last + 1)
+        start_ns = int(thread.t_ns[first])
+        end_ns = int(thread.t_ns[min(last + 1, thread.t_ns.size - 1)])
+        is_save = _follows_save(rank, start_ns)
+        # Bytes are counted when they enter the page cache, before the wait for the device.
+        is_write = is_save or write_only[run].any()
+        logs[run] = is_write | writes[run]
+        if not is_write:
+            continue
+        if not is_save and end_ns - start_ns >= MIN_SAVE_NS:
+            written = _count_written_bytes(rank, start_ns, end_ns)
+            is_save = written is not None and written >= MIN_SAVE_BYTES
+            if written is None:
+                logs[run] = False
+        if is_save:
+            saves[run] = True
+            logs[run] = False
+    return logs, saves
+
+
+def _follows_save(rank: Rank, start_ns: int) -> bool:
+    """Return whether the main thread was in the span of a save just before."""
+    table = rank.main.spans.get(layout.CHECKPOINT)
+    if table is None:
+        return False
+    return bool(
+        ((table.start_ns <= start_ns) & (table.end_ns >= start_ns - MAX_SAVE_PAUSE_NS)).any()
+    )
+
+
+def _find_write_only_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
+    """Find the samples around which the process wrote to a device and read from none: bool[n]."""
+    io = rank.main.io
+    if io is None or io.t_ns.size < 2:
+        return np.zeros(t_ns.size, np.bool_)
+    row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
+    bytes_written, bytes_read = np.diff(io.write_bytes), np.diff(io.read_bytes)
+    return np.asarray((bytes_written[row] > 0) & (bytes_read[row] <= 0), np.bool_)
+
+
+def _count_written_bytes(rank: Rank, start_ns: int, end_ns: int) -> int | None:
+    """Count what the process wrote from a little before an interval to its end; None = unknown."""
+    io = rank.main.io
+    if io is None or io.t_ns.size < 2:
+        return None
+    low = max(int(np.searchsorted(io.t_ns, start_ns - MAX_SAVE_PAUSE_NS, side="right")) - 1, 0)
+    high = min(int(np.searchsorted(io.t_ns, end_ns, side="left")), io.t_ns.size - 1)
+    return int(io.write_chars[high] - io.write_chars[low])

@@ -1,0 +1,269 @@
+"""Spans of the probe as columns, and a typed view of them for each span kind.
+
+A recorded span has four values `a`, `b`, `c`, `d`; what they mean depends on its kind
+(`probe.layout.ARGUMENTS`). Only loading, trimming and concatenating work on them as they are
+(`SpanTable`). The analysis uses views, which share the arrays:
+
+    steps = process.get_spans(StepSpans)      # None without spans of that kind
+    warm_up = steps.end_ns[steps.step == 0]
+
+Unless noted, -1 in a column means unknown. Kinds without values need no view: their times are in
+the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.probe import layout
+
+Int = NDArray[np.int64]
+Table = TypeVar("Table", bound="SpanTimes")
+View = TypeVar("View", bound="SpanView")
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTimes:
+    """Times of the spans of one kind of one process, sorted by start: int64[n] columns."""
+
+    start_ns: Int
+    end_ns: Int
+    sequence: Int
+    """Number of the span in its process."""
+
+    def select(self: Table, rows: Int | NDArray[np.bool_]) -> Table:
+        """Return the selected rows: bool[n] or int64[m]."""
+        return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTable(SpanTimes):
+    """Spans of any kind as recorded, int64[n] columns: `probe.layout.ARGUMENTS` names a to d."""
+
+    a: Int
+    b: Int
+    c: Int
+    d: Int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanView(SpanTimes):
+    """Spans of one kind with named columns."""
+
+    kind: ClassVar[int]
+
+    @classmethod
+    def from_table(cls: type[View], table: SpanTable) -> View:
+        """Name the columns of a table; both share the arrays."""
+        columns = dict(zip(layout.ARGUMENTS[cls.kind], (table.a, table.b, table.c, table.d)))
+        return cls(table.start_ns, table.end_ns, table.sequence, **columns)
+
+
+@dataclass(frozen=True, slots=True)
+class DataWaitSpans(SpanView):
+    """Waits of the training loop for its next batch, int64[n] columns."""
+
+    kind = layout.DATA_WAIT
+
+    batch: Int
+    worker_pid: Int
+    """Process that owns the batch; 0 = the waiting process loads itself."""
+    workers: Int
+    """Number of dataloader workers."""
+    first: Int
+    """1 for the first wait of an iterator, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpans(SpanView):
+    """Fetches of batches in the process that loads them, int64[n] columns."""
+
+    kind = layout.FETCH
+
+    items: Int
+    """Number of samples fetched."""
+    user_cpu_ns: Int
+    system_cpu_ns: Int
+    read_bytes: Int
+    """Bytes read from block devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpans(SpanView):
+    """Training steps, int64[n] columns."""
+
+    kind = layout.STEP
+
+    step: Int
+    """Step number, from 0."""
+    marked_by: Int
+    """0 = the optimizer, 1 = the user, 2 = a framework."""
+    samples: Int
+    """Number of samples of this rank."""
+    tokens: Int
+    """Number of tokens of this rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class H2dSpans(SpanView):
+    """Copies from the host to the device, int64[n] columns."""
+
+    kind = layout.H2D
+
+    bytes: Int
+    non_blocking: Int
+    """1 if the host did not wait for the copy, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpans(SpanView):
+    """Saves of checkpoints, int64[n] columns."""
+
+    kind = layout.CHECKPOINT
+
+    bytes: Int
+    """Bytes written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedSpans(SpanView):
+    """Device time that a wait of the host did not hide, int64[n] columns."""
+
+    kind = layout.EXPOSED
+
+    measured_sequence: Int
+    """Sequence number of the span that was measured."""
+    device_ns: Int
+    """Time in which the device had no work, in ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedCollectiveSpans(SpanView):
+    """Device time of collective operations that nothing hid, int64[n] columns."""
+
+    kind = layout.EXPOSED_COLLECTIVE
+
+    measured_sequence: Int
+    """Sequence number of the collective span that was measured."""
+    device_ns: Int
+    """Time for which the compute stream waited, in ns; may exceed the span."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSpans(SpanView):
+    """Collective operations as their host entered and left them, int64[n] columns."""
+
+    kind = layout.COLLECTIVE
+
+    group: Int
+    """Hash of the process group; 0 = unknown."""
+    number: Int
+    """Number of the operation within its group, or of the message within its channel, from 0."""
+    bytes: Int
+    code: Int
+    """Operation, form and peer (`probe.layout.OPERATION_MASK`, `FORM_SHIFT`, `PEER_SHIFT`)."""
+
+    @property
+    def form(self) -> Int:
+        """Return the forms (`probe.layout.BLOCKING`, `ISSUE`, `WAIT`): int64[n]."""
+        return self.code >> layout.FORM_SHIFT & layout.FORM_MASK
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSpans(SpanView):
+    """Compilations of models, int64[n] columns."""
+
+    kind = layout.COMPILE
+
+    compiled_before: Int
+    """Number of earlier compilations of that code."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStartSpans(SpanView):
+    """Instants at which iterators of dataloaders were made, int64[n] columns."""
+
+    kind = layout.LOADER_START
+
+    workers: Int
+    pin_memory: Int
+    """0 or 1."""
+    prefetch_factor: Int
+    """Number of batches that a worker may have ready; 0 = not set."""
+    persistent_workers: Int
+    """0 or 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStartSpans(SpanView):
+    """Instants at which dataloader workers were ready, int64[n] columns."""
+
+    kind = layout.WORKER_START
+
+    worker: Int
+    """Number of the worker, from 0."""
+    workers: Int
+    """Number of workers of its loader."""
+    parent_pid: Int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSpans(SpanView):
+    """Waits of the host for its device, int64[n] columns."""
+
+    kind = layout.SYNC
+
+    waited_ns: Int
+    """Time in ns that the host waited inside the span; more than its length = all of it."""
+    times: Int
+    """Number of calls that the span stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSpans(SpanView):
+    """Counts of the device memory allocator between two readings, int64[n] columns."""
+
+    kind = layout.ALLOCATOR
+
+    retries: Int
+    """Number of allocations repeated after a cache flush."""
+    mallocs: Int
+    """Number of blocks obtained from the driver."""
+    frees: Int
+    """Number of blocks returned to the driver."""
+    out_of_memory: Int
+    """Number of failed allocations."""
+
+
+@dataclass(frozen=True, slots=True)
+class StarvedSpans(SpanView):
+    """Gaps of an imported trace in which the device had no launched work, int64[n] columns."""
+
+    kind = layout.STARVED
+
+    launching_ns: Int
+    """Time of the gap in ns that the host spent in operators and launches."""
+    synced_ns: Int
+    """Time in ns that it waited for the device."""
+    memory_ns: Int
+    """Time in ns that it allocated or freed device memory."""
+    copying_ns: Int
+    """Time in ns that it copied to or from the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingSpans(SpanView):
+    """Work of the loading thread in an imported trace, int64[n] columns."""
+
+    kind = layout.LOADING
+
+    reading_ns: Int
+    """Time in ns spent in file reads."""
+    computing_ns: Int
+    read_bytes: Int
+    storage: Int
+    """Where the files are stored (`probe.layout.STORAGE_LOCAL` and others); 0 = unknown."""

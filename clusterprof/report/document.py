@@ -1,0 +1,501 @@
+"""Define the report as a JSON document: its keys in their order, and their types.
+
+The JSON renderer writes these types and the gate reads them. `schema/report.schema.json` beside the
+renderer is generated from them by `make docs`. The schema describes a key by the docstring below
+it, or else by that of the attribute in the model (`report.model`, `history`, `impact`) from which
+the key is written. A type that describes a class of the model has the name of that class; classes
+whose attributes are the keys stand here themselves.
+
+Keys keep name, type, unit and meaning. A key with a default is not needed to judge a stored report,
+and reports of older versions may lack it; a written report has every key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from clusterprof.report.impact import AdviceCode
+from clusterprof.report.model import CoverageGap, Evidence, Grade
+
+Ns = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Factor = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+
+def take_from(path: str) -> Meta:
+    """Mark a key that is written from another attribute, or an attribute of an attribute."""
+    return Meta(extra={"source": path})
+
+
+def limit_to(characters: int) -> Meta:
+    """Mark a key whose strings, at any depth, are cut to a number of characters."""
+    return Meta(extra={"characters": characters})
+
+
+FORMAT = "clusterprof-report"
+MAX_TEXT_CHARACTERS = 4096  # limit of a string without a mark
+MAX_BINS, MAX_CAUSES, MAX_SLOW_STEPS, MAX_WAITS = 240, 16, 20, 20
+
+
+class Document(Struct, frozen=True):
+    """A JSON object."""
+
+
+class Row(Document, frozen=True):
+    """A JSON object that is a tuple in the model, with its items in this order."""
+
+
+class Bucket(Row, frozen=True):
+    """Device time of one cause."""
+
+    cause: str
+    ns: Ns
+
+
+class Reason(Row, frozen=True):
+    """Time with a reason for what is not known about it."""
+
+    reason: str
+    ns: Ns
+
+
+class JobFacts(Document, frozen=True, kw_only=True):
+    hosts: str = ""
+    """Its nodes as a host list in Slurm's notation."""
+    world_size: Count | None
+    gpus: Count
+    coverage_ratio: Ratio | None
+    clock_bound_ns: Ns | None = None
+    clock_why: str = ""
+
+
+class Ledger(Document, frozen=True):
+    """Where the device time of all ranks went, to the nanosecond."""
+
+    window_ns: Ns
+    """Observed time = unmeasured_ns + outside_ns + in_step_ns."""
+    unmeasured_ns: Ns
+    """Time in which the device was not measured: neither busy nor idle."""
+    outside_ns: Ns
+    """Time before the first and after the last step; the sum of outside_buckets."""
+    in_step_ns: Ns
+    """Time inside steps = productive_ns + lost_ns."""
+    productive_ns: Ns
+    lost_ns: Ns
+    """The sum of buckets."""
+    buckets: tuple[Bucket, ...]
+    """Lost time inside steps by cause, "unattributed" included. A cause that is too small for a
+    finding is only here.
+    """
+    unattributed_ns: Ns
+    """Lost time without sufficient evidence; the sum of unattributed_reasons."""
+    unattributed_reasons: tuple[Reason, ...]
+    outside_buckets: tuple[Bucket, ...]
+    caused_by_nobody: Annotated[tuple[Bucket, ...], take_from("nobody")] = ()
+    """Lost time that no rank caused (transfers, ranks that were not recorded). With `caused` of
+    all ranks it sums to lost_ns; empty when ranks were not compared.
+    """
+
+
+class Persistence(Document, frozen=True):
+    kind: Literal["steady", "transient", "wandering"]
+    from_ns: Ns
+    to_ns: Ns
+    stretches: Count
+    seen_stretches: Annotated[Count, take_from("seen")]
+    culprits: Count
+    chief_stretches: Annotated[Count, take_from("most")]
+
+
+class PeerComparison(Document, frozen=True):
+    name: str
+    unit: str
+    value: float | None
+    others_value: Annotated[float | None, take_from("others")]
+    others: Annotated[int, Meta(ge=1), take_from("many")]
+    of: Literal["rank", "node"]
+    note: str
+
+
+class Advice(Document, frozen=True):
+    id: str
+    what: str
+    because: str
+    change: str
+    gain: str
+    verify: str
+    worse: str
+    diagnose: bool
+    effort: Literal["", "look", "setting", "code", "site", "data"]
+    """The effort it takes; "" when unknown."""
+    commands: tuple[str, ...]
+
+
+class Culprit(Document, frozen=True):
+    node: str
+    rank: Count | None
+    device: str
+    resource: str
+    own_ns: Ns | None = None
+    others_ns: Ns | None = None
+    victims: Count | None = None
+    recoverable_ns: Ns | None = None
+
+
+class Onset(Document, frozen=True):
+    run_ns: Ns
+    step: Count | None
+    steps: Count | None
+
+
+class Finding(Document, frozen=True):
+    cause: Annotated[str, take_from("cause.id")]
+    """Id of the cause: `clusterprof explain ID`."""
+    family: Annotated[str, take_from("cause.family")]
+    """Top-level group of the cause."""
+    title: Annotated[str, take_from("cause.title")]
+    """The cause in one line, without a full stop."""
+    advice: Annotated[str, take_from("cause.advice")]
+    """What helps against the cause in general; `remedies` has what to do in this run."""
+    lost_ns: Ns
+    share_ratio: Ratio | None
+    recoverable_ns: Ns | None
+    confidence_ratio: Ratio | None
+    grade: Grade
+    upper_bound: bool
+    outside_steps: bool
+    culprits: tuple[Culprit, ...]
+    persistence: Persistence | None = None
+    compared: PeerComparison | None = None
+    since: Onset | None = None
+    more_why: str = ""
+    withheld: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    remedies: Annotated[tuple[Advice, ...], take_from("advice")] = ()
+
+
+class RankLedger(Document, frozen=True):
+    node: str
+    rank: Count | None
+    pid: Count
+    device: str
+    source: str
+    steps: Count
+    coverage_ratio: Ratio | None
+    window_ns: Ns
+    unmeasured_ns: Ns
+    outside_ns: Ns
+    in_step_ns: Ns
+    productive_ns: Ns
+    lost_ns: Ns
+    buckets: tuple[Bucket, ...]
+    outside_buckets: tuple[Bucket, ...]
+    caused: tuple[Bucket, ...] = ()
+
+
+class UtilizationLevels(Document, frozen=True):
+    sm_active_ratio: Ratio | None
+    sm_active_p90_ratio: Ratio | None
+    sm_occupancy_ratio: Ratio | None
+    tensor_active_ratio: Ratio | None
+    dram_active_ratio: Ratio | None
+    power_ratio: Ratio | None
+    memory_used_bytes: Count | None
+    memory_total_bytes: Count | None
+    host_on_cpu_ratio: Ratio | None
+
+
+class UtilizationAdvice(Document, frozen=True):
+    code: AdviceCode
+    text: str
+    measured: bool
+    confidence_ratio: Ratio | None
+    grade: Literal["B", "C"]
+    ranks: Count
+
+
+class RankUtilization(Document, frozen=True):
+    node: str
+    rank: Count | None
+    pid: Count
+    device: str
+    busy_ns: Ns
+    lost_ns: Ns
+    filled_ns: Ns
+    underfilled_ns: Ns
+    unmeasured_ns: Ns
+    unmeasured_reasons: Annotated[tuple[Reason, ...], take_from("reasons")]
+    levels: UtilizationLevels
+    advice: tuple[str, ...]
+
+
+class DeviceUtilization(Document, frozen=True):
+    busy_ns: Ns
+    """Time in steps with a kernel resident
+    = lost_ns + filled_ns + underfilled_ns + unmeasured_ns.
+    """
+    lost_ns: Ns
+    filled_ns: Ns
+    underfilled_ns: Ns
+    unmeasured_ns: Ns
+    unmeasured_reasons: Annotated[tuple[Reason, ...], take_from("reasons")]
+    """Sums to unmeasured_ns."""
+    advice: tuple[UtilizationAdvice, ...]
+    ranks: tuple[RankUtilization, ...]
+    """Ranks whose device was measured; the numbers above are their sums."""
+    why_missing: str
+
+
+class CauseImpact(Document, frozen=True):
+    cause: str
+    outside_steps: bool
+    lost_ns: int
+    lost_cost: float | None
+    saved_ns: int | None
+    saved_low_ns: int | None
+    saved_high_ns: int | None
+    saved_cost: float | None
+    why_missing: Annotated[str, limit_to(400)]
+
+
+class EfficiencyMetric(Row, frozen=True):
+    """A common efficiency metric."""
+
+    name: str
+    value: float | None
+    text: Annotated[str, limit_to(600)]
+    """Its definition, or why it is not known."""
+
+
+class Impact(Document, frozen=True):
+    job_ns: int | None
+    gpus: int
+    price_per_gpu_hour: float | None
+    currency: Annotated[str, limit_to(60)]
+    lost_cost: float | None
+    why_no_cost: Annotated[str, limit_to(400)]
+    upper_bound: bool
+    saved_ns: int | None
+    saved_low_ns: int | None
+    saved_high_ns: int | None
+    causes: tuple[CauseImpact, ...]
+    tokens_per_second: float | None
+    tokens_per_second_if_fixed: float | None
+    why_no_tokens: Annotated[str, limit_to(400)]
+    samples_per_second: float | None
+    samples_per_second_if_fixed: float | None
+    why_no_samples: Annotated[str, limit_to(400)]
+    cost_per_million_tokens: float | None
+    cost_per_million_tokens_if_fixed: float | None
+    yardsticks: tuple[EfficiencyMetric, ...]
+    """Common efficiency metrics."""
+
+
+class LateRank(Row, frozen=True):
+    """A rank that arrived last in slow steps."""
+
+    node: str
+    rank: Count | None
+    steps: Count
+
+
+class Tail(Document, frozen=True):
+    steps: Count
+    slow_steps: Annotated[Count, take_from("slow")]
+    p50_ns: Ns | None
+    p99_ns: Ns | None
+    set_by: tuple[LateRank, ...]
+    """The ranks that arrived last in the slow steps, most first."""
+    why_missing: str
+
+
+class Metric(Document, frozen=True):
+    name: str
+    value: float | None
+    unit: str
+    bound: Literal["exact", "at most", "at least"]
+    why_missing: str
+
+
+class NodeFacts(Document, frozen=True):
+    name: str
+    key: str
+    boot_id: str
+    duration_ns: Ns
+    damaged_bytes: Count
+    dropped_spans: Count
+    recorder_cpu_ratio: Factor | None
+
+
+class CauseByBlock(Row, frozen=True):
+    """Lost time of one cause by block."""
+
+    cause: str
+    family: str
+    ns: tuple[Ns, ...]
+
+
+class StepStats(Document, frozen=True):
+    """All ranks by block of steps; every array has one item per block."""
+
+    width: Annotated[int, Meta(ge=1)]
+    steps: tuple[Count, ...]
+    step_ns: tuple[Ns, ...]
+    in_step_ns: tuple[Ns, ...]
+    """Sums to in_step_ns of the ledger."""
+    measured_ns: tuple[Ns, ...]
+    busy_ns: tuple[Ns, ...]
+    lost_ns: tuple[Ns, ...]
+    """Sums to lost_ns of the ledger."""
+    lost: tuple[CauseByBlock, ...]
+    """By cause, the largest first; each sums to its bucket of the ledger."""
+    lengths: tuple[str, ...]
+    """By block "bin:steps bin:steps"; the bin of a length is floor(128 * log2(ns))."""
+
+
+class GpuModel(Row, frozen=True):
+    """Devices of one model."""
+
+    model: str
+    gpus: Annotated[int, Meta(ge=1)]
+
+
+class Framework(Row, frozen=True):
+    """A framework that the ranks had loaded."""
+
+    name: str
+    version: str
+
+
+class RunFingerprint(Document, frozen=True):
+    started_at_ns: Ns | None
+    recordings: Annotated[tuple[str, ...], limit_to(4096)]
+    gpu_models: tuple[GpuModel, ...]
+    """Devices of the job by model."""
+    nodes: Count | None
+    world_size: Count | None
+    batch_size: Factor | None
+    tokens: Factor | None
+    measured_by: tuple[str, ...]
+    """Where lost time was measured, of all ranks."""
+    frameworks: tuple[Framework, ...]
+    """Frameworks that the ranks had loaded."""
+    drivers: tuple[str, ...]
+    recorder: tuple[str, ...]
+    restarts: Count
+
+
+class RankId(Document, frozen=True):
+    """A rank, as in `ranks` of the report."""
+
+    node: str
+    rank: Count | None
+    pid: Count
+
+
+class CauseByBin(Row, frozen=True):
+    """Lost time of one cause by time bin."""
+
+    cause: str
+    ns: Annotated[tuple[Ns, ...], Meta(max_length=MAX_BINS)]
+
+
+class SlowStep(Document, frozen=True):
+    number: int
+    start_ns: int
+    duration_ns: Ns
+    last_to_come: Annotated[RankId | None, take_from("rank")]
+    """The rank that arrived last; null when it is not known."""
+    lost: Annotated[tuple[Bucket, ...], Meta(max_length=MAX_CAUSES)]
+    """Lost time of all ranks in this step, the largest first."""
+
+
+class Wait(Document, frozen=True):
+    start_ns: int
+    duration_ns: Ns
+    victim: RankId | None
+    """The rank that waited."""
+    culprit: RankId | None
+    """The rank that arrived last; null when it is not known."""
+    cause: str
+    step: int | None
+
+
+class Trend(Document, frozen=True):
+    """How the loss of all ranks changed over the run; null where the run was too short to tell."""
+
+    kind: Literal["steady", "rising", "falling", "from", "until", "between", "apart", "bursts"]
+    start_ns: int
+    """Run time at which the segment that `kind` describes begins."""
+    end_ns: int
+    level_ratio: Factor | None
+    """Lost share of the time in steps in that segment; for bursts in the worst part, for rising
+    and falling at the end.
+    """
+    else_ratio: Annotated[Factor | None, take_from("rest_ratio")]
+    """Lost share in the rest; for bursts in the median part, for rising and falling at the
+    beginning.
+    """
+
+
+class EndedRank(Row, frozen=True):
+    """A rank that took no more steps while other ranks of its job continued."""
+
+    rank: RankId | None
+    run_ns: Ns
+    """Run time at which its last step ended."""
+
+
+class History(Document, frozen=True):
+    """The course of the run, all ranks together, in equal time bins; null when it was not computed.
+    Times are ns from the start of the run. The HTML page and exports have it rank by rank.
+    """
+
+    started_at_ns: int | None
+    begin_ns: int
+    stretch_ns: Ns
+    """Length of a time bin."""
+    in_step_ns: Annotated[tuple[Ns, ...], Meta(max_length=MAX_BINS)]
+    """Time of all ranks inside steps, by time bin; sums to in_step_ns of the ledger."""
+    lost: Annotated[tuple[CauseByBin, ...], Meta(max_length=MAX_CAUSES)]
+    """Largest first; sums to lost_ns of the ledger. `waiting-for-ranks` is time lost in operations
+    with other ranks, whose causes are known only for the run as a whole; `others` are the
+    smallest causes.
+    """
+    slow_steps: Annotated[tuple[SlowStep, ...], Meta(max_length=MAX_SLOW_STEPS)]
+    waits: Annotated[tuple[Wait, ...], Meta(max_length=MAX_WAITS)]
+    course: Trend | None
+    ended: tuple[EndedRank, ...]
+    """Ranks that took no more steps while other ranks of their job continued, at most 64. Later
+    losses are of fewer ranks, which is no change of any rank.
+    """
+    why_missing: Annotated[str, limit_to(400)]
+
+
+class Report(Document, frozen=True, kw_only=True):
+    """The output of `clusterprof analyze --json`. Times are integer nanoseconds; what is not known
+    is null.
+    """
+
+    format: Literal["clusterprof-report"]
+    schema_version: Literal[1]
+    title: str
+    emulated: bool
+    job: JobFacts | None
+    ledger: Ledger
+    findings: tuple[Finding, ...]
+    """Those inside steps first, largest first. Unattributed time is in the ledger."""
+    ranks: tuple[RankLedger, ...]
+    underfill: DeviceUtilization | None = None
+    worth: Annotated[Impact | None, limit_to(200)] = None
+    tail: Tail | None = None
+    metrics: tuple[Metric, ...]
+    not_seen: Annotated[tuple[CoverageGap, ...], take_from("blinds")]
+    nodes: tuple[NodeFacts, ...]
+    notes: tuple[str, ...]
+    steps: Annotated[StepStats | None, limit_to(200)]
+    likeness: Annotated[RunFingerprint | None, limit_to(200)]
+    history: Annotated[History | None, limit_to(200)] = None
