@@ -123,6 +123,10 @@ WAIT = 2
 FORM_SHIFT = 8
 FORM_MASK = 0xF
 
+# Set in the code of a blocking operation that another thread than the main one called: whether
+# the main thread waited for it shows in its samples.
+OTHER_THREAD = 1 << 13
+
 PEER_SHIFT = 16
 PEER_MASK = 0xFFFFFFFF
 

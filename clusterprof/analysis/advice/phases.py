@@ -251,6 +251,20 @@ PHASE_RECOMMENDATIONS = (
         effort="code",
     ),
     Recommendation(
+        "find-the-sleeping-line",
+        ("host-asleep",),
+        "Find the line that sleeps, and move it out of the step",
+        "py-spy dump in a pause; a thread or a process for uploads and retries",
+        FilledRecommendation(
+            "py-spy dump --pid PID while the GPU is idle names the line; let a thread or a process"
+            " of its own sleep, retry, upload or ask instead"
+        ),
+        evidence_names=("in_timer_ratio", "on_connection_ratio"),
+        expected_change="thread.in_timer_ratio and thread.on_connection_ratio fall",
+        worse="what the step waited for may not be done yet when the next step begins",
+        effort="code",
+    ),
+    Recommendation(
         "prebuilt-image",
         ("startup",),
         "Use a prebuilt image and keep the compile cache",

@@ -48,6 +48,8 @@ MAX_CONFIDENCE = 0.98
 _SAMPLE_INTERVAL_S = 0.1
 """Sampling interval in all of the corpus, seconds."""
 _MARGIN_WEIGHT = 0.2
+_UNKNOWN_WEIGHT = 0.5
+"""Part of the confidence that a claim loses if all lost time but it has no cause."""
 _COVERAGE_FLOOR = 0.8
 
 
@@ -73,7 +75,9 @@ def compute_confidence_score(
     return prior * margin * coverage
 
 
-def estimate_confidence(score: float, lost_ns: int, marked_steps: int = 0) -> float:
+def estimate_confidence(
+    score: float, lost_ns: int, marked_steps: int = 0, unattributed_ns: int = 0
+) -> float:
     """Estimate the probability that a cause of this much lost GPU time is right.
 
     Interpolated by the logarithm of its size: 0.9 s at the mean score are right in 93 of
@@ -82,11 +86,14 @@ def estimate_confidence(score: float, lost_ns: int, marked_steps: int = 0) -> fl
     lost_ns: lost GPU time, ns.
     marked_steps: steps of ranks in which the job's own marks timed it; 9 of them weigh as
     much as 0.9 s of samples.
+    unattributed_ns: lost time of the job without a cause: as much as the claim itself takes a
+    quarter of the confidence, because it can hide a larger cause.
     """
     sizes, precisions = zip(*PRECISION_BY_GPU_S)
     size = math.log(max(lost_ns * 1e-9, marked_steps * _SAMPLE_INTERVAL_S, 1e-9))
     precision = float(np.interp(size, [math.log(size_s) for size_s in sizes], precisions))
-    return min(MAX_CONFIDENCE, precision * score / MEAN_CORPUS_SCORE)
+    unknown = _UNKNOWN_WEIGHT * unattributed_ns / max(lost_ns + unattributed_ns, 1)
+    return min(MAX_CONFIDENCE, precision * score / MEAN_CORPUS_SCORE) * (1 - unknown)
 
 
 def choose_main_grade(by_grade: Mapping[str, int]) -> Grade:

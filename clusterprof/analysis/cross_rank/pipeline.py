@@ -26,7 +26,7 @@ from clusterprof.analysis.cross_rank.implicit_collectives import (
 )
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.cross_rank.wait_totals import align_cause_ids
-from clusterprof.analysis.cross_rank.waits import attribute_waits
+from clusterprof.analysis.cross_rank.waits import attribute_waits, blame_starved_transfers
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.job.clock_sync import align_node_clocks
 from clusterprof.analysis.job.ranks import assign_jobs, attribute_restarts
@@ -82,6 +82,7 @@ CROSS_RANK_PASSES: tuple[Callable[[JobState], JobState], ...] = (
     find_network_faults,
     apply_implicit_barriers,
     attribute_waits,
+    blame_starved_transfers,
     blame_unrecorded_peers,
     revert_suspected_busy_wait,  # after the waits have had their chance to confirm it
     # What all ranks of a job did together.

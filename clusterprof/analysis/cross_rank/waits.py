@@ -22,10 +22,17 @@ from clusterprof.analysis.attribution.accumulator import (
     merge_accumulators,
 )
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
-from clusterprof.analysis.attribution.rank.claims import JITTER, PEERS_UNKNOWN, WITH_PEERS
-from clusterprof.analysis.attribution.rank.time_spent import UNEXPLAINED
+from clusterprof.analysis.attribution.rank.claims import (
+    EVIDENCE_SCALE,
+    JITTER,
+    PEERS_UNKNOWN,
+    WITH_PEERS,
+)
+from clusterprof.analysis.attribution.rank.comm_threads import DELAYED, estimate_host_overhead_ns
+from clusterprof.analysis.attribution.rank.time_spent import CONTENTION, UNEXPLAINED
 from clusterprof.analysis.attribution.taxonomy import CLAIMABLE_CAUSES
 from clusterprof.analysis.attribution.wait_for.blame import (
+    TRANSFER,
     UNKNOWN,
     UNKNOWN_PEER,
     WORK,
@@ -51,7 +58,7 @@ from clusterprof.analysis.cross_rank.observers import (
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB
-from clusterprof.analysis.node.analyze import NodeResult, list_ranks, with_ranks
+from clusterprof.analysis.node.analyze import NodeResult, list_ranks, map_ranks, with_ranks
 from clusterprof.analysis.spill import SpillReader
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
 from clusterprof.analysis.timeline.collectives.operations import Operations
@@ -349,4 +356,49 @@ def _with_wait_causes(
     left = {reason: units for reason, units in partial.unexplained.items() if units}
     return with_attributed_waits(
         rank, replace(partial, unexplained=left), waits.victim_ns, waits.culprit_ns
+    )
+
+
+# --- transfers whose threads had no CPU ---
+
+_MIN_STARVED_RATIO = 0.02
+"""Part of a rank's transfer time; less is the normal cost of every scheduler."""
+_STARVED_NOTE = "of the transfers, the communication threads were ready to run and had no CPU"
+
+
+def blame_starved_transfers(state: JobState) -> JobState:
+    """Attribute transfer time in which a rank's communication threads had no CPU to contention.
+
+    A faster network would not shorten it.
+    """
+    return replace(state, nodes=map_ranks(state.nodes, _with_starved_transfers))
+
+
+def _with_starved_transfers(rank: RankResult) -> RankResult:
+    transfer_ns = rank.victim_ns.get(TRANSFER, 0)
+    starved_ns = int(estimate_host_overhead_ns(rank.accumulator.totals, DELAYED, transfer_ns))
+    if starved_ns <= _MIN_STARVED_RATIO * transfer_ns:
+        return rank
+    left_units = starved_ns * SHARE_SCALE
+    moved: dict[tuple[str, str, int], int] = {}
+    for (cause, grade, source), units in rank.accumulator.claimed.items():
+        if cause == TRANSFER:
+            part = min(units, left_units)
+            moved[TRANSFER, grade, source] = -part
+            moved[CONTENTION, grade, source] = part
+            left_units -= part
+    evidence = (CONTENTION, "comm_thread.runnable_ratio", "ratio", _STARVED_NOTE)
+    change = Accumulator(
+        claimed=moved,
+        evidence={evidence: round(EVIDENCE_SCALE * starved_ns / transfer_ns) * starved_ns},
+        weights={evidence: starved_ns},
+    )
+    victim_ns = {
+        **rank.victim_ns,
+        TRANSFER: transfer_ns - starved_ns,
+        CONTENTION: rank.victim_ns.get(CONTENTION, 0) + starved_ns,
+    }
+    culprit_ns = {**rank.culprit_ns, CONTENTION: rank.culprit_ns.get(CONTENTION, 0) + starved_ns}
+    return with_attributed_waits(
+        rank, merge_accumulators(rank.accumulator, change), victim_ns, culprit_ns
     )

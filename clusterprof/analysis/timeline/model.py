@@ -158,6 +158,7 @@ PHASE_COLLECTIVE = 10  # inside a collective operation, or waiting for its end
 PHASE_BUSY_WAIT = 11  # a resident kernel computed nothing, outside the operations that have spans
 # suspected busy-wait: counts as loss only if the other ranks confirm it
 PHASE_SUSPECTED_BUSY_WAIT = 12
+PHASE_HIDDEN_COLLECTIVE = 13  # launches work while another thread is in a collective operation
 
 # How the loss was measured, best source first.
 SOURCE_STREAM_EVENTS = 1

@@ -31,7 +31,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.timeline.model import Float, Int, Series
+from clusterprof import signals
+from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 
 
 def compute_increase(series: Series, start_ns: Int, end_ns: Int) -> Float:
@@ -242,3 +243,74 @@ def estimate_period(values: Float) -> Period | None:
         return None
     first = int(peaks[inner[peaks] >= _PEAK_RATIO * best][0]) + _MIN_PERIOD_SAMPLES
     return Period(float(first), min(best, 1.0))
+
+
+_READINGS = "readings"  # name in `Chunk.shared`
+SNAPSHOT_VALID_NS = 2_500_000_000
+"""A snapshot of utilization holds for the time since the one before if that is no longer, ns."""
+
+
+def get_busy_readings(rank: Rank) -> tuple[Int, Float]:
+    """Return sample times and cumulative busy time; a NaN or a decrease marks unmeasured time."""
+    known = rank.chunk.shared.get((_READINGS, rank.device))
+    if known is None:
+        known = rank.chunk.shared[_READINGS, rank.device] = _read_busy_time(rank)
+    return known  # type: ignore[no-any-return]
+
+
+def get_means_at_driver_times(rank: Rank, name: str) -> Series | None:
+    """Return a series of means of the rank's device at the times up to which they were measured.
+
+    A value that is repeated, because the driver had no newer one, is dropped. None if it was
+    not recorded.
+    """
+    series = rank.chunk.series.get((name, rank.device))
+    until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
+    if series is None or until is None:
+        return series
+    t_ns, values = _move_to_driver_times(series.t_ns, series.values, until)
+    return Series(t_ns, values, series.is_counter)
+
+
+def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
+    total = rank.chunk.series.get((signals.GPU_BUSY_TIME.name, rank.device))
+    if total is not None and total.t_ns.size:
+        known = ~np.isnan(total.values)
+        # A counter needs no reading in between: the next one still contains all of it.
+        t_ns, busy_ns = total.t_ns[known], total.values[known]
+        until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
+        return (t_ns, busy_ns) if until is None else _move_to_driver_times(t_ns, busy_ns, until)
+    ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))
+    if ratio is None or not rank.device:
+        return np.zeros(0, np.int64), np.zeros(0)
+    return ratio.t_ns, _sum_busy_ratio(ratio)
+
+
+def _move_to_driver_times(t_ns: Int, busy_ns: Float, until: Series) -> tuple[Int, Float]:
+    """Return the readings at the ends of the driver's periods instead of when they were polled.
+
+    A driver hands a period over up to a period late. t_ns int64[n], busy_ns float64[n]: polled
+    totals. until: end of the period of each poll, NaN where the driver's clock was not
+    understood; those readings keep the time of the poll. Readings that end no later than the
+    one before are dropped, so times strictly increase.
+    """
+    if not until.t_ns.size:
+        return t_ns, busy_ns
+    row = np.minimum(np.searchsorted(until.t_ns, t_ns), until.t_ns.size - 1)
+    end_ns = until.values[row]
+    is_known = (until.t_ns[row] == t_ns) & ~np.isnan(end_ns) & (end_ns <= t_ns)
+    moved = np.where(is_known, end_ns, t_ns).astype(np.int64)
+    latest = np.maximum.accumulate(moved)
+    is_new = np.append(True, moved[1:] > latest[:-1]) if moved.size else np.zeros(0, np.bool_)
+    return moved[is_new], busy_ns[is_new]
+
+
+def _sum_busy_ratio(ratio: Series) -> Float:
+    """Compute cumulative busy time of a snapshot series; decreases mark unmeasured time."""
+    interval_ns = np.diff(ratio.t_ns).astype(np.float64)
+    step = np.rint(interval_ns * ratio.values[1:])
+    step[interval_ns > SNAPSHOT_VALID_NS] = np.nan
+    so_far = np.concatenate([[0.0], np.nancumsum(step)])
+    # A missing step makes the counter decrease, which readers interpret as not measured.
+    fallen = np.concatenate([[0.0], np.cumsum(np.isnan(step) * 1.0)])
+    return so_far - fallen * (float(ratio.t_ns[-1] - ratio.t_ns[0]) + 1.0)

@@ -172,6 +172,11 @@ class CollectiveSpans(SpanView):
         """Return the forms (`probe.layout.BLOCKING`, `ISSUE`, `WAIT`): int64[n]."""
         return self.code >> layout.FORM_SHIFT & layout.FORM_MASK
 
+    @property
+    def by_other_thread(self) -> NDArray[np.bool_]:
+        """Return whether another thread than the main one was in the operation: bool[n]."""
+        return np.asarray((self.code & layout.OTHER_THREAD) != 0, np.bool_)
+
 
 @dataclass(frozen=True, slots=True)
 class CompileSpans(SpanView):

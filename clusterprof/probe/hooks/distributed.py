@@ -9,6 +9,7 @@ does not wait; events measure how long the default stream was idle.
 import functools
 import sys
 from _thread import get_ident
+from threading import main_thread
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Optional, Tuple
@@ -96,7 +97,7 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
         if hooks_wrap.is_traced():
             return original(*arguments, **keywords)
-        start, mark, group = 0, None, None
+        start, mark, group, by = 0, None, None, 0
         try:
             thread = get_ident()
             if _probe.on and thread not in inside and not hooks_wrap.compiler._is_compiling_flag:  # type: ignore[attr-defined]
@@ -122,7 +123,9 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
             if group is not None:
                 b = next(group.operations)
                 inside.add(thread)
-                start = ring.enter(group.number, b, size, code)
+                if thread != main_thread().ident:
+                    by = layout.OTHER_THREAD
+                start = ring.enter(group.number, b, size, code | by)
         except BaseException as error:
             handle_error(error)
         try:
@@ -136,7 +139,7 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
             try:
                 end = monotonic_ns()
                 inside.discard(thread)
-                sequence = ring.emit(collective, start, end, group.number, b, size, code)
+                sequence = ring.emit(collective, start, end, group.number, b, size, code | by)
                 if mark is not None or (code != operation and result is not None):
                     _watch_completion(group, b, size, code, result, mark, sequence, start, end)
             except BaseException as error:

@@ -563,8 +563,10 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
     """
     first = CALLS.index(CALLS_WITHOUT_GPM[0])
     before, after = CALLS[:first], CALLS[first + len(CALLS_WITHOUT_GPM) :]
+    middle: tuple[Call, ...] = ()
     if isinstance(counters, Gpm):
-        middle: tuple[Call, ...] = (build_gpm_call(list_gpm_metrics(entry)),)
+        # First, so that the busy time of the same sample is that of its means.
+        before = (build_gpm_call(list_gpm_metrics(entry)), *before)
     else:
         known = (SIGNAL_BY_METRIC[metric] for metric in list_gpm_metrics(entry))
         signals = tuple(signal for signal in known if signal in CALLS_WITHOUT_GPM[0].signals)

@@ -155,7 +155,7 @@ _SHARE_COLUMNS = tuple(
     if field.name not in ("identified", "worker_pid")
 )
 _NAMES = "names of signals"
-_EVIDENCE_SCALE = 1000  # evidence is stored in thousandths of its unit
+EVIDENCE_SCALE = 1000  # evidence is stored in thousandths of its unit
 
 
 def settle_segment(
@@ -382,7 +382,7 @@ def _with_evidence(accumulator: Accumulator, claims: Mapping[str, Claims]) -> Ac
         for item in claim.evidence:
             key = (id_, item.name, item.unit, item.note)
             weight = max(1, units // SHARE_SCALE)
-            scaled = round(item.value * _EVIDENCE_SCALE)
+            scaled = round(item.value * EVIDENCE_SCALE)
             evidence[key] = scaled if is_sum(item) else scaled * weight
             if not is_sum(item):
                 weights[key] = weight
@@ -401,5 +401,5 @@ def collect_evidence(accumulator: Accumulator, cause_id: str) -> tuple[Evidence,
         id_, name, unit, note = key
         if id_ == cause_id:
             weight = accumulator.weights.get(key, 1)
-            out.append(Evidence(name, value / weight / _EVIDENCE_SCALE, unit, note))
+            out.append(Evidence(name, value / weight / EVIDENCE_SCALE, unit, note))
     return tuple(out)

@@ -42,10 +42,13 @@ import numpy as np
 from clusterprof import signals
 from clusterprof.analysis.attribution.rank.phase_shares import NO_SHARES, PhaseShares
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
+from clusterprof.analysis.timeline.series import (
+    SNAPSHOT_VALID_NS,
+    get_busy_readings,
+    get_means_at_driver_times,
+)
 
 MAX_LATENESS_NS = 1_500_000_000
-_READINGS = "readings"  # name in `Chunk.shared`
-SNAPSHOT_VALID_NS = 2_500_000_000
 # NVML: HW slowdown 0x8, software thermal 0x20, hardware thermal 0x40, power brake 0x80. The power
 # cap (0x4) is excluded: large GPUs run at it all day, and that clock is their normal one.
 THROTTLE_REASON_BITS = 0x8 | 0x20 | 0x40 | 0x80
@@ -65,12 +68,12 @@ class DeviceWindows:
 
 def get_sample_times(rank: Rank) -> Int:
     """Return the sample times of the rank's device: int64[n], ns, empty without samples."""
-    return _get_readings(rank)[0]
+    return get_busy_readings(rank)[0]
 
 
 def build_device_windows(rank: Rank) -> DeviceWindows | None:
     """Return all windows between two device samples of this chunk; None without a device."""
-    t_ns, busy_ns = _get_readings(rank)
+    t_ns, busy_ns = get_busy_readings(rank)
     if t_ns.size < 2:
         return None
     idle_so_far = _compute_future_minimum(t_ns, t_ns - t_ns[0] - (busy_ns - busy_ns[0]))
@@ -99,58 +102,6 @@ def trim_windows(windows: DeviceWindows, start_ns: int, end_ns: int) -> DeviceWi
     idle = np.maximum(end - start - busy, 0)
     slowed = np.minimum(windows.slowed_ns[keep], end - start - idle)
     return DeviceWindows(start, end, idle, slowed)
-
-
-def _get_readings(rank: Rank) -> tuple[Int, Float]:
-    """Return sample times and cumulative busy time; a NaN or a decrease marks unmeasured time."""
-    known = rank.chunk.shared.get((_READINGS, rank.device))
-    if known is None:
-        known = rank.chunk.shared[_READINGS, rank.device] = _read_busy_time(rank)
-    return known  # type: ignore[no-any-return]
-
-
-def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
-    total = rank.chunk.series.get((signals.GPU_BUSY_TIME.name, rank.device))
-    if total is not None and total.t_ns.size:
-        known = ~np.isnan(total.values)
-        # A counter needs no reading in between: the next one still contains all of it.
-        t_ns, busy_ns = total.t_ns[known], total.values[known]
-        until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
-        return (t_ns, busy_ns) if until is None else _move_to_driver_times(t_ns, busy_ns, until)
-    ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))
-    if ratio is None or not rank.device:
-        return np.zeros(0, np.int64), np.zeros(0)
-    return ratio.t_ns, _sum_busy_ratio(ratio)
-
-
-def _move_to_driver_times(t_ns: Int, busy_ns: Float, until: Series) -> tuple[Int, Float]:
-    """Return the readings at the ends of the driver's periods instead of when they were polled.
-
-    A driver hands a period over up to a period late. t_ns int64[n], busy_ns float64[n]: polled
-    totals. until: end of the period of each poll, NaN where the driver's clock was not
-    understood; those readings keep the time of the poll. Readings that end no later than the
-    one before are dropped, so times strictly increase.
-    """
-    if not until.t_ns.size:
-        return t_ns, busy_ns
-    row = np.minimum(np.searchsorted(until.t_ns, t_ns), until.t_ns.size - 1)
-    end_ns = until.values[row]
-    is_known = (until.t_ns[row] == t_ns) & ~np.isnan(end_ns) & (end_ns <= t_ns)
-    moved = np.where(is_known, end_ns, t_ns).astype(np.int64)
-    latest = np.maximum.accumulate(moved)
-    is_new = np.append(True, moved[1:] > latest[:-1]) if moved.size else np.zeros(0, np.bool_)
-    return moved[is_new], busy_ns[is_new]
-
-
-def _sum_busy_ratio(ratio: Series) -> Float:
-    """Compute cumulative busy time of a snapshot series; decreases mark unmeasured time."""
-    interval_ns = np.diff(ratio.t_ns).astype(np.float64)
-    step = np.rint(interval_ns * ratio.values[1:])
-    step[interval_ns > SNAPSHOT_VALID_NS] = np.nan
-    so_far = np.concatenate([[0.0], np.nancumsum(step)])
-    # A missing step makes the counter decrease, which readers interpret as not measured.
-    fallen = np.concatenate([[0.0], np.cumsum(np.isnan(step) * 1.0)])
-    return so_far - fallen * (float(ratio.t_ns[-1] - ratio.t_ns[0]) + 1.0)
 
 
 def _compute_future_minimum(t_ns: Int, idle_so_far: Float) -> Float:
@@ -258,10 +209,15 @@ def detect_busy_wait(
     """
     none = np.zeros(windows.start_ns.size, np.int64)
     for name, scale in ((signals.GPU_SM_ACTIVE.name, 1.0), (signals.GPU_POWER.name, _MAX_WATTS)):
-        series = rank.chunk.series.get((name, rank.device))
+        is_mean = scale == 1.0
+        series = (
+            get_means_at_driver_times(rank, name)
+            if is_mean
+            else rank.chunk.series.get((name, rank.device))
+        )
         if series is None or not series.t_ns.size or not none.size:
             continue
-        if scale == 1.0:  # a mean since the reading before
+        if is_mean:  # since the reading before
             value = _average_over_windows(series, windows)
         else:  # a reading describes the time before it
             row = np.searchsorted(series.t_ns, windows.end_ns, side="left")

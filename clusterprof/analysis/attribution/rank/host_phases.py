@@ -20,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.timeline.collectives.operations import find_device_waits
-from clusterprof.analysis.timeline.intervals import EMPTY, Intervals, Pair, merge_intervals
+from clusterprof.analysis.timeline.intervals import (
+    EMPTY,
+    Intervals,
+    Pair,
+    find_intersection,
+    measure_overlap,
+    merge_intervals,
+    subtract_intervals,
+)
 from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
@@ -29,11 +37,13 @@ from clusterprof.analysis.timeline.model import (
     PHASE_EVAL,
     PHASE_GC,
     PHASE_H2D,
+    PHASE_HIDDEN_COLLECTIVE,
     PHASE_NONE,
     PHASE_STARTUP,
     Int,
     Rank,
 )
+from clusterprof.analysis.timeline.series import compute_differences
 from clusterprof.analysis.timeline.spans import (
     CollectiveSpans,
     DataWaitSpans,
@@ -46,6 +56,7 @@ from clusterprof.probe import layout
 # In ascending precedence: later layers cover earlier ones.
 _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.STEP, PHASE_COMPUTE),
+    (-layout.COLLECTIVE, PHASE_HIDDEN_COLLECTIVE),  # of other threads, whatever the main one did
     (layout.COLLECTIVE, PHASE_COLLECTIVE),
     (layout.DATA_WAIT, PHASE_DATA_WAIT),
     (layout.GC, PHASE_GC),
@@ -65,6 +76,7 @@ FILL_ORDER = (
     PHASE_DATA_WAIT,
     PHASE_GC,
     PHASE_COLLECTIVE,
+    PHASE_HIDDEN_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_NONE,
 )
@@ -166,11 +178,18 @@ def _scan_edges(
 
 
 def _build_layer(rank: Rank, bit: int) -> Intervals:
-    """Return the union of a layer's spans; a negative kind: those that waited for a worker."""
+    """Return the union of a layer's spans.
+
+    Negative kinds: data waits for a worker, and operations of other threads.
+    """
     kind = _LAYERS[bit][0]
     table = rank.main.spans.get(abs(kind))
     if table is None:
         return EMPTY
+    if kind == -layout.COLLECTIVE:
+        operations = CollectiveSpans.from_table(table)
+        other = operations.by_other_thread & (operations.group != 0)
+        return merge_intervals((table.start_ns[other], table.end_ns[other]))
     if kind == layout.EXPOSED_COLLECTIVE:
         waits = find_device_waits(rank.main)
         if waits is None:
@@ -185,6 +204,11 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         measured = rank.main.get_spans(ExposedCollectiveSpans)
         if measured is not None:
             counts &= ~np.isin(table.sequence, measured.measured_sequence)
+        other = counts & operations.by_other_thread
+        if other.any():
+            own = merge_intervals((table.start_ns[counts & ~other], table.end_ns[counts & ~other]))
+            beside = merge_intervals((table.start_ns[other], table.end_ns[other]))
+            return merge_intervals(own, _find_exposed_part(rank, beside))
         if counts.all():
             return merge_intervals((table.start_ns, table.end_ns))
         return merge_intervals((table.start_ns[counts], table.end_ns[counts]))
@@ -200,6 +224,50 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         collects = rank.main.spans.get(layout.GC) is not None
         return merge_intervals((table.start_ns, table.end_ns)) if collects else EMPTY
     return merge_intervals((table.start_ns[waited], table.end_ns[waited]))
+
+
+def _find_exposed_part(rank: Rank, operations: Intervals) -> Intervals:
+    """Return the part of other threads' operations in which the main thread can have waited.
+
+    Between two samples the main thread waited for at most the time in which it was neither on
+    a CPU nor ready to run, and waits of its own do not count; what it waited lies at the end,
+    because it starts an operation before it waits for it:
+
+        samples       |----------- 100 -----------|    active for 40 of 100
+        operations       |------- 80 --------|
+        exposed             |------ 60 ------|
+    """
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or len(thread.t_ns) < 2:
+        return operations
+    own_waits = rank.main.spans.get(layout.DATA_WAIT)
+    if own_waits is not None:
+        operations = subtract_intervals(
+            operations, merge_intervals((own_waits.start_ns, own_waits.end_ns))
+        )
+    start, end = thread.t_ns[:-1], thread.t_ns[1:]
+    active_ns = compute_differences(thread.on_cpu_ns)[0] + np.maximum(
+        compute_differences(thread.run_delay_ns)[0], 0.0
+    )
+    inside_ns = measure_overlap((start, end), operations)
+    free_ns = end - start - active_ns
+    if own_waits is not None:
+        free_ns -= measure_overlap(
+            (start, end), merge_intervals((own_waits.start_ns, own_waits.end_ns))
+        )
+    hidden_ns = inside_ns - np.clip(free_ns, 0, inside_ns)
+    # Time inside operations so far, and the instants at which a part of it has passed.
+    edges = np.stack(operations, axis=1).ravel()
+    passed = np.repeat(np.cumsum(operations.end_ns - operations.start_ns), 2)
+    passed[::2] -= operations.end_ns - operations.start_ns
+    before = np.interp(start, edges, passed)
+    exposed_from = np.ceil(np.interp(before + hidden_ns, passed, edges)).astype(np.int64)
+    exposed_from = np.where(hidden_ns > 0, np.clip(exposed_from, start, end), start)
+    samples = Intervals(exposed_from, end)
+    nonempty = samples.end_ns > samples.start_ns
+    kept = merge_intervals((samples.start_ns[nonempty], samples.end_ns[nonempty]))
+    unsampled = subtract_intervals(operations, Intervals(start[:1], end[-1:]))
+    return merge_intervals(find_intersection(operations, kept), unsampled)
 
 
 def _find_gaps_between_saves(rank: Rank, saves: SpanTimes) -> Pair:

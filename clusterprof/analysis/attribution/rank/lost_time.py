@@ -77,6 +77,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
 )
 from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
+from clusterprof.analysis.detectors.base import measure_device_sync
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
 from clusterprof.analysis.timeline.intervals import EMPTY, merge_intervals
 from clusterprof.analysis.timeline.load.ranks import parse_identity
@@ -89,6 +90,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_EVAL,
     PHASE_GC,
     PHASE_H2D,
+    PHASE_HIDDEN_COLLECTIVE,
     PHASE_NONE,
     PHASE_STARTUP,
     PHASE_SUSPECTED_BUSY_WAIT,
@@ -100,6 +102,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import ExposedSpans
 from clusterprof.probe import layout
 
@@ -307,6 +310,7 @@ _HOST_PHASES = (
 # Where a device that busy-waited is assumed to have done so: after the host issued a collective.
 _BUSY_WAIT_ORDER = (
     PHASE_COLLECTIVE,
+    PHASE_HIDDEN_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_NONE,
     PHASE_H2D,
@@ -409,16 +413,41 @@ def measure_lost_intervals(
 
 
 def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, SegmentAccount]:
-    """Use stream events where a wait has them, otherwise the full wait."""
+    """Use stream events where a wait has them, otherwise the full wait.
+
+    Inside a step, outside any wait, the time in which the host slept counts.
+    """
     events = measure_exposed_time(rank, phases)
     in_full = np.isin(phases.phase, _HOST_PHASES) & ~events.measured
     length = phases.end_ns - phases.start_ns
+    inside = np.isin(phases.phase, (PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE)) & ~events.measured
     parts = [
         (events.lost_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
+        (np.where(inside, _measure_sleep(rank, phases), 0), SOURCE_HOST_SPANS),
     ]
     lost = shift_to_wait_end(_build_lost(rank, phases, parts))
     return lost, SegmentAccount(0, 0, 0, int(np.count_nonzero(events.measured)))
+
+
+def _measure_sleep(rank: Rank, phases: HostPhases) -> Int:
+    """Measure how long the main thread slept in each row: int64[n], ns.
+
+    Marked waits for the device do not count: the device worked meanwhile. Nor does waiting for a
+    CPU, which `analysis.attribution.rank.time_spent` takes from the work. 0 where its threads
+    were not sampled.
+    """
+    length = phases.end_ns - phases.start_ns
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or len(thread.t_ns) < 2:
+        return np.zeros(length.size, np.int64)
+    on_cpu_ns, delay_ns = (
+        compute_column_increase(thread.t_ns, column, phases.start_ns, phases.end_ns)
+        for column in (thread.on_cpu_ns, thread.run_delay_ns)
+    )
+    synced_ns = measure_device_sync(rank, phases.start_ns, phases.end_ns)
+    asleep_ns = np.nan_to_num(length - on_cpu_ns) - np.nan_to_num(delay_ns) - synced_ns
+    return np.clip(np.rint(asleep_ns), 0, length).astype(np.int64)
 
 
 def _measure_from_samples(
@@ -455,7 +484,8 @@ def _measure_from_samples(
     if busy_wait_ns.any():
         busy_wait = allocate_by_phase(window, phase, left - idle, busy_wait_ns, _BUSY_WAIT_ORDER)
         left, busy_lost = left - busy_wait, busy_lost + busy_wait
-        tails.append((busy_wait, np.where(phase == PHASE_COLLECTIVE, phase, PHASE_BUSY_WAIT)))
+        in_operation = (phase == PHASE_COLLECTIVE) | (phase == PHASE_HIDDEN_COLLECTIVE)
+        tails.append((busy_wait, np.where(in_operation, PHASE_COLLECTIVE, PHASE_BUSY_WAIT)))
     if suspected_ns.any():
         busy_wait = allocate_by_phase(window, phase, left - idle, suspected_ns, _BUSY_WAIT_ORDER)
         left, suspected = left - busy_wait, busy_wait
@@ -495,7 +525,9 @@ def _build_lost(rank: Rank, phases: HostPhases, parts: list[tuple[Int, int]]) ->
         source[part[rows] > 0] = code
     kept = phases.rows(rows)
     steps = find_step_numbers(rank, kept.start_ns, kept.steps_begun)
-    return LostTime(kept.start_ns, kept.end_ns, amount[rows], kept.phase, source, steps)
+    # Idle time there is the main thread's: it had not launched anything.
+    phase = np.where(kept.phase == PHASE_HIDDEN_COLLECTIVE, PHASE_COMPUTE, kept.phase)
+    return LostTime(kept.start_ns, kept.end_ns, amount[rows], phase, source, steps)
 
 
 def _append_busy_losses(

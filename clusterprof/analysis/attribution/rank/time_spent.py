@@ -26,6 +26,7 @@ by what it lost to the cause and by what is hidden behind other work
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -353,7 +354,9 @@ def _select_ended_spans(spans: CollectiveSpans | None, segment: Segment) -> Coll
     ends = spans.end_ns[rows]
     if (ends[1:] < ends[:-1]).any():
         rows = rows[np.argsort(ends, kind="stable")]
-    return spans.select(rows)
+    ended_spans = spans.select(rows)
+    # Ranks match by the operation, whichever thread called it.
+    return replace(ended_spans, code=ended_spans.code & ~layout.OTHER_THREAD)
 
 
 def _measure_blocked_time(

@@ -13,7 +13,8 @@ that, the queue runs dry, and the GPU waits for the next launch, thousands of ti
 ## How it decides
 
 The device must have been measured as idle in that window. Its share is the part of the main
-thread's time spent on a CPU, if that is at least the limit. A main thread that slept or was blocked
+thread's time spent on a CPU, if that and the time in which it waited for a CPU are at least the
+limit. A main thread that slept or was blocked
 is not evidence of slow launching.
 
 ## What to do
@@ -71,8 +72,8 @@ class LaunchBound:
     class Limits:
         """Limits for a step bound by launching."""
 
-        on_cpu_at_least_ratio: float = 0.5
-        """Share of the segment in which the main thread must have been on a CPU."""
+        active_at_least_ratio: float = 0.5
+        """Share of the segment in which the main thread must have been on a CPU or ready for it."""
 
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
@@ -85,7 +86,8 @@ class LaunchBound:
         if not inside.any():
             return Claims(np.zeros(inside.size), "B")
         on_cpu = np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
-        share = np.where(on_cpu >= limits.on_cpu_at_least_ratio, on_cpu, 0.0)
+        runnable = np.nan_to_num(measure_main_thread(rank, "run_delay_ns", lost, inside))
+        share = np.where(on_cpu + runnable >= limits.active_at_least_ratio, on_cpu, 0.0)
         evidence = (
             Evidence(
                 "thread.on_cpu_ratio",

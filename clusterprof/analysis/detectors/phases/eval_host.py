@@ -45,7 +45,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -63,7 +62,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
-from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.analysis.timeline.series import compute_column_increase, get_busy_readings
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
@@ -123,12 +122,10 @@ def find_pauses(rank: Rank, lost: LostTime, limits: PauseLimits) -> tuple[Float,
 
 def _locate_device_samples(rank: Rank, t_ns: Int) -> tuple[Int, float] | None:
     """Return the number of the device sample after each instant, and the time between samples."""
-    for signal in (signals.GPU_BUSY_TIME, signals.GPU_BUSY):
-        series = rank.chunk.series.get((signal.name, rank.device))
-        if series is not None and series.t_ns.size > 1:
-            interval_ns = float(np.median(np.diff(series.t_ns)))
-            return np.searchsorted(series.t_ns, t_ns, side="right"), interval_ns
-    return None
+    sampled_ns = get_busy_readings(rank)[0]
+    if sampled_ns.size < 2:
+        return None
+    return (np.searchsorted(sampled_ns, t_ns, side="right"), float(np.median(np.diff(sampled_ns))))
 
 
 def _find_pause_steps(lost: LostTime, selected: NDArray[np.bool_], number: Int) -> tuple[Int, int]:

@@ -1,4 +1,4 @@
-"""The training thread sleeps, and not for data, ranks, the device or a disk.
+"""The training thread sleeps or waits for something outside training.
 
 ## What it sees
 
@@ -96,7 +96,7 @@ class HostAsleep:
             "`strace -p PID -T`: which call it sleeps in, and for how long."
         ),
     )
-    needs = ("threads", "device")
+    needs = ("threads",)
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -217,15 +217,19 @@ def _add_device_syncs(node: NodeTables, pid: int, start: Int, end: Int) -> None:
 
 
 def _add_allocator_spans(node: NodeTables, pid: int, calls: RuntimeCalls) -> None:
-    """Add the number of device memory allocations and frees in each second."""
+    """Add the number of device memory allocations and frees in each second.
+
+    A span reaches from the first to the last of them: nothing may lie outside the file's events.
+    """
     alloc_ends, free_ends = calls.of(classify.ALLOC)[1], calls.of(classify.FREE)[1]
     if not alloc_ends.size and not free_ends.size:
         return
-    seconds = np.unique(np.concatenate([alloc_ends, free_ends]) // SECOND_NS)
+    ends = np.sort(np.concatenate([alloc_ends, free_ends]))
+    seconds, first = np.unique(ends // SECOND_NS, return_index=True)
     mallocs = np.bincount(np.searchsorted(seconds, alloc_ends // SECOND_NS), minlength=seconds.size)
     frees = np.bincount(np.searchsorted(seconds, free_ends // SECOND_NS), minlength=seconds.size)
-    start = seconds * SECOND_NS
-    node.spans(pid, layout.ALLOCATOR, start, start + SECOND_NS, -1, mallocs, frees, 0)
+    last = np.append(first[1:], ends.size) - 1
+    node.spans(pid, layout.ALLOCATOR, ends[first], ends[last], -1, mallocs, frees, 0)
 
 
 def _count_host_collectives(marks: Marks, main: int, account: Account) -> None:
