@@ -73,7 +73,7 @@ docs-check: $(VENV)/dev
 	$(BIN)/python tests/tools/generate_docs.py --check
 
 golden: $(VENV)/dev ## accept new golden outputs (review the diff like code)
-	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest $$(grep -rl CLUSTERPROF_ACCEPT_GOLDEN --include="test_*.py" tests)
+	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest $$(grep -rlE "CLUSTERPROF_ACCEPT_GOLDEN|golden_hosts import" --include="test_*.py" tests)
 
 # Capture /proc and /sys of this machine as a fixture: make host NAME=...
 host: $(VENV)/dev

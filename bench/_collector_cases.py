@@ -217,7 +217,7 @@ static int find(long device, const char *call, int value, char *rest, size_t siz
 
 
 def _build_nvml(folder: Path) -> Path:
-    from nvml.simulated import SOURCE
+    from tests.support.nvml.simulated import SOURCE
 
     text = SOURCE.read_text()
     assert _FIND in text, "the simulated NVML is made otherwise now"
@@ -231,7 +231,7 @@ def _build_nvml(folder: Path) -> Path:
 
 
 def _nvidia(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from nvml.simulated import Scenario, environment
+    from tests.support.nvml.simulated import Scenario, environment
 
     library = _build_nvml(folder / "nvml")
     scenario = Scenario(folder / "scenario", devices=8)
@@ -240,14 +240,14 @@ def _nvidia(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
 
 
 def _gaudi(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from accel.simulated import path_with
+    from tests.support.accelerators.simulated import path_with
 
     path = {"PATH": path_with(HOSTS / "gaudi-node/tools")}
     return [_case("gaudi-node", lambda: _isolated(kind.name, path))]
 
 
 def _neuron(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from accel.simulated import path_with, tool
+    from tests.support.accelerators.simulated import path_with, tool
 
     tools = HOSTS / "trn1-node/tools"
     report = (tools / "reports.jsonl").read_text().splitlines()[0]
@@ -258,7 +258,7 @@ def _neuron(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
 
 
 def _tpu(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from accel.simulated import SITE, write_tpu
+    from tests.support.accelerators.simulated import SITE, write_tpu
 
     write_tpu(folder / "tpu")
     sys.path.append(str(SITE))  # a helper looks where its recorder does

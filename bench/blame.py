@@ -1,8 +1,8 @@
 """How many spans a second does blame settle, and how much memory does it keep between blocks?
 
-Jobs of 128 ranks as `tests/synthetic` builds them, in blocks: one team (no chains), nodes and world
-(a chain per step), a pipeline (chains through chains). Beside it reading and matching the same
-spans, from where the analysis of the nodes keeps them.
+Jobs of 128 ranks as `tests/support/synthetic` builds them, in blocks: one team (no chains), nodes
+and world (a chain per step), a pipeline (chains through chains). Beside it reading and matching the
+same spans, from where the analysis of the nodes keeps them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from synthetic.jobs import CATEGORIES, MS, Fault, Job
-from synthetic.matching import CollectiveSpans, build_rank_entries, get_block
-from synthetic.scenarios import LAYOUTS
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
 from clusterprof.analysis.timeline.collectives.stream import OperationStream
+from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job
+from tests.support.synthetic.matching import CollectiveSpans, build_rank_entries, get_block
+from tests.support.synthetic.scenarios import LAYOUTS
 
 RANKS = 128
 BLOCK = 32_000

@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent / "tests"))
+sys.path.insert(0, str(FOLDER.parent))
 sys.path.insert(0, str(FOLDER))
 
 from baselines.rules import RULES
-from synthetic.scenarios import any_fault
-from synthetic.score import booked, find_peer_groups, rank_culprits
+
+from tests.support.synthetic.scenarios import any_fault
+from tests.support.synthetic.score import booked, find_peer_groups, rank_culprits
 
 # Layout, ranks, jobs, steps.
 JOBS = (

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from synthetic.clocks import trial
+from tests.support.synthetic.clocks import trial
 
 TRIALS = 10_000
 

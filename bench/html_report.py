@@ -12,14 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from browser import Browser, program
-from histories import hour
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Report
+from tests.support.browser import Browser, program
+from tests.support.histories import hour
 
 ROUNDS = 3
 FRAMES = 40

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from builders import build_chunks
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from clusterprof.analysis.timeline import intervals
 from clusterprof.analysis.timeline.intervals import Intervals
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Header, Record, Rows, Spans
+from tests.support.builders import build_chunks
 
 PIECES = 2_000_000
 PLAIN = 50_000

@@ -193,8 +193,8 @@ def size_of(out: Path) -> int:
 
 def memory(folder: Path) -> None:
     """Print what the recorder and the helper of the simulated NVML hold in memory."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from nvml.simulated import Scenario, build, environment
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from tests.support.nvml.simulated import Scenario, build, environment
 
     variables = environment(build(folder / "nvml"), Scenario(folder / "scenario"))
     out = folder / "memory"

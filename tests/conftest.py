@@ -1,4 +1,4 @@
-"""Fixture machines; and this folder is on the import path: `from builders import …`."""
+"""Fixtures: recorded machines, files that are open, the rights of an ordinary user."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ HOSTS = Path(__file__).parent / "hosts"
 LAB = Path(__file__).resolve().parents[1] / "lab"
 if str(LAB) not in sys.path:
     sys.path.insert(0, str(LAB))  # its package need not be installed to be tested
+ALONE_FOLDERS = [Path(__file__).parent / name for name in ("lab/real", "scenarios/training")]
+"""Their tests change the machine for others, except those of HARMLESS_FILES."""
+HARMLESS_FILES = {
+    "lab/real/accept/test_judge.py",
+    "lab/real/test_account.py",
+    "scenarios/training/test_hangs.py",
+    "scenarios/training/test_restarts.py",
+    "scenarios/training/test_two_jobs.py",
+}
 NOBODY = 65534
 
 # A shell that starts the tests in the background has them ignore these, and so all they start.
@@ -35,6 +44,15 @@ for number, usual in (
 ):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of folders that change the machine `alone`."""
+    harmless = {Path(__file__).parent / name for name in HARMLESS_FILES}
+    for item in items:
+        in_folder = any(folder in item.path.parents for folder in ALONE_FOLDERS)
+        if in_folder and item.path not in harmless:
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def run(folder: Path, *words: str, **options: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """Return exit code and output of every command, in a package with one more cause."""
     folder = tmp_path_factory.mktemp("cause")
     package = copy_package(folder)
@@ -212,8 +212,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, 
     return json.loads(run(folder, "-c", COMMANDS, input=json.dumps(commands)))
 
 
-def test_it_takes_part_in_attribution_and_report(told: dict[str, tuple[int, str, str]]) -> None:
-    code, text, _ = told["json"]
+def test_it_takes_part_in_attribution_and_report(outputs: dict[str, tuple[int, str, str]]) -> None:
+    code, text, _ = outputs["json"]
     report = json.loads(text)
     finding = report["findings"][0]
     assert code == 0 and (finding["cause"], finding["family"]) == (ID, "storage")
@@ -226,35 +226,37 @@ def test_it_takes_part_in_attribution_and_report(told: dict[str, tuple[int, str,
 
 
 @pytest.mark.parametrize("format_", ["terminal", "plain", "markdown", "html", "openmetrics"])
-def test_every_renderer_shows_it(format_: str, told: dict[str, tuple[int, str, str]]) -> None:
-    code, text, errors = told[format_]
+def test_every_renderer_shows_it(format_: str, outputs: dict[str, tuple[int, str, str]]) -> None:
+    code, text, errors = outputs[format_]
     assert (code, errors) == (0, "") and ID in text
     assert "The dummy is slow" in text or format_ == "openmetrics"
 
 
-def test_the_page_paints_it_in_its_color(told: dict[str, tuple[int, str, str]]) -> None:
-    text = told["html"][1]
+def test_the_page_paints_it_in_its_color(outputs: dict[str, tuple[int, str, str]]) -> None:
+    text = outputs["html"][1]
     assert 'class="k-storage tone3"' in text
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
     cause = next(cause for cause in data["causes"] if cause["id"] == ID)
     assert (cause["family"], cause["tone"]) == ("storage", 3)
 
 
-def test_its_advice_is_its_manual_check(told: dict[str, tuple[int, str, str]]) -> None:
-    advice = json.loads(told["json"][1])["findings"][0]["remedies"]
-    assert [(one["id"], one["change"]) for one in advice] == [("follow-manual-check", CHECK)]
+def test_its_advice_is_its_manual_check(outputs: dict[str, tuple[int, str, str]]) -> None:
+    advice = json.loads(outputs["json"][1])["findings"][0]["remedies"]
+    assert [(advice_item["id"], advice_item["change"]) for advice_item in advice] == [
+        ("follow-manual-check", CHECK)
+    ]
 
 
-def test_explain_and_gate_know_it(told: dict[str, tuple[int, str, str]]) -> None:
-    assert re.search(rf"^  {ID} +The dummy is slow$", told["causes"][1], re.MULTILINE)
-    assert told["page"][1].startswith(f"# {ID}: The dummy is slow\n")
-    assert "## How to verify it by hand" in told["page"][1] and "dummyctl" in told["page"][1]
-    assert "| `claimed_ratio` | 1.0 |" in told["page"][1]
-    assert ID in told["family"][1]
-    assert told["metric"][1].startswith(f"# stall.{ID}_ratio: a metric of the report")
-    assert "dummyctl" in told["metric"][1]
+def test_explain_and_gate_know_it(outputs: dict[str, tuple[int, str, str]]) -> None:
+    assert re.search(rf"^  {ID} +The dummy is slow$", outputs["causes"][1], re.MULTILINE)
+    assert outputs["page"][1].startswith(f"# {ID}: The dummy is slow\n")
+    assert "## How to verify it by hand" in outputs["page"][1] and "dummyctl" in outputs["page"][1]
+    assert "| `claimed_ratio` | 1.0 |" in outputs["page"][1]
+    assert ID in outputs["family"][1]
+    assert outputs["metric"][1].startswith(f"# stall.{ID}_ratio: a metric of the report")
+    assert "dummyctl" in outputs["metric"][1]
     for name in ("gate", "gate-stored"):
-        code, text, errors = told[name]
+        code, text, errors = outputs[name]
         # No device was measured in this recording: its losses are upper bounds.
         assert (code, errors) == (4, "") and f"stall.{ID}_ratio <= 1.0 %" in text
 
@@ -273,11 +275,11 @@ def test_a_collector_is_recorded_and_dumped(tmp_path: Path) -> None:
     assert list_own_files(package) == {"agent/collectors/dummy.py", "agent/collectors/registry.py"}
     run(tmp_path, "-m", "clusterprof.agent", "-o", "out", "--duration", "1s")
     lines = run(tmp_path, "-m", "clusterprof", "dump", "out").splitlines()
-    columns = [one for one in map(json.loads, lines) if one.get("collector") == "dummy"]
-    assert {(*one["signals"], *one["devices"]) for one in columns} == {
+    columns = [item for item in map(json.loads, lines) if item.get("collector") == "dummy"]
+    assert {(*column["signals"], *column["devices"]) for column in columns} == {
         ("dummy.counted_total", "left")
     }
-    counted = [value for one in columns for value in one["values"][0]]
+    counted = [value for column in columns for value in column["values"][0]]
     assert len(counted) > 3 and counted == [3 * tick for tick in range(1, len(counted) + 1)]
 
 

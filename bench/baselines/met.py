@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from synthetic.jobs import CATEGORIES, WORK, Job, Truth
 
 from baselines.recorded import LOADING
 from baselines.tables import END, START, A, B, D, Rank, Seen
 from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.probe import layout
+from tests.support.synthetic.jobs import CATEGORIES, WORK, Job, Truth
 
 _PAIRS = (layout.SEND, layout.RECV)
 WORLD = -1

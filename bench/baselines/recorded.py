@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from synthetic.jobs import CATEGORIES, WORK, Job, Truth
 
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.probe import layout
 from clusterprof.signals import CPU_IDLE, CPU_IOWAIT, CPU_SYSTEM, CPU_USER
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Spans
+from tests.support.synthetic.jobs import CATEGORIES, WORK, Job, Truth
 
 LOADING = CATEGORIES.index("storage-local")
 """Where the wait for data is kept, whatever it was for."""

@@ -1,7 +1,8 @@
 """Rules of thumb, and of others, that name the rank at fault: what blame is measured against.
 
-Each takes a job (`tests/synthetic/jobs.py`) as a perfect recorder would have seen it, common clock
-included, and returns one rank. They get everything they ask for; none of them knows the truth.
+Each takes a job (`tests/support/synthetic/jobs.py`) as a perfect recorder would have seen it,
+common clock included, and returns one rank. They get everything they ask for; none of them knows
+the truth.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from synthetic.jobs import WORK, Job
 
 from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
+from tests.support.synthetic.jobs import WORK, Job
 
 
 def slowest_compute(job: Job) -> int:

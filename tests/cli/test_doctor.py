@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from door import command
-from nvml.simulated import Scenario, build, environment, uuid
 
 from clusterprof.agent.collectors.registry import select_collectors
 from clusterprof.agent.linux.files import Roots
+from tests.support.commands import command
+from tests.support.nvml.simulated import Scenario, build, environment, uuid
 
 NAMES = [kind.name for kind in select_collectors(Roots())]  # type: ignore[attr-defined]
 OTHERS = ["spans", "fabric", "host"]
@@ -84,9 +84,9 @@ def test_a_driver_that_hangs_or_crashes_is_a_line_of_the_table(
 ) -> None:
     scenario, changes = gpus
     scenario.write(trouble)
-    found = looks(**changes)
-    assert found["gpu_nvidia"]["status"] == "failed"
-    assert found["cpu"]["status"] == "available"
+    result = looks(**changes)
+    assert result["gpu_nvidia"]["status"] == "failed"
+    assert result["cpu"]["status"] == "available"
     scenario.write()  # so that a helper that hangs may leave
 
 
@@ -146,15 +146,15 @@ def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, 
         "changes",
         "collectors",
     }
-    (here,) = [one for one in document["processes"] if one["here"]]
+    (here,) = [process for process in document["processes"] if process["here"]]
     assert (here["rank"], here["chosen"]["CUDA_VISIBLE_DEVICES"]) == (5, uuid(1))
-    found = {one["id"]: one for one in document["devices"]}
-    assert (found[uuid(0)]["visible"], found[uuid(0)]["users"]) == (False, [])
-    (user,) = found[uuid(1)]["users"]
+    by_key = {device["id"]: device for device in document["devices"]}
+    assert (by_key[uuid(0)]["visible"], by_key[uuid(0)]["users"]) == (False, [])
+    (user,) = by_key[uuid(1)]["users"]
     assert (user["rank"], user["how"], user["here"]) == (5, "the only one it may see", True)
     allowed = document["affinity"]["cpus_allowed_count"]
     assert allowed == len(os.sched_getaffinity(0))
-    assert [one["what"] for one in document["files"]][-1] == "data"
+    assert [file["what"] for file in document["files"]][-1] == "data"
 
 
 def test_in_a_job_the_text_fits_the_terminal() -> None:
@@ -173,17 +173,17 @@ def test_in_a_job_the_text_fits_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (("--job", "--path", "no/such/data"), "--path no/such/data: there is no such file"),
         (("--path", "tests"), "--path applies to --job only"),
         (("--job", "--profile", "ci"), "--profile and --job cannot be combined"),
     ],
 )
-def test_what_cannot_be_asked_is_a_usage_error(arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_asked_is_a_usage_error(arguments: tuple[str, ...], text: str) -> None:
     done = command("doctor", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert text in done.stderr
 
 
 def test_counters_are_opened_only_as_a_recording_here_would(

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from door import command, environment
 
 from clusterprof.agent.options import RECORD_OPTIONS, RecordOptions, parse_record_arguments
 from clusterprof.errors import UsageError
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
+from tests.support.commands import command, environment
 
 PATIENCE_S = 30
 RECORD = [sys.executable, "-m", "clusterprof", "record"]
@@ -49,16 +49,18 @@ def records_of(out: Path) -> list[Record]:
     """Return the records of a recording, once its recorder has stopped."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        records = [one for folder in list_node_folders(out) for one in NodeReader(folder)]
-        if any(isinstance(one, Event) and one.kind == "recorder-stopped" for one in records):
+        records = [record for folder in list_node_folders(out) for record in NodeReader(folder)]
+        if any(
+            isinstance(record, Event) and record.kind == "recorder-stopped" for record in records
+        ):
             return records
         time.sleep(0.05)
     raise AssertionError(f"the recorder of {out} did not stop")
 
 
 def event(records: list[Record], kind: str) -> dict[str, Any]:
-    (found,) = (one for one in records if isinstance(one, Event) and one.kind == kind)
-    return dict(found.attributes)
+    (record,) = (record for record in records if isinstance(record, Event) and record.kind == kind)
+    return dict(record.attributes)
 
 
 @pytest.fixture
@@ -192,7 +194,9 @@ def test_without_a_command_the_duration_ends_it(program: list[str], tmp_path: Pa
     assert event(records, "recorder-stopped")["reason"] == "the duration is over"
     header = records[0]
     assert isinstance(header, Header)
-    intervals_ms = {one["name"]: one["interval_ns"] // 1_000_000 for one in header.collectors}
+    intervals_ms = {
+        collector["name"]: collector["interval_ns"] // 1_000_000 for collector in header.collectors
+    }
     # 5 Hz moves the fast tier; what was slower than that keeps its own pace
     assert (intervals_ms["cpu"], intervals_ms["threads"]) == (200, 200)
     assert (intervals_ms["memory"], intervals_ms["processes"]) == (1000, 500)

@@ -17,12 +17,12 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from door import TESTS, environment
 
 from clusterprof.cli import top
 from clusterprof.cli.app import main
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.output.renderers.live import View
+from tests.support.commands import TESTS, environment
 
 RECORDING = TESTS / "recordings" / "dlrm-8rank"
 

@@ -190,7 +190,7 @@ def test_a_resident_collective_is_busy_and_computes_nothing(tmp_path: Path, watc
     device.copy(60_000_000)  # takes 10 ms at 6 GB/s, in which the device is idle
     now_ns[0] = end + 10 * MS
     samples.append(list(opened.sample()))
-    assert [one[0] for one in samples] == [4 * MS, 14 * MS, 4 * MS + end - start]
+    assert [sample[0] for sample in samples] == [4 * MS, 14 * MS, 4 * MS + end - start]
     _, waiting, after = samples
     assert waiting[5:] == [0.05, 90 + 110 + 500 * 0.05, 0.0]
     part = (end - start - 10 * MS) / (end - start)  # of the time since, the rest is idle

@@ -24,8 +24,8 @@ def rings(world: int, rate: int = 0) -> list[Ring]:
     return [Ring(rank, links[rank - 1][1], links[rank][0], world, rate) for rank in range(world)]
 
 
-def at_once(found: list[Ring], what: Callable[[Ring], None]) -> None:
-    threads = [threading.Thread(target=what, args=(ring,)) for ring in found]
+def at_once(rows: list[Ring], what: Callable[[Ring], None]) -> None:
+    threads = [threading.Thread(target=what, args=(ring,)) for ring in rows]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -36,42 +36,44 @@ def at_once(found: list[Ring], what: Callable[[Ring], None]) -> None:
 @pytest.mark.parametrize(("world", "size"), [(2, 5), (3, 10), (4, 100_001)])
 def test_every_rank_gets_the_sum_of_all(world: int, size: int) -> None:
     # Rank r brings r + its index: the sum over ranks is world x index + 0 + 1 + … + world - 1.
-    found = rings(world)
+    opened = rings(world)
     values = [np.arange(size, dtype=np.float32) + rank for rank in range(world)]
-    at_once(found, lambda ring: ring.all_reduce(values[ring.rank]))
+    at_once(opened, lambda ring: ring.all_reduce(values[ring.rank]))
     wanted = world * np.arange(size, dtype=np.float32) + sum(range(world))
-    for one, ring in zip(values, found):
-        assert np.array_equal(one, wanted)
+    for value, ring in zip(values, opened):
+        assert np.array_equal(value, wanted)
         ring.close()
 
 
 def test_a_link_carries_no_more_than_its_rate() -> None:
     # Of 400,000 bytes each of 2 ranks sends half, twice: 400,000 bytes at 2 MB/s take 0.2 s.
-    found = rings(2, rate=2_000_000)
-    values = [np.ones(100_000, np.float32) for _ in found]
-    at_once(found, lambda ring: ring.all_reduce(values[ring.rank]))
-    for ring in found:
+    opened = rings(2, rate=2_000_000)
+    values = [np.ones(100_000, np.float32) for _ in opened]
+    at_once(opened, lambda ring: ring.all_reduce(values[ring.rank]))
+    for ring in opened:
         ((came_ns, left_ns),) = ring.operations
         assert left_ns - came_ns >= 200_000_000
         ring.close()
 
 
 def test_all_ranks_agree_on_who_came_last() -> None:
-    found = rings(3)
+    opened = rings(3)
     order = {0: [1, 2, 0], 1: [2, 0, 1]}  # rank 0 comes last to the first, rank 1 to the second
-    said: dict[int, list[tuple[int, int]]] = {}
+    printed: dict[int, list[tuple[int, int]]] = {}
 
     def work(ring: Ring) -> None:
         for ranks in order.values():
             time.sleep(0.05 * ranks.index(ring.rank))  # on a busy machine another may be the last
             ring.all_reduce(np.ones(6, np.float32))
-        said[ring.rank] = ring.find_last_arrivals()
+        printed[ring.rank] = ring.find_last_arrivals()
         ring.close()
 
-    at_once(found, work)
-    assert said[0] == said[1] == said[2]
-    came = [[ring.operations[at][0] for ring in found] for at in order]
-    assert [tuple(one) for one in said[0]] == [(max(all_), all_.index(max(all_))) for all_ in came]
+    at_once(opened, work)
+    assert printed[0] == printed[1] == printed[2]
+    came = [[ring.operations[at][0] for ring in opened] for at in order]
+    assert [tuple(entry) for entry in printed[0]] == [
+        (max(all_), all_.index(max(all_))) for all_ in came
+    ]
 
 
 def test_a_neighbour_that_is_gone_is_an_error_of_ours() -> None:

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_pages import PAGES, ROOT, SHELL_WORDS, asked_by, commands_of, words_of
 
 from clusterprof.cli.app import main
 from clusterprof.cli.commands import COMMANDS
+from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, commands_of, words_of
+from tests.tools.command_pages import asked_by
 
 RECORDING = ROOT / "tests/recordings/v1"
 READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")
@@ -32,14 +33,14 @@ def runnable() -> list[str]:
     """All lines of all pages that a reader could type, each once."""
     lines = [line for page in PAGES for line in commands_of(page, at_start=True)]
     chosen = [line for line in lines if line.split()[1] in READERS]
-    return [line for line in dict.fromkeys(chosen) if not any(one in line for one in NOT_MEANT)]
+    return [line for line in dict.fromkeys(chosen) if not any(value in line for value in NOT_MEANT)]
 
 
 def replaced(line: str, run: Path) -> list[str]:
     """Return the words of a line, every recording in it replaced by ours."""
     words = words_of(line)
     name, rest = words[0], words[1:]
-    own = {name: one for one in asked_by(COMMANDS[name]) for name in one.names}
+    own = {name: option for option in asked_by(COMMANDS[name]) for name in option.names}
     out, value_next = [name], False
     for word in rest:
         if out[-1] in RUNS:

@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "tools"))
-from command_pages import asked_by  # noqa: E402
-from links import anchors, dead_links  # noqa: E402
-
-PAGES = sorted(
-    path
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
-    if path.name != "CHANGELOG.md"
-)
-SHELL_WORDS = {"|", ";", "&&", "||", ">", ">>", ">&", "&"}
-_BLOCK = re.compile(r"^```(?:console|bash|sh|shell|yaml)?\n(.*?)^```|((?:^    .*\n)+)", re.M | re.S)
-
-
-def commands_of(page: Path, at_start: bool = False) -> list[str]:
-    """Every `clusterprof …` of a page's code blocks, continuation lines joined.
-
-    `at_start`: only where it is what a reader types first.
-    """
-    found = []
-    for fenced, indented in _BLOCK.findall(page.read_text(encoding="utf-8")):
-        text = (fenced or indented).replace("\\\n", " ")
-        for line in text.splitlines():
-            before = r"^ *(?:\$ )?" if at_start else r"(?:^|[ $;(])"
-            match = re.search(before + r"(clusterprof [a-z].*)$", line)
-            if match and not re.search(r"[…=]", match[1].split()[1]):
-                found.append(match[1].partition("`")[0])
-    return found
-
-
-def words_of(line: str) -> list[str]:
-    """What a shell makes of a line, without the first word; `;` and the like are words."""
-    line = re.sub(r"<(\w+)>", r"\1", line)  # a place for the reader's own word
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&>")
-    lexer.whitespace_split, lexer.commenters = True, "#"
-    return list(lexer)[1:]
+from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, commands_of, words_of
+from tests.tools.command_pages import asked_by
+from tests.tools.links import anchors, dead_links
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -83,7 +47,7 @@ def test_commands_and_options_exist(page: Path) -> None:
         if words[0] not in COMMANDS:
             wrong.append(line)
             continue
-        own = {name for one in asked_by(COMMANDS[words[0]]) for name in one.names}
+        own = {name for option in asked_by(COMMANDS[words[0]]) for name in option.names}
         for word in words[1:]:
             if word == "--" or word in SHELL_WORDS:
                 break
@@ -96,9 +60,9 @@ def test_every_option_says_what_it_does() -> None:
     from clusterprof.cli.commands import COMMANDS
 
     silent = [
-        f"{name} {one.names[0]}"
+        f"{name} {option.names[0]}"
         for name, command in COMMANDS.items()
-        for one in asked_by(command)
-        if not one.help
+        for option in asked_by(command)
+        if not option.help
     ]
     assert silent == []

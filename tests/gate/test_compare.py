@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import pytest
-from gate_runs import MS, run, steady
 
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, parse_change
@@ -26,9 +23,8 @@ from clusterprof.output.renderers.verdicts.documents import (
     write_headline,
     write_legend,
 )
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "renderers"))
-from hostile import HOSTILE
+from tests.support.gate_runs import MS, run, steady
+from tests.support.hostile_names import HOSTILE
 
 
 def slower() -> Comparison:
@@ -39,10 +35,10 @@ def slower() -> Comparison:
 
 
 def test_the_cause_that_changed_comes_first_and_parts_add_up() -> None:
-    found = slower()
-    assert found.step.significance == "more"
-    assert found.step.difference_ns == pytest.approx(10 * MS, rel=0.05)
-    first, *rest = found.rows
+    slower_run = slower()
+    assert slower_run.step.significance == "more"
+    assert slower_run.step.difference_ns == pytest.approx(10 * MS, rel=0.05)
+    first, *rest = slower_run.rows
     assert (first.name, first.significance, first.culprit) == (
         "storage-local",
         "more",
@@ -52,9 +48,11 @@ def test_the_cause_that_changed_comes_first_and_parts_add_up() -> None:
     assert first.a_ns == pytest.approx(5 * MS, rel=0.01)
     assert first.b_ns == pytest.approx(15 * MS, rel=0.01)
     assert {row.significance for row in rest} <= {"the same", "within chance"}
-    assert sum(row.difference_ns for row in found.rows) == pytest.approx(found.step.difference_ns)
-    assert sum(row.b_ns for row in found.rows) == pytest.approx(found.step.b_ns)
-    assert found.verdict is not None and found.verdict.exit_code == 3
+    assert sum(row.difference_ns for row in slower_run.rows) == pytest.approx(
+        slower_run.step.difference_ns
+    )
+    assert sum(row.b_ns for row in slower_run.rows) == pytest.approx(slower_run.step.b_ns)
+    assert slower_run.verdict is not None and slower_run.verdict.exit_code == 3
 
 
 def test_runs_that_are_alike_are_the_same() -> None:
@@ -62,27 +60,30 @@ def test_runs_that_are_alike_are_the_same() -> None:
         run(name, steady(200, seed=seed), storage=0.05, started=seed)
         for seed, name in ((1, "before"), (2, "after"))
     )
-    found = compare_runs(before, after, [], Policy())
-    assert {row.significance for row in (found.step, *found.rows)} <= {"the same", "within chance"}
-    assert list(write_headline(found))[-1] == "No cause changed by more than chance explains."
-    assert found.verdict is None
+    comparison = compare_runs(before, after, [], Policy())
+    assert {row.significance for row in (comparison.step, *comparison.rows)} <= {
+        "the same",
+        "within chance",
+    }
+    assert list(write_headline(comparison))[-1] == "No cause changed by more than chance explains."
+    assert comparison.verdict is None
 
 
 def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
     before = run("before", steady(100, 100.0, 0.01, 1), storage=0.1, started=1)
     after = run("after", steady(100, 90.0, 0.01, 2), storage=1 / 9, started=2)
-    found = compare_runs(before, after, [], Policy())
-    assert (found.rows[0].name, found.rows[0].significance) == (PRODUCTIVE, "less")
-    (storage,) = (row for row in found.rows if row.name == "storage-local")
+    comparison = compare_runs(before, after, [], Policy())
+    assert (comparison.rows[0].name, comparison.rows[0].significance) == (PRODUCTIVE, "less")
+    (storage,) = (row for row in comparison.rows if row.name == "storage-local")
     assert storage.significance == "within chance"  # 10 ms in both, though its share rose
 
 
-def test_unlike_runs_are_shown_and_said_to_be() -> None:
+def test_unlike_runs_are_shown_and_marked() -> None:
     before, after = run("before", started=1, batch_size=64.0), run("after", started=2)
-    found = compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
-    said = "Caution: the runs differ in batch-size, see below."
-    assert list(write_headline(found))[-1] == said
-    assert found.verdict is not None and found.verdict.exit_code == 4
+    comparison = compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
+    printed = "Caution: the runs differ in batch-size, see below."
+    assert list(write_headline(comparison))[-1] == printed
+    assert comparison.verdict is not None and comparison.verdict.exit_code == 4
 
 
 def test_runs_without_steps_cannot_be_compared() -> None:
@@ -127,18 +128,27 @@ def by_hand() -> Comparison:
     """10 ms longer, by rows that add up."""
 
     def row(
-        name: str, title: str, *ms: float, said: Significance, whose: str = ""
+        name: str, title: str, *ms: float, significance: Significance, whose: str = ""
     ) -> ComparisonRow:
-        a, b, low, high = (one * MS for one in ms)
-        return ComparisonRow(name, title, a, b, b - a, low, high, said, whose)
+        a, b, low, high = (value * MS for value in ms)
+        return ComparisonRow(name, title, a, b, b - a, low, high, significance, whose)
 
     local = "The data path waits for a local disk"
     rows = (
-        row("storage-local", local, 5, 15.5, 8.5, 12.5, said="more", whose="node-a rank 1 vda"),
-        row("cpu-preprocess", "", 1, 1.1, -0.2, 0.4, said="the same"),
-        row(PRODUCTIVE, "", 94, 93.4, -2.6, 1.4, said="within chance"),
+        row(
+            "storage-local",
+            local,
+            5,
+            15.5,
+            8.5,
+            12.5,
+            significance="more",
+            whose="node-a rank 1 vda",
+        ),
+        row("cpu-preprocess", "", 1, 1.1, -0.2, 0.4, significance="the same"),
+        row(PRODUCTIVE, "", 94, 93.4, -2.6, 1.4, significance="within chance"),
     )
-    step = row("a step", "", 100, 110, 8, 12, said="more")
+    step = row("a step", "", 100, 110, 8, 12, significance="more")
     return Comparison(run("before"), run("after"), step, rows, (), (), None)
 
 
@@ -147,22 +157,22 @@ def test_the_whole_of_what_a_terminal_shows() -> None:
 
 
 def test_only_words_that_are_there_are_explained() -> None:
-    found = by_hand()
-    assert write_legend(dataclasses.replace(found, rows=())) == (
+    result = by_hand()
+    assert write_legend(dataclasses.replace(result, rows=())) == (
         "more, less: beyond what chance explains."
     )
-    step = dataclasses.replace(found.step, significance="cannot tell")
-    assert write_legend(dataclasses.replace(found, step=step, rows=())) == (
+    step = dataclasses.replace(result.step, significance="cannot tell")
+    assert write_legend(dataclasses.replace(result, step=step, rows=())) == (
         "cannot tell: too few steps to estimate chance."
     )
 
 
 def test_markdown_and_json_say_the_same() -> None:
-    found = slower()
-    lines = render_comparison_markdown(found).splitlines()
+    slower_run = slower()
+    lines = render_comparison_markdown(slower_run).splitlines()
     assert lines[:2] == ["<!-- clusterprof:compare -->", "### clusterprof: what changed"]
     assert any(line.startswith("| **storage-local** | 5.0 ms | 15.0 ms |") for line in lines)
-    document = json.loads(render_comparison_json(found))
+    document = json.loads(render_comparison_json(slower_run))
     assert (document["format"], document["exit_code"]) == ("clusterprof-compare", 3)
     assert document["parts"][0]["name"] == "storage-local"
     assert document["parts"][0]["says"] == "more"
@@ -171,11 +181,11 @@ def test_markdown_and_json_say_the_same() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    found = slower()
+    slower_run = slower()
     for text in HOSTILE[::3]:
-        row = dataclasses.replace(found.rows[0], name=text, title=text, culprit=text)
-        a = dataclasses.replace(found.a, title=text)
-        bad = dataclasses.replace(found, a=a, rows=(row,), unmet_preconditions=(text,))
+        row = dataclasses.replace(slower_run.rows[0], name=text, title=text, culprit=text)
+        a = dataclasses.replace(slower_run.a, title=text)
+        bad = dataclasses.replace(slower_run, a=a, rows=(row,), unmet_preconditions=(text,))
         for out in (
             render_comparison_text(bad),
             render_comparison_markdown(bad),

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gate_runs import run, steady
-
 from clusterprof.errors import ClusterprofError
 from clusterprof.gate import Policy, judge_runs, parse_any_rule
 from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Report
+from tests.support.gate_runs import run, steady
 
 RULES = [
     parse_any_rule(text)
@@ -72,9 +71,9 @@ def bytes_of(text: str) -> Iterator[tuple[str, bytes]]:
 
 def change(path: str, value: Any) -> Callable[[Any], None]:
     def apply(document: Any) -> None:
-        *way, last = [int(one) if one.lstrip("-").isdigit() else one for one in path.split(".")]
-        for one in way:
-            document = document[one]
+        *way, last = [int(key) if key.lstrip("-").isdigit() else key for key in path.split(".")]
+        for key in way:
+            document = document[key]
         if value is KeyError:
             del document[last]
         elif callable(value):
@@ -170,13 +169,13 @@ def broken() -> Iterator[tuple[str, bytes]]:
     yield from cut(text)
     yield from bytes_of(text)
     for path, value in CHANGED.items():
-        found = document()
-        change(path.rstrip("."), value)(found)
-        yield f"{path} changed", json.dumps(found).encode()
+        parsed = document()
+        change(path.rstrip("."), value)(parsed)
+        yield f"{path} changed", json.dumps(parsed).encode()
     for path in GONE:
-        found = document()
-        change(path, KeyError)(found)
-        yield f"{path} gone", json.dumps(found).encode()
+        parsed = document()
+        change(path, KeyError)(parsed)
+        yield f"{path} gone", json.dumps(parsed).encode()
 
 
 def test_the_run_behind_them_passes(tmp_path: Path) -> None:

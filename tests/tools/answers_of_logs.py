@@ -55,10 +55,10 @@ def _known(folder: str) -> Any:
     return json.loads((DATA / folder / "known.json").read_text())
 
 
-def _imported(one: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account]]:
+def _imported(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account]]:
     sources = [source for path in paths for source in open_sources(path)]
-    accounts = [Account(source.path, one.title) for source in sources]
-    return list(one.nodes(sources, accounts)), accounts
+    accounts = [Account(source.path, importer.title) for source in sources]
+    return list(importer.nodes(sources, accounts)), accounts
 
 
 def _spans(node: NodeTables, pid: int, kind: int) -> Any:
@@ -113,10 +113,12 @@ def start_ups() -> Iterator[Answer]:
     """How long each MLPerf log goes until its first epoch or block begins, by its own lines."""
     for path in sorted((DATA / "mllog").glob("*/result_*.txt.gz")):
         lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        said = [json.loads(line.split(":::MLLOG", 1)[1]) for line in lines if ":::MLLOG" in line]
-        first = {key: at for key, at in ((one["key"], one["time_ms"]) for one in reversed(said))}
+        values = [json.loads(line.split(":::MLLOG", 1)[1]) for line in lines if ":::MLLOG" in line]
+        first = {
+            key: at for key, at in ((entry["key"], entry["time_ms"]) for entry in reversed(values))
+        }
         begins = first["epoch_start"] if "epoch_start" in first else first["block_start"]
-        stated = (begins - min(one["time_ms"] for one in said)) / 1e3
+        stated = (begins - min(value["time_ms"] for value in values)) / 1e3
         ours = dict(analyze(path).outside_buckets).get("startup", 0) / 1e9
         name = f"{path.parent.name}/{path.name.removesuffix('.gz')}"
         yield (
@@ -140,8 +142,8 @@ def dlio_sample() -> Iterator[Answer]:
         ("loading, two epochs, mean of ranks", layout.DATA_WAIT, "avg_process_loading_time"),
         ("steps, two epochs, mean of ranks", layout.STEP, "avg_process_processing_time"),
     ):
-        some = [_spans(node, pid, kind) for pid in (1, 2)]
-        ours = sum(_seconds(s[:, s[3] <= most]) for s, most in zip(some, half)) / 2
+        values = [_spans(node, pid, kind) for pid in (1, 2)]
+        ours = sum(_seconds(s[:, s[3] <= most]) for s, most in zip(values, half)) / 2
         yield (
             "dlio-sample",
             "all",
@@ -155,11 +157,11 @@ def dlio_sample() -> Iterator[Answer]:
 
 def nccl_tests() -> Iterator[Answer]:
     """The largest row of each table."""
-    for name, told in _known("nccl-tests")["files"].items():
-        found = read_text(iter((DATA / "nccl-tests" / name).read_bytes().splitlines()))
-        last, stated = found.rows[-1], told["largest"]
-        ours = (len(found.rows), last.bytes, last.time_us, last.bus_gbps)
-        known = (told["rows"], stated["bytes"], stated["time_us"], stated["busbw"])
+    for name, file in _known("nccl-tests")["files"].items():
+        log = read_text(iter((DATA / "nccl-tests" / name).read_bytes().splitlines()))
+        last, stated = log.rows[-1], file["largest"]
+        ours = (len(log.rows), last.bytes, last.time_us, last.bus_gbps)
+        known = (file["rows"], stated["bytes"], stated["time_us"], stated["busbw"])
         form = "{} rows, {:,} B in {:,.0f} us, bus {} GB/s"
         yield (
             "nccl-tests",
@@ -174,14 +176,14 @@ def nccl_tests() -> Iterator[Answer]:
 
 def nvidia_smi() -> Iterator[Answer]:
     """Some fields of each document."""
-    for name, told in _known("nvidia-smi-xml")["files"].items():
+    for name, file in _known("nvidia-smi-xml")["files"].items():
         (node,), _ = _imported(NvidiaSmi(), DATA / "nvidia-smi-xml" / name)
-        (gpu,) = told["gpus"]
+        (gpu,) = file["gpus"]
         for what, key, signal, scale in _FIELDS:
             if gpu[key] is None:
                 continue
-            found = [one for one in node._columns if one.signal == signal]
-            ours = f"{found[0].values[0] / scale:g}" if found else "not known"
+            selected = [column for column in node._columns if column.signal == signal]
+            ours = f"{selected[0].values[0] / scale:g}" if selected else "not known"
             stated = gpu[key].split()[0]
             yield (
                 "nvidia-smi-xml",
@@ -198,23 +200,23 @@ def scrapes() -> Iterator[Answer]:
     """Every value of the API's answers."""
     folder = "dcgm-prometheus/h100_eks_2026-03"
     signals = {"GPU_UTIL": 0.01, "FB_USED": 1 << 20, "GPU_TEMP": 1, "POWER_USAGE": 1}
-    for name, told in _known(folder)["files"].items():
+    for name, file in _known(folder)["files"].items():
         nodes, _ = _imported(Prometheus(), DATA / folder / name)
-        columns = [one for node in nodes for one in node._columns]
-        if "values" not in told:
+        columns = [column for node in nodes for column in node._columns]
+        if "values" not in file:
             yield (
                 "dcgm-prometheus",
                 name,
                 "series",
-                str(told["series"]),
+                str(file["series"]),
                 "the file",
                 str(len(columns)),
-                len(columns) == told["series"],
+                len(columns) == file["series"],
             )
             continue
         scale = next(scale for word, scale in signals.items() if word in name)
-        ours = sorted(float(one.values[0]) for one in columns)
-        stated = sorted(float(value) * scale for value in told["values"].values())
+        ours = sorted(float(column.values[0]) for column in columns)
+        stated = sorted(float(value) * scale for value in file["values"].values())
         met = len(ours) == len(stated) and bool(np.allclose(ours, stated, rtol=1e-12))
         alike = sum(a == b or abs(a - b) < 1e-9 * abs(b) for a, b in zip(ours, stated))
         yield (
@@ -240,12 +242,12 @@ def node_exporter() -> Iterator[Answer]:
         if line not in listed:
             continue
         name, _, value = line.rpartition(" ")
-        found = find_mapping(name.partition("{")[0], parse_labels(name.partition("{")[2]))
-        if found is None or found[0].parts:
+        mapping = find_mapping(name.partition("{")[0], parse_labels(name.partition("{")[2]))
+        if mapping is None or mapping[0].parts:
             continue
         count += 1
-        stated = float(value) * found[0].scale
-        alike += abs(ours.get((found[0].signal, found[1]), -1.0) - stated) <= 1e-9 * stated
+        stated = float(value) * mapping[0].scale
+        alike += abs(ours.get((mapping[0].signal, mapping[1]), -1.0) - stated) <= 1e-9 * stated
     yield (
         "node-exporter-fixtures",
         file,
@@ -259,11 +261,11 @@ def node_exporter() -> Iterator[Answer]:
 
 def unanswered() -> Iterator[Answer]:
     """Files of which nobody states an answer: that they are read to their end, and what of."""
-    for folder, one in (("kineto-hta", Kineto()), ("nsys-sqlite", Nsys())):
+    for folder, item in (("kineto-hta", Kineto()), ("nsys-sqlite", Nsys())):
         known = {name.removesuffix(".gz") for name in _known(folder)["traces"]}
         for path in sorted((DATA / folder).glob("*.gz")):
             if path.name.removesuffix(".gz") in known:
                 continue
-            _, (account,) = _imported(one, path)
+            _, (account,) = _imported(item, path)
             gave = ", ".join(f"{n:,} {what}" for what, n in account.read.items() if n)
             yield (folder, path.name, "read to its end", "no answer", "-", gave, not account.cut)

@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--root", type=Path, default=Path("/"))
-    parser.add_argument("--into", type=Path, default=Path(__file__).parent.parent / "hosts")
+    parser.add_argument("--into", type=Path, default=Path(__file__).parents[1] / "hosts")
     options = parser.parse_args(arguments)
     target: Path = options.into / options.name
     if (target / "proc").exists():
@@ -145,7 +145,7 @@ def _scrub_membership(line: str) -> str:
 
 
 def _scrub_mount(line: str) -> str:
-    if " / / " in line:  # the root: what lies below it is nobody's business
+    if " / / " in line:  # the root: what lies below it is private
         line = re.sub(r" - (\S+) .*", r" - \1 /dev/root rw", line)
     return _scrub_server(line)
 

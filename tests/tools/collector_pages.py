@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ["## Source", "## Privilege", "## Cost", "## Where it is blind"]
 COST_TABLE = "== collector_cost"
 _COST = re.compile(r"^  (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +([\d.]+) *$", re.MULTILINE)
@@ -71,7 +71,7 @@ def signals_section(collector: Any) -> str:
     if hasattr(collector, "strings") and columns:
         rows = [f"| `{name}` | {_unit(name)} |" for name in columns]
         return "\n".join(["## Columns", "", "| column | unit |", "|---|---|", *rows])
-    rows = [f"| `{one.name}` | {one.unit} | {one.doc} |" for one in signals_of(collector)]
+    rows = [f"| `{item.name}` | {item.unit} | {item.doc} |" for item in signals_of(collector)]
     return "\n".join(["## Signals", "", "| signal | unit | meaning |", "|---|---|---|", *rows])
 
 
@@ -165,17 +165,17 @@ def _is_signals(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "signals"
 
 
-def _name(found: Any) -> str:
-    return getattr(found, "name", "") if type(found).__name__ == "Signal" else ""
+def _name(document: Any) -> str:
+    return getattr(document, "name", "") if type(document).__name__ == "Signal" else ""
 
 
 def measured(text: str) -> dict[str, list[tuple[str, str, str, str]]]:
     """Return collector -> (where, µs per sample, samples/s, % of a core) of the saved results."""
     table = text.partition(COST_TABLE)[2].partition("\n== ")[0]
-    found: dict[str, list[tuple[str, str, str, str]]] = {}
+    collected: dict[str, list[tuple[str, str, str, str]]] = {}
     for name, where, cost_us, rate, percent in _COST.findall(table):
-        found.setdefault(name, []).append((where.strip(), cost_us, rate, percent))
-    return found
+        collected.setdefault(name, []).append((where.strip(), cost_us, rate, percent))
+    return collected
 
 
 def cost_table(costs: list[tuple[str, str, str, str]]) -> str:

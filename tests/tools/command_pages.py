@@ -43,7 +43,7 @@ def command_page(mark: str) -> str:
     parts = [mark + _HEAD]
     for name, command in COMMANDS.items():
         asked = list(asked_by(command))
-        usage = [one.names[0] for one in asked if one.is_argument]
+        usage = [item.names[0] for item in asked if item.is_argument]
         parts.append(f"## {name}\n\n{' '.join((command.__doc__ or '').split())}\n")
         parts.append("    " + " ".join(["clusterprof", name, "[OPTIONS]", *usage]) + "\n")
         rows = ["| | default | meaning |", "|---|---|---|", *map(_row, asked)]
@@ -65,7 +65,7 @@ def asked_by(command: Callable[..., Any]) -> Iterator[Asked]:
         flag = kind is bool
         # typer takes the first name that is given for a default, until it builds the command
         given = (info.default, *(info.param_decls or ()))
-        names = tuple(one for one in given if isinstance(one, str)) or _spelled(name, flag)
+        names = tuple(item for item in given if isinstance(item, str)) or _spelled(name, flag)
         word = "" if flag else str(info.metavar or _WORDS.get(_bare(kind), "VALUE"))
         yield Asked(names, False, flag, word, _default(parameter, flag), info.help or "")
 
@@ -77,7 +77,7 @@ def _spelled(name: str, flag: bool) -> tuple[str, ...]:
 
 def _bare(kind: Any) -> Any:
     """What one value is: of `Optional[Path]` and `list[Path]` a Path."""
-    inner = [one for one in typing.get_args(kind) if one is not types.NoneType]
+    inner = [arg for arg in typing.get_args(kind) if arg is not types.NoneType]
     return _bare(inner[0]) if inner else kind
 
 
@@ -87,11 +87,11 @@ def _default(parameter: inspect.Parameter, flag: bool) -> str:
     return "" if empty or (flag and not value) else "on" if flag else str(value)
 
 
-def _row(one: Asked) -> str:
-    names = ", ".join(f"`{name}`" for name in one.names)
-    if one.word:
-        names = f"{names[:-1]} {one.word}`"
-    return "| " + " | ".join(map(_cell, (names, one.default, one.help))) + " |"
+def _row(option: Asked) -> str:
+    names = ", ".join(f"`{name}`" for name in option.names)
+    if option.word:
+        names = f"{names[:-1]} {option.word}`"
+    return "| " + " | ".join(map(_cell, (names, option.default, option.help))) + " |"
 
 
 def _cell(text: str) -> str:

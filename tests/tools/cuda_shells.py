@@ -53,11 +53,11 @@ def make_shells(libraries: Path) -> list[str]:
     for path in sorted(libraries.glob("*.so*")):
         needed |= set(_NEEDED.findall(_read("-dW", path)))
         for line in _read("--dyn-syms", "-W", path).splitlines():
-            found = _SYMBOL.match(line)
-            if found and found[4]:
-                versioned[found[4]][found[1]].add(found[3])
-            elif found:
-                plain.add(found[3])
+            result = _SYMBOL.match(line)
+            if result and result[4]:
+                versioned[result[4]][result[1]].add(result[3])
+            elif result:
+                plain.add(result[3])
     made = []
     for name in sorted(needed):
         stem = name.partition(".so")[0]

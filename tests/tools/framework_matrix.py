@@ -26,13 +26,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests/probe"
-sys.path[:0] = [str(Path(__file__).parent), str(TESTS), str(ROOT)]
-import job_python  # noqa: E402
-import probing  # noqa: E402
-from cuda_shells import make_shells  # noqa: E402
-from framework_rows import PACKAGES, ROWS, Row  # noqa: E402
-
+sys.path.insert(0, str(ROOT))  # `python tests/tools/…` puts this folder there alone
 from clusterprof.probe.hooks import HOOKS  # noqa: E402
+from tests.support import job_python, probing  # noqa: E402
+from tests.tools.cuda_shells import make_shells  # noqa: E402
+from tests.tools.framework_rows import PACKAGES, ROWS, Row  # noqa: E402
 
 RUNS = TESTS / "framework_runs.json"
 # What `import torch` needs of its packages; those of CUDA are gigabytes.
@@ -82,7 +80,7 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
         result = {"library": row.library, "python": row.python, "problem": str(error)}
     if not asked.keep:
         shutil.rmtree(folder / row.name, ignore_errors=True)
-        if row is [one for one in rows if _base(one) == _base(row)][-1]:
+        if row is [value for value in rows if _base(value) == _base(row)][-1]:
             shutil.rmtree(folder / _base(row), ignore_errors=True)
     keep(row, result)
     counts = [
@@ -133,10 +131,10 @@ def _has(python: Path, pins: tuple[str, ...]) -> bool:
     """Return whether what an environment stands on has it all already: pip takes long to see."""
     tell = "import importlib.metadata as m, sys; print([m.version(n) for n in sys.argv[1:]])"
     try:
-        found = _do([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
+        result = _do([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
     except RowError:
         return False
-    return found.strip() == str([pin.partition("==")[2] for pin in pins])
+    return result.strip() == str([pin.partition("==")[2] for pin in pins])
 
 
 def _base(row: Row) -> str:
@@ -144,10 +142,10 @@ def _base(row: Row) -> str:
 
 
 def _venv(place: Path, version: str, *options: str) -> Path:
-    found = shutil.which(f"python{version}")
-    if found is None or subprocess.run([found, "-V"], capture_output=True).returncode:
+    program = shutil.which(f"python{version}")
+    if program is None or subprocess.run([program, "-V"], capture_output=True).returncode:
         raise RowError(f"no Python {version} here")
-    _do([found, "-m", "venv", *options, str(place)])
+    _do([program, "-m", "venv", *options, str(place)])
     return place / "bin/python"
 
 
@@ -166,13 +164,13 @@ def _with_torch(python: Path, row: Row) -> None:
         _pip(python, *cuda)
         made = make_shells(Path(_packages(python), "torch/lib"))
         print(f"    shells of {', '.join(made)}", flush=True)
-        for told in Path(_packages(python)).glob(
+        for stated in Path(_packages(python)).glob(
             "torch-*.dist-info/METADATA"
         ):  # pip would get them
             kept_lines = re.sub(
-                r"(?m)^Requires-Dist: (nvidia-|triton|cuda-).*\n", "", told.read_text()
+                r"(?m)^Requires-Dist: (nvidia-|triton|cuda-).*\n", "", stated.read_text()
             )
-            told.write_text(kept_lines)
+            stated.write_text(kept_lines)
     _do([str(python), "-c", "import torch; torch.ones(1)"])
 
 
@@ -211,8 +209,8 @@ def versions(row: Row, python: Path) -> Run:
         "    except m.PackageNotFoundError: pass\n"
         "print(json.dumps([sys.version.split()[0], found]))"
     )
-    exact, found = json.loads(_do([str(python), "-c", code, *names, *more]))
-    return {"library": row.library, "python": exact, "versions": found}
+    exact, document = json.loads(_do([str(python), "-c", code, *names, *more]))
+    return {"library": row.library, "python": exact, "versions": document}
 
 
 def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again: Run) -> Run:
@@ -222,7 +220,7 @@ def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again
     again: an earlier result of the row, of which only what failed is run once more; else empty.
     """
     only = asked.tests
-    files = [f"test_probe_{name}.py" for name in only or row.tests]
+    files = [f"{name}.py" for name in only or row.tests]
     chosen = [name.replace("::", ".py::", 1) for name in again.get("failures", {})] or files
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
@@ -240,7 +238,8 @@ def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again
     result["left_out"] = [name for name in left if name not in (only or ())]
     result["left_out"] += ["long variants"] if asked.short and not again else []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        module = case.get("classname", "").removeprefix("tests.probe.").replace(".", "/")
+        name = f"{module}::{case.get('name')}"
         problem = case.find("failure") if case.find("error") is None else case.find("error")
         if problem is not None:
             result["failures"][name] = " ".join((problem.get("message") or "").split())[:160]
@@ -282,7 +281,7 @@ def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]
 def keep(row: Row, result: Run) -> None:
     """Put a row's result in the place of its last one."""
     runs = {**kept(), row.name: result}
-    order = [one.name for one in ROWS]
+    order = [row.name for row in ROWS]
     runs = dict(
         sorted(runs.items(), key=lambda run: order.index(run[0]) if run[0] in order else -1)
     )

@@ -16,18 +16,40 @@ OLD_NUMPY = "numpy<2"
 OLD_SETUPTOOLS = "setuptools<81"  # has the pkg_resources that old packages import
 
 _TORCH_TESTS = (
-    "torch",
-    "batch",
-    "compiling",
-    "distributed",
-    "distributed_guest",
-    "coalesced",
-    "functional",
-    "ddp",
-    "ddp_guest",
-    "sharded",
+    "hooks/test_dataloader",
+    "hooks/test_batch",
+    "hooks/test_compiling",
+    "hooks/test_distributed",
+    "hooks/test_distributed_guest",
+    "hooks/test_coalescing",
+    "hooks/test_functional",
+    "hooks/test_ddp",
+    "hooks/test_ddp_guest",
+    "hooks/test_distributed_sharded",
 )
-_PYTHON_TESTS = ("ring", "api", "importer", "bootstrap", "chaining", "cuda", "sync", "inject")
+_PYTHON_TESTS = (
+    "test_ring",
+    "test_annotations",
+    "test_import_hooks",
+    "test_sitecustomize",
+    "test_sitecustomize_chaining",
+    "hooks/test_cuda",
+    "hooks/test_sync",
+    "test_injection",
+)
+_FRAMEWORK_TESTS = {
+    "lightning": "hooks/test_frameworks_lightning",
+    "transformers": "hooks/test_frameworks_transformers",
+    "torchdata": "hooks/test_stateful",
+    "webdataset": "hooks/test_dataloader_webdataset",
+    "streaming": "hooks/test_dataloader_streaming",
+    "spdl": "hooks/test_loaders_spdl",
+    "deepspeed": "hooks/test_frameworks_deepspeed",
+    "megatron": "hooks/test_frameworks_megatron",
+    "dali": "hooks/test_loaders_dali",
+    "jax": "hooks/test_jax_compiling",
+    "tfdata": "hooks/test_loaders_tfdata",
+}
 
 PACKAGES: dict[str, tuple[str, ...]] = {  # library -> packages whose hooks must stand
     "Python": (),
@@ -48,7 +70,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {  # library -> packages whose hooks must
 
 @dataclass(frozen=True)
 class Row:
-    """One environment: `pins[0]` is what it is about; tests: test_probe_<name>.py each."""
+    """One environment: `pins[0]` is what it is about; tests: files below tests/probe."""
 
     library: str
     pins: tuple[str, ...]
@@ -76,7 +98,7 @@ def _torch(version: str, python: str, *also: str) -> Row:
 
 def _of(library: str, test: str, torch: str, *pins: str, also: tuple[str, ...] = ()) -> Row:
     python = OLD_PYTHON if torch == OLD_TORCH else "3.11"
-    return Row(library, pins, (test,), python, torch, also)
+    return Row(library, pins, (_FRAMEWORK_TESTS[test],), python, torch, also)
 
 
 _OLD = (OLD_NUMPY, OLD_SETUPTOOLS)

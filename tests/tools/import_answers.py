@@ -1,4 +1,4 @@
-"""Read other people's traces with known answers and writes tests/importers/answers.json.
+"""Read other people's traces with known answers, write tests/analysis/importers/answers.json.
 
     python tests/tools/import_answers.py          # needs ../shared/data beside the project
 
@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from answers_of_logs import answers
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # `python tests/tools/…` puts this folder there alone
+from clusterprof.analysis.pipeline import Analysis, AnalysisRequest, analyze_with_details  # noqa: E402
+from tests.tools.answers_of_logs import answers  # noqa: E402
 
-from clusterprof.analysis.pipeline import Analysis, AnalysisRequest, analyze_with_details
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT.parent / "shared" / "data"
-OUT = ROOT / "tests" / "importers" / "answers.json"
+OUT = ROOT / "tests" / "analysis" / "importers" / "answers.json"
 WITHIN = 0.01
 """Of the stated number: as near as two ways of rounding are."""
 LEAST_US = 2.0
@@ -64,8 +64,8 @@ def read(name: str) -> Analysis:
 
 
 def known(folder: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads((DATA / folder / "known.json").read_text())
-    return found
+    collected: Mapping[str, Any] = json.loads((DATA / folder / "known.json").read_text())
+    return collected
 
 
 def idle_us(made: Analysis) -> float:
@@ -82,7 +82,7 @@ def exposed_us(made: Analysis) -> float:
 
 def share(made: Analysis, *families: str) -> float:
     """Part of the time in steps lost to some families, in percent."""
-    buckets = [one for rank in made.report.ranks for one in rank.buckets]
+    buckets = [bucket for rank in made.report.ranks for bucket in rank.buckets]
     lost = sum(ns for cause, ns in buckets if cause.split("-")[0] in families)
     return 100 * lost / made.report.in_step_ns
 
@@ -100,13 +100,13 @@ def kineto() -> Iterator[Row]:
 
 def one_rank() -> Iterator[Row]:
     """The same of each rank of DLRM, and all of them as one job."""
-    found = known("kineto-dlrm-8rank")
-    for rank, reference in found["independent_interval_reference"].items():
+    result = known("kineto-dlrm-8rank")
+    for rank, reference in result["independent_interval_reference"].items():
         yield from _intervals("kineto-dlrm-8rank", f"{rank}.pt.trace.json.gz", reference)
     job, by = "kineto-dlrm-8rank", "aligned kernels"
     made = read(job)
     moved = sum(f.lost_ns for f in made.report.findings if f.cause.id == "net-transfer") / 8e3
-    stated = found["collective_alignment"]["sum_of_min_durations_us"]
+    stated = result["collective_alignment"]["sum_of_min_durations_us"]
     yield Row(
         job,
         "all",
@@ -118,8 +118,8 @@ def one_rank() -> Iterator[Row]:
     )
     late: dict[int | None, int] = {}
     for finding in made.report.findings:
-        for one in finding.culprits:
-            late[one.rank] = late.get(one.rank, 0) + (one.others_ns or 0)
+        for culprit in finding.culprits:
+            late[culprit.rank] = late.get(culprit.rank, 0) + (culprit.others_ns or 0)
     ours = max(late, key=lambda rank: late[rank])
     yield Row(job, "all", "whom the others wait for", "rank 7", by, f"rank {ours}", ours == 7)
 
@@ -158,12 +158,12 @@ def dataloaders() -> Iterator[Row]:
     for part, wanted in (("num_workers_0.16", True), ("num_workers_4", False)):
         name = next(n for n in known(folder)["traces"] if part in n)
         first = read(f"{folder}/{name}").report.findings[0].cause
-        said = "the dataloader first" if wanted else "not the dataloader"
+        printed = "the dataloader first" if wanted else "not the dataloader"
         yield Row(
             folder,
             name,
             "verdict",
-            said,
+            printed,
             "torch-tb-profiler",
             first.id,
             (first.family in _DATA) == wanted,
@@ -181,13 +181,13 @@ def verdicts() -> Iterator[Row]:
     """What stands first where somebody says why a device was idle."""
     folder = "kineto-tracelens"
     for name, trace in known(folder)["traces"].items():
-        said = trace.get("verdict_ours", "")
-        wanted = next((cause for word, cause in _VERDICTS if word in said), None)
+        printed = trace.get("verdict_ours", "")
+        wanted = next((cause for word, cause in _VERDICTS if word in printed), None)
         if wanted is None:
             continue
         first = read(f"{folder}/{name}").report.findings[0].cause.id
         yield Row(
-            folder, name, "verdict", said.partition(":")[0], "intervals", first, first == wanted
+            folder, name, "verdict", printed.partition(":")[0], "intervals", first, first == wanted
         )
 
 
@@ -203,9 +203,9 @@ def logs() -> Iterator[Row]:
 def _first_culprit(rank: int, *families: str) -> Callable[[Analysis], tuple[str, bool]]:
     def ask(made: Analysis) -> tuple[str, bool]:
         first = made.report.findings[0]
-        found = first.culprits[0].rank if first.culprits else None
-        met = found == rank and (not families or first.cause.family in families)
-        return f"rank {found}, {first.cause.id}", met
+        result = first.culprits[0].rank if first.culprits else None
+        met = result == rank and (not families or first.cause.family in families)
+        return f"rank {result}, {first.cause.id}", met
 
     return ask
 
@@ -223,8 +223,8 @@ def _nothing(made: Analysis) -> tuple[str, bool]:
 
 
 def _slowdown(made: Analysis) -> tuple[str, bool]:
-    found = {one.name: one.value for one in made.report.metrics}
-    ours = found.get("yardstick.slowdown_factor")
+    by_key = {metric.name: metric.value for metric in made.report.metrics}
+    ours = by_key.get("yardstick.slowdown_factor")
     return ("not known", False) if ours is None else (f"{ours:.3f}", abs(ours - 1.179) <= 0.02)
 
 
@@ -244,14 +244,14 @@ def _waits(made: Analysis) -> tuple[str, bool]:
 
 def _idle_percent(*stated: float, within: float = 0.15) -> Callable[[Analysis], tuple[str, bool]]:
     def ask(made: Analysis) -> tuple[str, bool]:
-        found = []
+        collected = []
         for node in made.across.nodes:
-            for one in node.ranks:
-                in_step = one.ledger.in_step_ns
-                found.append(100 * (in_step - one.accumulator.totals.get("busy", 0)) / in_step)
-        said = ", ".join(f"{one:.1f} %" for one in found)
-        return said, len(found) == len(stated) and all(
-            abs(a - b) <= within for a, b in zip(found, stated)
+            for rank in node.ranks:
+                in_step = rank.ledger.in_step_ns
+                collected.append(100 * (in_step - rank.accumulator.totals.get("busy", 0)) / in_step)
+        printed = ", ".join(f"{value:.1f} %" for value in collected)
+        return printed, len(collected) == len(stated) and all(
+            abs(a - b) <= within for a, b in zip(collected, stated)
         )
 
     return ask

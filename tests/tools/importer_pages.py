@@ -3,7 +3,8 @@
     pages = importer_pages(MARK)
     pages["docs/importers/kineto.md"]
 
-Each page ends with the answers of the importer on real traces, from tests/importers/answers.json.
+Each page ends with the answers of the importer on real traces, from
+tests/analysis/importers/answers.json.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clusterprof.analysis.importers.core.base import Importer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-ANSWERS = ROOT / "tests" / "importers" / "answers.json"
+ROOT = Path(__file__).resolve().parents[2]
+ANSWERS = ROOT / "tests" / "analysis" / "importers" / "answers.json"
 FOLDER = "docs/importers"
 NO_ANSWER = "no answer"
 """Value of `stated` for files that come without a published answer."""

@@ -28,12 +28,12 @@ def dead_links(page: Path) -> Iterator[str]:
 def anchors(page: Path) -> set[str]:
     """Return what a heading is called in a link, as code hosts make it."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
-    found: dict[str, int] = {}
+    collected: dict[str, int] = {}
     names = set()
     for heading in _HEADING.findall(text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
         name = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-        seen = found.get(name, 0)
-        found[name] = seen + 1
+        seen = collected.get(name, 0)
+        collected[name] = seen + 1
         names.add(f"{name}-{seen}" if seen else name)
     return names

@@ -7,11 +7,11 @@ from array import array
 from pathlib import Path
 
 import pytest
-from trace_samples import simple_records, write
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace.dump import export_records
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Rows, Spans
+from tests.support.trace_samples import simple_records, write
 
 
 def strict(line: str) -> dict[str, object]:
@@ -127,6 +127,6 @@ def test_the_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_to_dump_is_said_at_once(tmp_path: Path) -> None:
+def test_nothing_to_dump_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(NoRecording):
         export_records(tmp_path)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import is_whole
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_samples import HEADER, HandClock, canonical, second, simple_records, write
 
 from clusterprof.trace import column_codec as packing
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import is_whole
+from tests.support.trace_samples import HEADER, HandClock, canonical, second, simple_records, write
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**53 + 1, 10**7, -(10**7), 1024]
 NAN_PAYLOADS = [0x7FF8000000000001, 0xFFF800000000BEEF, 0x7FF0000000000001]  # the last signals
@@ -55,8 +55,8 @@ def floats(rows: int) -> st.SearchStrategy[array]:
 def masks(rows: int) -> st.SearchStrategy[bytes | None]:
     if not rows:
         return st.none()
-    some = st.lists(st.integers(0, 1), min_size=rows, max_size=rows).map(bytes)
-    return st.one_of(st.none(), st.just(b"\x01" * rows), some)
+    batch = st.lists(st.integers(0, 1), min_size=rows, max_size=rows).map(bytes)
+    return st.one_of(st.none(), st.just(b"\x01" * rows), batch)
 
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), max_size=12)

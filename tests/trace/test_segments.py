@@ -11,7 +11,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from trace_samples import (
+
+from clusterprof.errors import CannotStart, NoRecording
+from clusterprof.trace.reader import NodeReader, list_node_folders
+from clusterprof.trace.schema import Columns, Event
+from clusterprof.trace.writer import RecordingWriter
+from tests.support.trace_samples import (
     HEADER,
     SECOND_NS,
     HandClock,
@@ -21,11 +26,6 @@ from trace_samples import (
     second,
     write,
 )
-
-from clusterprof.errors import CannotStart, NoRecording
-from clusterprof.trace.reader import NodeReader, list_node_folders
-from clusterprof.trace.schema import Columns, Event
-from clusterprof.trace.writer import RecordingWriter
 
 
 def seconds_in(path: Path) -> list[int]:
@@ -75,9 +75,9 @@ def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
     assert lost > 3
     kept = seconds_in(node)
     assert kept == list(range(kept[0], 120))
-    told = [r.attributes for r in NodeReader(node) if isinstance(r, Event)]
-    assert told[-1]["total"] == lost
-    assert told[-1]["segment"] == f"{lost:06d}.cpf"
+    attributes = [r.attributes for r in NodeReader(node) if isinstance(r, Event)]
+    assert attributes[-1]["total"] == lost
+    assert attributes[-1]["segment"] == f"{lost:06d}.cpf"
 
 
 def test_a_recorder_that_starts_again_continues_with_the_next_segment(tmp_path: Path) -> None:
@@ -169,11 +169,12 @@ def test_a_recording_has_its_nodes_as_folders(tmp_path: Path) -> None:
     assert list_node_folders(tmp_path / "a" / "000001.cpf") == (tmp_path / "a" / "000001.cpf",)
 
 
+ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
     import sys
-    sys.path.insert(0, {here!r})
+    sys.path.insert(0, {root!r})
     from pathlib import Path
-    from trace_samples import HEADER, SECOND_NS, HandClock, second
+    from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
     from clusterprof.trace.writer import RecordingWriter
 
     clock = HandClock()
@@ -188,7 +189,7 @@ CHILD = """
 
 
 def test_a_writer_killed_at_any_moment_has_kept_what_it_acknowledged(tmp_path: Path) -> None:
-    code = textwrap.dedent(CHILD.format(here=str(Path(__file__).parent)))
+    code = textwrap.dedent(CHILD.format(root=str(ROOT)))
     for round_number in range(10):
         node = tmp_path / str(round_number) / "node"
         child = subprocess.Popen(

@@ -10,7 +10,7 @@ Embeddings are exchanged (all_to_all, forward and backward), the layers' gradien
     work until 15,000
 
 The nodes booted days apart, and the wall clock of the second is 2 s ahead.
-tests/engine/test_dlrm.py says what an analysis must find, by hand.
+tests/scenarios/test_dlrm.py says what an analysis must find, by hand.
 
     python tests/recordings/dlrm-8rank/make.py NEW_FOLDER
 """

@@ -1,0 +1,131 @@
+"""First threads whose files are all held: a tick reads them in one loop, whatever happens in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent.linux import threads as module
+from clusterprof.agent.linux.files import Roots, parse_integers
+from clusterprof.agent.linux.threads import SharedThreadState, Thread, build_rows
+from tests.support.fake_threads import FakeThread, Rig
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    delays = tmp_path / "sys/kernel/task_delayacct"
+    delays.parent.mkdir(parents=True)
+    delays.write_text("0\n")
+    return tmp_path
+
+
+def settled(proc: Path, *pids: int) -> tuple[Rig, list[FakeThread]]:
+    """Two ticks in which every thread ran and slept again."""
+    threads = [FakeThread(proc, pid, pid) for pid in pids]
+    for thread in threads:
+        thread.be("S", "1 0 1", "first")
+    rig = Rig(Roots(proc), list(pids))
+    rig.tick()
+    return rig, threads
+
+
+def test_what_a_settled_thread_does_is_seen_in_the_same_tick(proc: Path) -> None:
+    rig, (thread,) = settled(proc, 10)
+    seen = []
+    for state, times, wchan, user in (
+        ("S", "1 0 1", "ignored", 0),  # it stood still: nothing else is read
+        ("S", "2 0 2", "second", 1),
+        ("R", "3 0 3", "0", 1),
+        ("R", "3 0 3", "0", 2),  # runs for long without being counted: read anew
+        ("S", "3 0 3", "third", 2),  # went to sleep, and the kernel has not counted it yet
+        ("S", "3 0 3", "ignored", 9),
+        ("D", "4 0 4", "blocked", 2),
+        ("D", "4 0 4", "elsewhere", 2),  # a blocked one is looked at in every tick
+    ):
+        thread.be(state, times, wchan, user=user)
+        (row,) = rig.tick()
+        place = rig.places()[row.wchan] if row.wchan >= 0 else ""
+        seen.append((chr(row.state), row.on_cpu, row.user // 10_000_000, place))
+    assert seen == [
+        ("S", 1, 0, "first"),
+        ("S", 2, 1, "second"),
+        ("R", 3, 1, ""),
+        ("R", 3, 2, ""),
+        ("S", 3, 2, "third"),
+        ("S", 3, 2, "third"),
+        ("D", 4, 2, "blocked"),
+        ("D", 4, 2, "elsewhere"),
+    ]
+
+
+def test_a_place_of_one_that_runs_again_is_none(proc: Path) -> None:
+    rig, (thread,) = settled(proc, 10)
+    thread.be("R", "2 0 2", "left_behind")  # it woke between the two readings
+    assert rig.tick()[0].wchan == -1
+
+
+@pytest.mark.parametrize("which", ["stat", "schedstat", "wchan"])
+@pytest.mark.parametrize(
+    ("error", "ticks"),
+    [(errno.ESRCH, [2, 1, 1]), (errno.EACCES, [2, 1, 2]), (errno.EPERM, [2, 1, 2])],
+)
+def test_one_that_vanishes_or_is_hidden_in_mid_tick_costs_the_others_nothing(
+    proc: Path, monkeypatch: pytest.MonkeyPatch, which: str, error: int, ticks: list[int]
+) -> None:
+    rig, threads = settled(proc, 10, 11)
+    first: Thread = rig.collector._main[10]
+    descriptor = {"stat": first._stat_fd, "schedstat": first._times_fd, "wchan": first._wchan_fd}
+    refused = {"now": False}
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if refused["now"] and fd == descriptor[which]:
+            raise OSError(error, os.strerror(error))
+        return os.pread(fd, size, offset)
+
+    monkeypatch.setattr(module, "pread", pread)
+    collected = []
+    for tick, now in enumerate((False, True, False), 2):
+        for thread in threads:
+            thread.be("S", f"{tick} 0 {tick}", "place")
+        refused["now"] = now
+        if error == errno.ESRCH and now:
+            rig.pids = [11]  # the registry has heard of it as well
+        collected.append(len(rig.tick()))
+    assert collected == ticks
+    assert sorted(rig.collector._main) == ([11] if error == errno.ESRCH else [10, 11])
+    assert rig.collector._context.readings.pids() == sorted(rig.collector._main)
+
+
+def test_a_line_that_is_longer_than_one_reading_is_read_whole(proc: Path) -> None:
+    (proc / "sys/kernel/task_delayacct").write_text("1\n")
+    rig, (thread,) = settled(proc, 10)
+    thread.be("S", "2 0 2", "second", block=5)
+    stat = thread.folder / "stat"
+    name, words = stat.read_text().split(") ")
+    fields = words.split(" ")
+    for index in (7, 8, 10, 13, 14, *range(20, 39)):  # before the delay
+        fields[index] = "18446744073709551615"
+    stat.write_text(f"{name}) {' '.join(fields)}")
+    assert len(stat.read_text()) > 479
+    assert rig.tick()[0].block_io == 50_000_000
+
+
+def test_closed_it_leaves_the_search_to_others(proc: Path) -> None:
+    rig, _ = settled(proc, 10)
+    assert rig.collector._context.readings.pids() == [10]
+    rig.collector.close()
+    assert rig.collector._context.readings.pids() == []
+
+
+def test_another_form_of_schedstat_is_understood_one_by_one() -> None:
+    thread = Thread("/proc", os.getpid(), os.getpid(), module.DescriptorBudget(8))
+    stat = Path("/proc/self/stat").read_bytes()
+    looks = [(thread, b"5  7 9\n", stat, b""), (thread, None, b"", b"")]
+    with pytest.raises(ValueError, match="expected integers"):
+        parse_integers(b"5  7 9\n")
+    rows = build_rows(3, looks, SharedThreadState(False))
+    assert [row[4:6] for row in rows] == [(5, 7), (-1, -1)]
+    thread.close()

@@ -1,0 +1,269 @@
+"""The helper process under everything a driver can do: real processes, a simulated library."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.agent.collectors.base import Context
+from clusterprof.agent.isolation.collector import IsolatedCollector
+from clusterprof.agent.linux.files import Roots
+from clusterprof.errors import DevicesChanged, Unavailable
+from tests.support.nvml.healthy import NAMES_WITH_GPM
+from tests.support.nvml.rig import LIVENESS_SECONDS, SECOND_NS, Rig, wait_gone
+from tests.support.nvml.simulated import uuid
+
+WIDTH = len(NAMES_WITH_GPM)
+PARKED = "paused after it crashed the driver's library"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.collector.close()
+    made.scenario.write()  # whatever hangs may go on
+    wait_gone(made.pids)
+
+
+def events_without_slow_calls(rig: Rig) -> list[tuple[str, dict[str, Any]]]:
+    """Return what was seen but for calls that took long, which is a busy machine's doing."""
+    return [row for row in rig.seen if row[0] != "call-slowed"]
+
+
+def first(values: list[Any]) -> list[Any]:
+    return values[:WIDTH]
+
+
+def second(values: list[Any]) -> list[Any]:
+    return values[WIDTH:]
+
+
+def message(value: Any) -> str:
+    return value.message if isinstance(value, Unavailable) else ""
+
+
+def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: Rig) -> None:
+    columns = rig.collector.open()
+    assert [(signal.name, device) for signal, device in columns] == [
+        (name, uuid(index)) for index in (0, 1) for name in NAMES_WITH_GPM
+    ]
+    assert [entry["id"] for entry in rig.collector.inventory()] == [uuid(0), uuid(1)]
+    before_ns = time.monotonic_ns()
+    values = rig.tick()
+    assert all(isinstance(value, int | float) for value in values)
+    assert first(values)[:2] == [0.97, 0.4]
+    assert 0 < rig.collector.sampled_ns < before_ns
+    assert events_without_slow_calls(rig) == []
+
+
+def test_a_missing_value_arrives_with_its_reason(rig: Rig) -> None:
+    rig.scenario.write("1 GetPowerUsage error 3")
+    rig.collector.open()
+    values = rig.tick()
+    holes = [at for at, value in enumerate(values) if isinstance(value, Unavailable)]
+    assert holes == [WIDTH + NAMES_WITH_GPM.index("gpu.power_watts")]
+    assert values[holes[0]] == Unavailable("absent", "not supported by this GPU or driver", "")
+
+
+def test_an_old_driver_lacks_single_values(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "-DOLD_DRIVER")
+    rig.collector.open()
+    values = dict(zip(NAMES_WITH_GPM, first(rig.tick())))
+    rig.collector.close()
+    wait_gone(rig.pids)
+    assert values["gpu.throttle_bits"] == 4  # under the name the call had before
+    assert values["gpu.pcie_replays_total"] == Unavailable(
+        "absent", "the NVIDIA driver is too old for this value", "update the NVIDIA driver"
+    )
+    assert values["gpu.power_watts"] == 612.5
+
+
+def test_no_library_is_absent_for_good(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "lib" / "libnvidia-ml.so.1").write_bytes(b"")  # the loader finds it and refuses
+    for _ in range(2):
+        with pytest.raises(Unavailable) as raised:
+            rig.collector.open()
+        assert raised.value.kind == "absent"
+        assert raised.value.message == "libnvidia-ml.so.1 was not found"
+        assert "install the NVIDIA driver" in raised.value.remedy
+        assert rig.collector.pid is None
+
+
+def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
+    rig.collector.open()
+    rig.until(lambda values: second(values)[0] == 0.97)
+    rig.scenario.write("1 GetPowerUsage hang")
+    rig.until(lambda _: "collector-hung" in rig.kinds())
+    where = {"collector": "gpu_nvidia", "device": uuid(1), "call": "GetPowerUsage"}
+    assert events_without_slow_calls(rig) == [("collector-hung", where)]
+
+    taken = set()
+    for _ in range(20):
+        values = rig.until(lambda values: first(values)[0] == 0.97)
+        taken.add(rig.collector.sampled_ns)
+        hung = Unavailable("failed", "no answer for over a second (inside nvml GetPowerUsage)")
+        assert second(values) == [hung] * WIDTH
+    assert len(taken) == 20  # each a sample of its own, none repeated
+
+    rig.scenario.write()
+    rig.until(lambda values: second(values)[0] == 0.97)
+    hung, recovered = events_without_slow_calls(rig)
+    assert (hung[0], recovered[0]) == ("collector-hung", "collector-recovered")
+    assert recovered[1]["hung_ns"] >= SECOND_NS
+    assert len(rig.pids) == 1
+
+
+def test_closing_waits_for_nobody_and_kills_nobody(rig: Rig) -> None:
+    rig.collector.open()
+    rig.tick()
+    rig.scenario.write("* * hang")
+    rig.until(lambda _: rig.kinds().count("collector-hung") == 2)
+    pid = rig.collector.pid
+    assert pid is not None
+    rig.collector.close()
+    # The simulated hang sleeps where signals reach it, so after its grace (0 here) the helper
+    # goes by itself; in the D state it would stay until the driver lets go.
+    wait_gone({pid})
+    child = rig.collector._abandoned[0]
+    while not child.reap():  # the main thread may be dead a moment before the others are
+        time.sleep(0.01)
+    assert (child.pid, child.exit_signal) == (pid, 0)
+
+
+def test_a_helper_does_not_leave_out_of_a_call(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, grace_ns=3600 * SECOND_NS)
+    rig.collector.open()
+    rig.tick()
+    rig.scenario.write("* * hang")
+    rig.until(lambda _: rig.kinds().count("collector-hung") == 2)
+    rig.collector.close()
+    child = rig.collector._abandoned[0]
+    time.sleep(0.5)
+    assert not child.reap()  # still inside: its pipe is closed, and nobody killed it
+    rig.scenario.write()
+    wait_gone({child.pid})
+    assert child.exit_signal == 0
+
+
+def test_a_library_that_hangs_at_start_is_waited_for_once(rig: Rig) -> None:
+    rig.scenario.write("* Init hang")
+    with pytest.raises(Unavailable) as raised:
+        rig.collector.open()
+    assert raised.value.message == "NVML does not answer"
+    pid = rig.collector.pid
+    with pytest.raises(Unavailable):
+        rig.collector.open()
+    hung = {"collector": "gpu_nvidia", "device": "", "call": "Init"}
+    assert rig.collector.events() == [("collector-hung", hung)]
+    rig.scenario.write()
+    end = time.monotonic() + LIVENESS_SECONDS
+    while time.monotonic() < end:
+        try:
+            rig.collector.open()
+            break
+        except Unavailable:
+            time.sleep(0.02)
+    rig.until(lambda values: first(values)[0] == 0.97)
+    assert rig.pids == {pid}  # the same helper all along
+    assert [kind for kind, _ in events_without_slow_calls(rig)] == ["collector-recovered"]
+
+
+def test_a_crash_names_the_device_and_the_others_go_on(rig: Rig) -> None:
+    rig.collector.open()
+    rig.until(lambda values: second(values)[0] == 0.97)
+    rig.scenario.write("1 GetPowerUsage segv")
+    rig.until(lambda _: "helper-restarted" in rig.kinds())
+    values = rig.until(lambda values: first(values)[0] == 0.97)
+    assert {message(value) for value in second(values)} == {PARKED}
+    died = {
+        "collector": "gpu_nvidia",
+        "signal": signal.SIGSEGV,
+        "devices": [uuid(1)],
+        "calls": ["GetPowerUsage"],
+    }
+    restarted = ("helper-restarted", {"collector": "gpu_nvidia"})
+    assert events_without_slow_calls(rig) == [("helper-died", died), restarted]
+
+
+def test_a_device_that_crashes_again_is_left_alone_for_longer(rig: Rig) -> None:
+    rig.collector.open()
+    rig.scenario.write("1 GetPowerUsage segv")
+    rests = []
+    for crashes in range(1, 8):
+        rig.until(lambda _, n=crashes: rig.kinds().count("helper-died") == n)
+        parked = rig.collector._devices[1].parked
+        rests.append(parked._rest_ns // SECOND_NS)
+        rig.until(lambda values: first(values)[0] == 0.97)
+        rig.clock.shift_ns += parked.until_ns - rig.clock()  # the rest is over
+    assert rests == [1, 2, 4, 8, 16, 32, 60]
+    rig.scenario.write()
+    rig.until(lambda values: second(values)[0] == 0.97)
+    # Putting the clock forward also makes answers late: only what the helpers did is compared.
+    helpers = [kind for kind in rig.kinds() if kind.startswith("helper")]
+    assert helpers == ["helper-died", "helper-restarted"] * 7
+
+
+def test_a_library_that_crashes_at_start_is_left_alone(rig: Rig) -> None:
+    rig.scenario.write("* Init segv")
+    with pytest.raises(Unavailable):
+        rig.collector.open()
+    with pytest.raises(Unavailable) as raised:
+        rig.collector.open()
+    assert raised.value.message == "NVML crashed its process; it is retried after a pause"
+    assert [kind for kind, _ in rig.collector.events()] == ["helper-died"]
+    rig.scenario.write()
+    rig.clock.shift_ns += SECOND_NS
+    rig.collector._first = True  # wait as at the start, instead of a loop here
+    rig.collector.open()
+    assert first(rig.tick())[0] == 0.97
+
+
+def test_a_device_that_crashes_when_opened_does_not_cost_the_other(rig: Rig) -> None:
+    rig.scenario.write("1 GetUUID segv")
+    columns = rig.collector.open()
+    assert {device for _, device in columns} == {uuid(0), "nvidia-1"}
+    values = rig.tick()
+    assert first(values)[0] == 0.97
+    assert {message(value) for value in second(values)} == {PARKED}
+    rig.scenario.write()
+    rig.clock.shift_ns += SECOND_NS
+    with pytest.raises(DevicesChanged):  # its name was not known until now
+        rig.until(lambda _: False)
+
+
+def test_a_killed_helper_is_replaced(rig: Rig) -> None:
+    rig.collector.open()
+    rig.tick()
+    pid = rig.collector.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    rig.until(lambda _: "helper-died" in rig.kinds())
+    assert rig.seen[0][1]["signal"] == signal.SIGKILL
+    rig.clock.shift_ns += SECOND_NS  # nobody to blame: the whole helper rests
+    values = rig.until(lambda values: first(values)[0] == second(values)[0] == 0.97)
+    assert len(values) == 2 * WIDTH
+    assert rig.collector.pid != pid
+    assert [kind for kind, _ in events_without_slow_calls(rig)] == [
+        "helper-died",
+        "helper-restarted",
+    ]
+
+
+def test_a_python_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:
+    collector = IsolatedCollector(
+        "gpu_nvidia",
+        Context(Roots(), None, lambda: []),
+        python=str(tmp_path / "python"),
+        explain_absence=lambda environ: None,
+    )
+    with pytest.raises(Unavailable) as raised:
+        collector.open()
+    assert raised.value.kind == "failed"
+    assert raised.value.message == f"cannot start {tmp_path}/python: No such file or directory"

@@ -1,0 +1,318 @@
+"""Whole pieces of advice, with the numbers of a run, worked out by hand."""
+
+from __future__ import annotations
+
+from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings, Mount
+from clusterprof.analysis.advice.registry import select_advice
+from clusterprof.report.model import Advice, Culprit, Evidence
+from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
+
+PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
+
+
+def ids(context: AdviceContext) -> list[str]:
+    return [advice.id for advice in select_advice(context)]
+
+
+def first(context: AdviceContext) -> Advice:
+    return select_advice(context)[0]
+
+
+def named(context: AdviceContext, id_: str) -> Advice:
+    return next(advice for advice in select_advice(context) if advice.id == id_)
+
+
+def test_the_whole_of_one_piece() -> None:
+    """4 workers and 0.4 lost: 4 / 0.6 = 6.7, so 7, and 8 CPUs less one leave room for 7."""
+    assert first(scene("cpu-preprocess", PREPARING)) == Advice(
+        what="Raise num_workers from 4 to 7",
+        because="40.00 s of GPU time (40.0 % of the time in steps) was lost to it;"
+        " worker.on_cpu_ratio 80.0 %; num_workers is 4; the rank may use 8 of 16 CPUs;"
+        " with 40.0 % of its steps lost, 7 would keep up",
+        change="DataLoader(num_workers=7) instead of num_workers=4",
+        gain="40.00 s of GPU time here if it fixes all of it; published: up to 47x for pipelines"
+        " that were set up wrongly (Plumber, MLSys 2022)",
+        verify="record again, then clusterprof gate RUN --assert 'stall.cpu-preprocess_ratio <="
+        " 20.0%' (now 40.0 %); worker.on_cpu_ratio of the waits falls, loader.workers_count rises",
+        worse="each worker needs memory for its copy of the data set and the batches it holds",
+        id="more-workers",
+        effort="setting",
+        commands=("DataLoader(num_workers=7)",),
+    )
+
+
+def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
+    """12 CPUs for two ranks are 6 each, less the main thread 5; 7 would be needed."""
+    advice = named(
+        scene("cpu-preprocess", PREPARING, cpus_allowed=12, ranks_sharing_cpus=2), "more-workers"
+    )
+    assert advice.what == "Raise num_workers from 4 to 5"
+    assert advice.change == "DataLoader(num_workers=5) instead of num_workers=4"
+    assert "the rank may use 12 of 16 CPUs, 8 cores, shared by 2 ranks" in advice.because
+    assert advice.because.endswith("there are CPUs for 5 only, so part of the loss will remain")
+
+
+def test_a_quota_bounds_them_too() -> None:
+    """A quota of 12 CPUs for 2 ranks of the node is 6 each."""
+    context = scene("cpu-preprocess", PREPARING, quota_cpus=12.0, ranks_on_node=2)
+    assert named(context, "more-workers").what == "Raise num_workers from 4 to 5"
+
+
+def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
+    """0.75 of the time loading, 0.25 computing: three workers keep up."""
+    context = scene("cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75)
+    assert first(context).what == "Raise num_workers from 0 to 3"
+
+
+def test_without_known_cpus_it_says_the_bound_in_words() -> None:
+    context = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_loss_ratio=None)
+    assert first(context).change == (
+        "DataLoader(num_workers=N) instead of num_workers=4 (N: at most the CPUs of the rank"
+        " less one)"
+    )
+
+
+def test_nothing_is_reported_of_what_is_hidden() -> None:
+    for hidden in ({"lost_ns": 0}, {"recoverable_ns": 0}):
+        assert select_advice(scene("cpu-preprocess", PREPARING, **hidden)) == ()
+
+
+def test_an_upper_bound_says_so() -> None:
+    first_advice = first(scene("cpu-preprocess", PREPARING, upper_bound=True))
+    assert first_advice.because.startswith(
+        "at most 40.00 s of GPU time (40.0 % of the time in steps)"
+    )
+    assert "an upper bound: no accelerator was measured" in first_advice.gain
+
+
+def test_what_cannot_be_reported_is_not_promised() -> None:
+    first_advice = first(scene("cpu-preprocess", PREPARING, recoverable_ns=None))
+    assert first_advice.gain.startswith("what it saves in this run is not known; published: ")
+
+
+def test_it_is_addressed_to_the_culprit() -> None:
+    culprit = Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S)
+    two = Culprit("node-b", 9, "GPU-1", "", own_ns=39 * S)
+    reported = {
+        ((culprit,), 1, 8): "On rank 3: raise",
+        ((culprit,), 2, 16): "On node-a, rank 3: raise",
+        ((culprit, two), 4, 32): "On 2 nodes, mainly node-a: raise",
+        ((culprit, two), 2, 16): "Raise",  # one on each node: it is the job's
+    }
+    for (culprits, nodes, ranks), begin in reported.items():
+        context = scene("cpu-preprocess", PREPARING, culprits=culprits, nodes=nodes, ranks=ranks)
+        assert first(context).what == f"{begin} num_workers from 4 to 7"
+
+
+def test_what_is_for_a_node_names_no_rank() -> None:
+    late = numbers(thread__runnable_ratio=0.7)
+    culprits = (Culprit("node-b", 5, "GPU-5", "", own_ns=40 * S),)
+    context = scene("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
+    assert named(context, "find-the-neighbour").what == (
+        "On node-b: find what else uses the CPUs, and move it"
+    )
+    alone = scene("cpu-contention", late, nodes=1, ranks=8)
+    assert named(alone, "find-the-neighbour").what == "Find what else uses the CPUs, and move it"
+
+
+def test_a_family_is_looked_into_and_not_mended() -> None:
+    advice = select_advice(scene("storage", is_family=True, has_probe=False))
+    assert [advice_item.id for advice_item in advice] == ["record-with-probe", "verify-by-hand"]
+    assert all(advice_item.diagnose for advice_item in advice)
+    assert advice[0].change.startswith("clusterprof record --inject auto -- COMMAND")
+    assert "only the family of the cause could be determined" in advice[0].because
+    missing = scene(
+        "storage",
+        is_family=True,
+        missing_signals=("nfs.rtt_ns_total",),
+        coverage_gaps=(("mounts", "run it as the job's user"),),
+    )
+    assert first(missing).id == "record-what-is-missing"
+    assert first(missing).change == "mounts: run it as the job's user"
+    assert "the recording has no nfs.rtt_ns_total" in first(missing).because
+
+
+def test_a_cause_that_is_not_sure_is_not_mended() -> None:
+    unsure = scene("cpu-preprocess", PREPARING, confidence_ratio=0.69)
+    assert ids(unsure) == ["verify-by-hand"]
+    short = scene("cpu-preprocess", PREPARING, confidence_ratio=0.69, lost_ns=S)
+    assert ids(short) == ["record-longer", "verify-by-hand"]
+    assert first(short).change == (
+        "record 1,600 steps or more (now 400), then clusterprof analyze RUN"
+    )
+    assert ids(scene("cpu-preprocess", PREPARING, confidence_ratio=0.7))[0] == "more-workers"
+
+
+def test_a_mount_is_named_with_its_options() -> None:
+    queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
+    advice = select_advice(scene("storage-client-queue", queued, resource="/data"))
+    assert [advice_item.id for advice_item in advice] == ["nconnect", "more-slots", "stage-local"]
+    assert advice[0].what == "Mount /data with nconnect=8"
+    assert advice[0].change == (
+        "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer:/export/data /data (or in"
+        " fstab; the first mount of a server decides)"
+    )
+    assert "/data is nfs4, 1 connection" in advice[0].because
+
+
+def test_a_hostile_name_stays_one_word_of_a_command() -> None:
+    evil = Mount("/d; rm -rf ~", "nfs", "s:/e")
+    queued = numbers(nfs__queued_ratio=0.8)
+    context = scene("storage-client-queue", queued, resource=evil.point, mounts=(evil,))
+    assert first(context).change.startswith("umount '/d; rm -rf ~'; mount -t nfs ")
+
+
+def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
+    bound = numbers(thread__runnable_ratio=0.7, job__cpus_needed_count=7.2)
+    where = "affinity: 8 workers on 1 of 16 CPUs"
+    changes = {
+        "slurm": "srun --cpus-per-task=8 --cpu-bind=cores",
+        "kubernetes": "resources.requests.cpu and limits.cpu: 8",
+        "": "leave each rank 8 CPUs",
+    }
+    for launcher, change in changes.items():
+        context = scene("cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher)
+        assert ids(context) == ["more-cpus"]
+        assert first(context).what == "Give each rank 8 CPUs"
+        assert first(context).change.startswith(change)
+
+
+def test_a_quota_is_raised_for_all_threads_of_the_node() -> None:
+    """Two ranks of 4 workers and a main thread each are 10."""
+    held = numbers(thread__held_back_ratio=0.6, cgroup__throttled_periods_total=90)
+    context = scene("cpu-throttled", held, quota_cpus=4.0, ranks_on_node=2, launcher="kubernetes")
+    assert ids(context) == ["raise-quota", "fit-the-quota"]
+    assert first(context).change == "resources.limits.cpu: 10 (or no limit)"
+    assert select_advice(context)[1].change.startswith(
+        "DataLoader(num_workers=1) and OMP_NUM_THREADS=1"
+    )
+
+
+def test_a_larger_batch_by_the_memory_that_is_free() -> None:
+    """Half is used; 80 % may be: 1.6 times the batch."""
+    first_advice = first(scene("launch-bound", numbers(thread__on_cpu_ratio=0.9)))
+    assert first_advice.id == "larger-batch" and first_advice.change.startswith(
+        "batch_size up to 1.6x"
+    )
+
+
+def test_the_interval_of_saves_that_costs_a_twentieth() -> None:
+    saves = numbers(checkpoint__mean_ns=2 * S, checkpoint__mean_bytes=4 * GIB)
+    advice = named(scene("checkpoint", saves, share_ratio=0.23), "save-less-often")
+    assert advice.what == "Save 5 times less often"  # 0.23 to 0.05
+    assert "saves of 2.00 s cost 5% when they come every 40.00 s" in advice.because
+
+
+def test_the_interface_is_the_one_that_the_evidence_names() -> None:
+    """The note is worded by `attribution.net_split` and `attribution.net_signs`."""
+    note = "carried the traffic while eth1 was idle and is faster: eth0 of node-a"
+    slow = (Evidence("network.link_bytes_per_second", 1.25e8, "bytes/s", note),)
+    first_advice = first(scene("net-path", slow))
+    assert first_advice.what == "Point the job at eth1"
+    assert first_advice.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
+    note = "RDMA port without traffic while the job used TCP: mlx5_0:1 of node-a"
+    unused = (Evidence("rdma.link_bytes_per_second", 2.5e10, "bytes/s", note),)
+    assert first(scene("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
+
+
+def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() -> None:
+    at_rate = numbers(network__expected_ratio=0.39, network__beyond_ratio=0.01)
+    assert ids(scene("net-transfer", at_rate)) == [
+        "overlap-communication",
+        "accumulate-gradients",
+        "send-less",
+    ]
+    beyond = numbers(network__expected_ratio=0.1, network__beyond_ratio=0.3)
+    assert ids(scene("net-transfer", beyond)) == ["record-counters"]
+
+
+def test_a_hang_names_the_rank_to_look_at() -> None:
+    hang = numbers(hang__longest_ns=60 * S, hang__waiting_count=7)
+    context = scene("fail-hang", hang, outside_steps=True)
+    assert ids(context) == ["look-at-the-stack", "end-hangs-early"]
+    assert first(context).what == "Look at what rank 3 is doing"
+    assert first(context).change.startswith("on node-a: py-spy dump --pid PID of rank 3")
+    assert first(context).verify.startswith(
+        "record again, then clusterprof analyze RUN: fail-hang is below 40.0 % of the recorded"
+    )
+    circle = scene("fail-hang", hang, outside_steps=True, culprits=())
+    assert ids(circle) == ["same-order", "end-hangs-early"]
+
+
+def test_no_more_than_four() -> None:
+    everything = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5)
+    assert len(ids(scene("storage-remote", everything, resource="/data", nodes=2))) == 4
+
+
+def test_the_scene_knows_what_the_header_states() -> None:
+    context = scene("storage-remote", resource="/data")
+    assert context.file_system == "nfs" and context.mount == MACHINE.mounts[0]
+    assert context.workers == LOADER.workers
+
+
+def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
+    """An SSD with one request at a time has room for more readers; a disk that rotates has not."""
+    busy = numbers(disk__busy_ratio=0.97, disk__queue_count=1.1)
+    assert "more-readers" in ids(scene("storage-local", busy, resource="nvme0n1"))
+    assert "fewer-bytes" not in ids(scene("storage-local", busy, resource="nvme0n1"))
+    for disk in ("sda", "unknown"):
+        assert "more-readers" not in ids(scene("storage-local", busy, resource=disk))
+    queued = numbers(disk__busy_ratio=0.97, disk__queue_count=4)
+    assert "more-readers" not in ids(scene("storage-local", queued, resource="nvme0n1"))
+
+
+def test_what_asks_least_comes_first() -> None:
+    """A disk with room: more workers are an option of the loader, packing is a new data set."""
+    slow = numbers(disk__read_latency_ns=12e6, disk__busy_ratio=0.5, disk__read_size_bytes=16 << 10)
+    advice = select_advice(scene("storage-local", slow, resource="nvme0n1"))
+    assert [(advice_item.id, advice_item.effort) for advice_item in advice] == [
+        ("more-readers", "setting"),
+        ("read-further-ahead", "setting"),
+        ("pack-records", "data"),
+    ]
+    late = select_advice(scene("sync-imbalance", numbers(step__worked_ns=1e8)))
+    assert [(advice.id, advice.effort) for advice in late] == [
+        ("compare-devices", "look"),
+        ("balance-work", "code"),
+    ]
+
+
+def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> None:
+    """10 workers would be needed, 7 have CPUs: both more workers and more CPUs are advised."""
+    allowed = numbers(job__cpus_allowed_count=8)
+    assert ids(scene("cpu-preprocess", allowed, own_loss_ratio=0.6)) == [
+        "more-cpus-for-workers",
+        "more-workers",
+        "prepare-on-gpu",
+        "prepare-ahead",
+    ]
+    both = (*allowed, *PREPARING)
+    assert ids(scene("cpu-preprocess", both, own_loss_ratio=0.6))[:2] == [
+        "more-workers",
+        "more-cpus-for-workers",
+    ]
+
+
+def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
+    """Five fit, four are shown: the first of the list, and then the cheapest first."""
+    many = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5, nfs__read_latency_ns=1e7)
+    advice = select_advice(scene("storage-remote", many, resource="/data", nodes=2))
+    assert [advice_item.id for advice_item in advice] == [
+        "mend-the-path",
+        "more-readers",
+        "stage-local",
+        "pack-records",
+    ]
+
+
+def test_commands_are_word_for_word_in_the_change() -> None:
+    queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
+    first_advice = first(scene("storage-client-queue", queued, resource="/data"))
+    assert first_advice.commands == (
+        "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer:/export/data /data",
+    )
+    assert first_advice.commands[0] in first_advice.change and "\x02" not in first_advice.change
+    evil = "/d\x02x\x03"
+    mount = Mount(evil, "nfs", "s:/e")
+    odd = first(scene("storage-client-queue", queued, resource=evil, mounts=(mount,)))
+    assert len(odd.commands) == 1 and odd.commands[0] in odd.change

@@ -1,0 +1,128 @@
+"""Whether ranks end their steps together, and when a busy device spins: by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.attribution.rank.device_activity import (
+    NO_ACTIVITY,
+    DeviceWindows,
+    detect_busy_wait,
+)
+from clusterprof.analysis.cross_rank.step_alignment import has_common_step_ends
+from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series
+from tests.support.builders import header
+
+MS = 1_000_000
+STEP = 500 * MS
+
+
+def ends(lengths_ms: np.ndarray, numbers: np.ndarray | None = None) -> tuple:
+    count = np.arange(lengths_ms.size) if numbers is None else numbers
+    return count, np.cumsum(lengths_ms.astype(np.int64) * MS)
+
+
+def test_ranks_that_leave_together_are_synchronous_whatever_their_clocks_show() -> None:
+    draw = np.random.default_rng(1)
+    lengths = draw.integers(400, 600, 200)
+    number, end = ends(lengths)
+    jitter = draw.integers(-10, 10, 200) * MS  # of 500 ms
+    assert has_common_step_ends([(number, end), (number, end + 3_000 * MS + jitter)])
+
+
+def test_ranks_that_are_only_equally_fast_are_not() -> None:
+    draw = np.random.default_rng(2)
+    first, other = (ends(500 + draw.integers(-10, 11, 400)) for _ in range(2))
+    assert not has_common_step_ends([first, other])
+
+
+def test_ranks_of_which_one_is_slower_are_not() -> None:
+    assert not has_common_step_ends([ends(np.full(50, 500)), ends(np.full(50, 560))])
+
+
+def test_few_steps_in_common_tell_nothing() -> None:
+    number = np.arange(100)
+    step_ends = ends(np.full(100, 500))
+    assert has_common_step_ends([step_ends, step_ends])
+    assert not has_common_step_ends([step_ends, ends(np.full(100, 500), number + 50)])
+    few = ends(np.full(7, 500))
+    assert not has_common_step_ends([few, few])
+
+
+def rank_with(values: list[float]) -> Rank:
+    t_ns = np.arange(1, len(values) + 1) * 100 * MS
+    series = Series(t_ns, np.array(values), False)
+    chunk = Chunk(
+        header(),
+        0,
+        int(t_ns[-1]),
+        True,
+        True,
+        {("gpu.sm_active_ratio", "d"): series},
+        {},
+        (),
+        (),
+        (),
+    )
+    main = Process(1, 1, 0, "python", {}, {}, {}, None)
+    return Rank(chunk, 0, 1, "d", True, main, (), True)
+
+
+def windows(n: int, idle_ns: int = 0) -> DeviceWindows:
+    start = np.arange(n) * 100 * MS
+    none = np.zeros(n, np.int64)
+    return DeviceWindows(start, start + 100 * MS, none + idle_ns, none)
+
+
+def test_what_is_below_the_usual_spins_in_proportion() -> None:
+    # 16 windows to learn from: usual 0.9, spinning 0.05. Then one of which half is spinning:
+    # 0.475 = (0.9 + 0.05) / 2; 0.815 is at work for nine tenths, which counts: at work all the time
+    # it would be at 0.9, as the twelve are that are alike.
+    learnt = [0.9] * 12 + [0.05] * 4
+    values = [*learnt, 0.475, 0.815, 0.9, 0.815]
+    spun, *_ = detect_busy_wait(rank_with(values), windows(len(values)), NO_ACTIVITY)
+    assert (spun[16:] / MS).tolist() == pytest.approx([50.0, 10.0, 0.0, 10.0], abs=0.5)
+    # before the first look, at 4 windows, nothing is judged
+    assert not spun[:4].any()
+
+
+def test_where_activity_varies_by_itself_only_large_drops_count() -> None:
+    # 28 windows at work, 0.63 to 0.90 in steps of 0.01, and 4 of spinning: the 90 % quantile is the
+    # 29th of 32 from below, 0.87. A quarter of them, 8, lies within 0.05 of it (0.82 to 0.90 are
+    # nine, within 0.04 there are eight: 0.83 to 0.90). Six times 0.04 below it is less than four
+    # fifths, 0.696: of 0.75 nothing is said, 0.475 spins, and what the window after it lacks too.
+    work = [0.63 + 0.01 * k for k in range(28)]
+    values = [*work[::2], *[0.05] * 4, *work[1::2], 0.75, 0.9, 0.475, 0.75, 0.75]
+    spun, *_ = detect_busy_wait(rank_with(values), windows(len(values)), NO_ACTIVITY)
+    assert (spun[32:] > 0).tolist() == [False, False, True, True, False]
+
+
+def test_idle_time_does_not_spin() -> None:
+    values = [0.9] * 12 + [0.05] * 4 + [0.45]  # busy for half of the window, at work in all of it
+    spun, *_ = detect_busy_wait(rank_with(values), windows(len(values), idle_ns=0), NO_ACTIVITY)
+    assert spun[16] > 0
+    half = windows(len(values))
+    half.idle_ns[16] = 50 * MS
+    spun, *_ = detect_busy_wait(rank_with(values), half, NO_ACTIVITY)
+    assert spun[16] == 0
+
+
+def test_the_cut_changes_nothing() -> None:
+    draw = np.random.default_rng(3)
+    values = draw.choice([0.9, 0.85, 0.4, 0.05], 500).tolist()
+    rank, full_set = rank_with(values), windows(500)
+    whole, _, after = detect_busy_wait(rank, full_set, NO_ACTIVITY)
+    known, parts = NO_ACTIVITY, []
+    for low, high in ((0, 3), (3, 130), (130, 131), (131, 500)):
+        part = DeviceWindows(
+            *(
+                getattr(full_set, name)[low:high]
+                for name in ("start_ns", "end_ns", "idle_ns", "slowed_ns")
+            )
+        )
+        spun, _, known = detect_busy_wait(rank, part, known)
+        parts.append(spun)
+    assert whole.any()
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert known == after

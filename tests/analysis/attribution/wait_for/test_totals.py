@@ -1,0 +1,217 @@
+"""Who kept the others waiting when: persistence, victims and slow steps, from blame made by hand.
+
+Every rank is a member of every operation; one operation a second. In `run` an operation is a list
+of (culprit, ns): so much every other rank waited for that one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.attribution.wait_for import totals
+from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
+from clusterprof.analysis.attribution.wait_for.totals import SlowSteps, VictimCounts, WaitTimeBins
+from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.report.model import Persistence
+
+S, MS = 1_000_000_000, 1_000_000
+CAUSES, CAUSE = 4, 2
+Waits = list[tuple[int, int]]
+
+
+def run(ranks: int, waits: list[Waits], first_ns: int = 0) -> tuple[Operations, BlockBlame]:
+    """One operation a second, left by all ranks at full seconds from `first_ns` + 0.5 s on."""
+    count = len(waits)
+    leave = np.repeat(first_ns + S // 2 + np.arange(count) * S, ranks)
+    ns = np.array([sum(ns for _, ns in wait) for wait in waits], np.int64)
+    ops = Operations(
+        first=np.arange(count + 1) * ranks,
+        process_group=np.zeros(count, np.int64),
+        operation=np.ones(count, np.int64),
+        bytes=np.zeros(count, np.int64),
+        complete=np.ones(count, np.bool_),
+        rank=np.tile(np.arange(ranks), count),
+        arrive_ns=leave - np.repeat(ns, ranks),
+        leave_ns=leave,
+        blocked_ns=np.repeat(ns, ranks),
+        source=np.arange(count * ranks),
+    )
+    entries = [
+        (op * ranks + rank, culprit, ns)
+        for op, wait in enumerate(waits)
+        for rank in range(ranks)
+        for culprit, ns in wait
+        if rank != culprit and ns
+    ]
+    row, culprit, ns = np.array(entries, np.int64).reshape(-1, 3).T
+    last = np.array([wait[0][0] if wait else -1 for wait in waits], np.int64)
+    blamed = BlockBlame(
+        row,
+        culprit,
+        np.full(row.size, CAUSE),
+        ns,
+        np.zeros(count * ranks, np.int64),
+        last,
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count * ranks, np.int64),
+        np.zeros((0, count), np.int64),
+    )
+    return ops, blamed
+
+
+def judged(ranks: int, waits: list[Waits], nodes: list[int] | None = None) -> Persistence | None:
+    stretches = WaitTimeBins(CAUSES, np.zeros(ranks, np.int64), nodes or [0] * ranks)
+    stretches.add(*run(ranks, waits))
+    return stretches.persistence([CAUSE])
+
+
+def test_the_same_rank_all_the_time_is_steady() -> None:
+    # 40 stretches alike: nine tenths of the waiting lie in any 36 of them, by time the first
+    judgment = judged(8, [[(3, 90 * MS)]] * 40)
+    assert judgment == Persistence("steady", 0, 36 * S, 36, 40, 1, 36)
+
+
+def test_two_ranks_at_once_are_steady_too() -> None:
+    # 3 and 5 in turn: two of eight ranks, not more than a third, and each has its part throughout
+    judgment = judged(8, [[(3, 50 * MS), (5, 50 * MS)]] * 40)
+    assert judgment is not None and (judgment.kind, judgment.most) == ("steady", 36)
+
+
+def test_jitter_of_the_others_does_not_hide_a_steady_culprit() -> None:
+    waits: list[Waits] = [[(3, 60 * MS), (at % 8, 20 * MS)] for at in range(40)]
+    judgment = judged(8, waits)
+    assert judgment is not None and judgment.kind == "steady"
+
+
+def test_one_stretch_of_the_run_is_transient_and_says_when() -> None:
+    waits: list[Waits] = [[(1, MS)] for _ in range(40)]
+    waits[12:17] = [[(3, 90 * MS)] for _ in range(5)]
+    # 450 of 485 ms of waiting: 90 % are reached within the fifth of the large ones
+    assert judged(8, waits) == Persistence("transient", 12 * S, 17 * S, 5, 40, 1, 5)
+
+
+def test_bursts_all_over_the_run_are_no_transient() -> None:
+    waits: list[Waits] = [[(3, 90 * MS)] if at % 8 == 0 else [] for at in range(40)]
+    judgment = judged(8, waits)
+    # stretches 0, 8, …, 32: five, which lie in 33 of 40
+    assert judgment == Persistence("steady", 0, 33 * S, 5, 40, 1, 5)
+
+
+def test_another_rank_each_time_is_wandering() -> None:
+    judgment = judged(8, [[(at * 5 % 8, 90 * MS)] for at in range(40)])
+    assert judgment is not None and (judgment.kind, judgment.culprits) == ("wandering", 8)
+
+
+def test_ranks_that_take_turns_within_a_stretch_are_wandering() -> None:
+    # every stretch holds all eight, each for an eighth: none of them is the culprit
+    judgment = judged(8, [[(rank, 10 * MS) for rank in range(8)]] * 40)
+    assert judgment is not None and judgment.kind == "wandering"
+
+
+def test_a_culprit_that_moves_once_in_a_while_is_wandering() -> None:
+    waits: list[Waits] = [[(1 + 4 * (at // 14), 90 * MS)] for at in range(42)]
+    judgment = judged(16, waits)
+    # rank 1, then 5, then 9; rank 1 caused a third and has its part in a third of the run
+    assert judgment is not None and (judgment.kind, judgment.culprits) == ("wandering", 3)
+
+
+def test_the_ranks_of_one_node_are_one_culprit() -> None:
+    # ranks 0 to 3 take turns; that is all of a job of one node, and one node of two
+    waits: list[Waits] = [[(at % 4, 90 * MS)] for at in range(40)]
+    of_two = judged(8, waits, [0, 0, 0, 0, 1, 1, 1, 1])
+    assert of_two is not None and of_two.kind == "steady"
+    alone = judged(4, waits)
+    assert alone is not None and alone.kind == "wandering"
+
+
+def test_of_a_short_run_nothing_is_reported() -> None:
+    assert judged(8, [[(3, 90 * MS)]] * 7) is None
+    assert judged(8, [[(3, 90 * MS)]] * 8) is not None
+    assert judged(8, [[] for _ in range(40)]) is None
+
+
+def test_a_long_run_has_longer_stretches_and_the_cut_into_blocks_changes_nothing() -> None:
+    waits: list[Waits] = [[(3, 90 * MS)] if 300 <= at < 344 else [(1, 1)] for at in range(1000)]
+    ops, blamed = run(4, waits)
+    whole, cut = (WaitTimeBins(CAUSES, np.zeros(4, np.int64), [0] * 4) for _ in range(2))
+    whole.add(ops, blamed)
+    for begin in range(0, 1000, 125):
+        cut.add(*run(4, waits[begin : begin + 125], first_ns=begin * S))
+    # 1000 s in at most 128 stretches: 8 s each; seconds 300 to 343 lie in stretches 37 to 42
+    assert whole.length_ns == cut.length_ns == 8 * S
+    persistent = whole.persistence([CAUSE])
+    assert persistent == cut.persistence([CAUSE])
+    # the first of these holds 4 s, the others all the rest, 40 of 44
+    assert persistent == Persistence("transient", 38 * 8 * S, 43 * 8 * S, 5, 125, 1, 5)
+
+
+def test_run_time_counts_from_where_the_rank_says() -> None:
+    stretches = WaitTimeBins(CAUSES, np.array([100 * S] * 4), [0] * 4)
+    waits: list[Waits] = [[(3, 90 * MS)] if 10 <= at < 14 else [] for at in range(40)]
+    stretches.add(*run(4, waits, first_ns=100 * S))
+    persistent = stretches.persistence([CAUSE])
+    assert persistent is not None and (persistent.from_ns, persistent.to_ns) == (10 * S, 14 * S)
+
+
+def test_other_causes_are_not_counted() -> None:
+    stretches = WaitTimeBins(CAUSES, np.zeros(8, np.int64), [0] * 8)
+    stretches.add(*run(8, [[(3, 90 * MS)]] * 40))
+    assert stretches.persistence([0, 1, 3]) is None
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "MAX_CELLS", 64)
+    stretches = WaitTimeBins(CAUSES, np.zeros(16, np.int64), [0] * 16)
+    for begin in range(0, 400, 50):
+        waits: list[Waits] = [[(3, 90 * MS), (at % 16, MS)] for at in range(50)]
+        stretches.add(*run(16, waits, first_ns=begin * S))
+    assert stretches._cell.size <= 64  # what is small is forgotten first
+    persistent = stretches.persistence([CAUSE])
+    assert persistent is not None and persistent.kind == "steady"
+
+
+def test_victims_are_those_that_waited_at_least_a_tenth_as_long() -> None:
+    victims = VictimCounts(8)
+    ops, blamed = run(8, [[(3, 100 * MS)]] * 10)
+    victims.add(ops, blamed)
+    assert [victims.count_victims(rank) for rank in range(8)] == [0, 0, 0, 7, 0, 0, 0, 0]
+    # rank 0 waits for nothing much: 9 ms of the 100 of the others
+    less = np.where(ops.rank[blamed.row] == 0, 9 * MS, blamed.ns)
+    victims = VictimCounts(8)
+    victims.add(ops, BlockBlame(*(less if c is blamed.ns else c for c in columns_of(blamed))))
+    assert victims.count_victims(3) == 6
+
+
+def columns_of(blamed: BlockBlame) -> list[np.ndarray]:
+    return [getattr(blamed, name) for name in BlockBlame.__slots__]
+
+
+def steps_of(slow: dict[int, int]) -> dict[int, int]:
+    """Start -> length of steps that end half a second before each full second but one."""
+    return {at * S: slow.get(at, 600 * MS) for at in range(40)}
+
+
+def test_who_came_last_in_the_slow_steps() -> None:
+    # steps of 600 ms; 5, 17 and 30 take 900: rank 3 keeps the others waiting for 300 ms in two of
+    # them and rank 6 in one; rank 1 does for 20 ms in all others
+    waits: list[Waits] = [[(1, 20 * MS)] for _ in range(40)]
+    waits[5], waits[17], waits[30] = [(3, 300 * MS)], [(6, 300 * MS)], [(3, 300 * MS), (1, 9 * MS)]
+    slow = SlowSteps(0, steps_of({at: 900 * MS for at in (5, 17, 30)}), 40, 8)
+    slow.add(*run(8, waits))
+    assert slow.length_ns.tolist() == [900 * MS] * 3
+    assert slow.count_steps_by_culprit(600 * MS) == {3: 2, 6: 1}
+
+
+def test_a_slow_step_in_which_hardly_anybody_waited_was_set_by_nobody() -> None:
+    # 300 ms more, of which the others waited for 70, less than a quarter
+    waits: list[Waits] = [[(3, 70 * MS)] for _ in range(40)]
+    slow = SlowSteps(0, steps_of({5: 900 * MS}), 40, 8)
+    slow.add(*run(8, waits))
+    assert slow.count_steps_by_culprit(600 * MS) == {}
+
+
+def test_of_few_steps_nothing_is_reported() -> None:
+    assert SlowSteps(0, {0: 5 * S}, 19, 8).length_ns.size == 0
+    assert SlowSteps(0, {0: 5 * S}, 20, 8).length_ns.size == 1

@@ -1,0 +1,136 @@
+"""Ranks that had not left an operation when the recordings ended: who waited for whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterprof.output.renderers.text.wording import list_warnings
+from clusterprof.probe import layout
+from clusterprof.report.model import Report
+from tests.support.faulty_recordings import (
+    Machine,
+    analysed,
+    announced,
+    exited,
+    pair,
+    under_way,
+    write_on,
+)
+from tests.support.recordings import SECOND, Script
+from tests.support.waiting_jobs import GROUP
+
+
+def hanging(tmp_path: Path, *events: list, scripts: list[Script] | None = None) -> Report:
+    """Both ranks step 20 times (until 13 s); the recordings end at 40 s."""
+    for number, script in enumerate(scripts or pair(steps=20)):
+        script.end = 40.0
+        script.main += " I26.0"
+        script.worker += " I26.0"
+        write_on(
+            Machine(f"node-{number}"),
+            script,
+            tmp_path / f"n{number}",
+            [announced(GROUP, [0, 1]), *events[number]],
+        )
+    return analysed(tmp_path)
+
+
+def standing(report: Report) -> list[float]:
+    return [dict(rank.outside_buckets).get("fail-hang", 0) / SECOND for rank in report.ranks]
+
+
+def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None:
+    word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
+    report = hanging(tmp_path, [word], [])
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert [(culprit.node, culprit.rank) for culprit in hang.culprits] == [("node-1", 1)]
+    assert standing(report) == [pytest.approx(26.7, abs=0.2), pytest.approx(27.0, abs=0.2)]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert note.startswith(
+        "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
+    )
+    assert note.endswith("asleep in do_poll.constprop.0")
+    assert list_warnings(report)[0] == note  # on the first screen
+
+
+def test_a_rank_that_crashed_is_named_with_how_it_ended(tmp_path: Path) -> None:
+    word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
+    report = hanging(tmp_path, [word], [exited(14 * SECOND, 1, None)])
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert note.endswith("for rank 1 on node-1, which had ended with exit code 1")
+
+
+def test_a_root_without_a_recording_is_reported_as_unseen(tmp_path: Path) -> None:
+    scripts = pair(steps=20)[:1]
+    word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
+    report = hanging(tmp_path, [word], scripts=scripts)
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert (hang.culprits, hang.grade) == ((), "B")
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert note.endswith("for rank 1, which has no recording: its state is not known")
+
+
+def test_a_host_that_left_early_waits_for_who_did_not_come_so_far(tmp_path: Path) -> None:
+    # As on CUDA: rank 0 issued operation 20, left it at once and stands still somewhere else.
+    scripts = pair(steps=20)
+    issued = (layout.COLLECTIVE, 13.3, 13.301, GROUP, 20, 10, layout.ALL_REDUCE)
+    scripts[0].main_spans.append(issued)
+    report = hanging(tmp_path, [], [], scripts=scripts)
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert [(culprit.node, culprit.rank) for culprit in hang.culprits] == [("node-1", 1)]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert note.startswith(
+        "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
+    )
+
+
+def test_ranks_that_end_together_in_silence_do_not_hang(tmp_path: Path) -> None:
+    # Both saved something for a long time after the last step.
+    report = hanging(tmp_path, [], [])
+    assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
+
+
+def test_an_operation_that_all_had_come_to_hangs_itself(tmp_path: Path) -> None:
+    word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
+    report = hanging(tmp_path, [word], [word])
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert hang.culprits == ()
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert note == (
+        "progress stopped: ranks 0-1 all arrived at barrier 20, the whole group, and none left it"
+        " for 27 s: the network, or a device"
+    )
+
+
+def test_ranks_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
+    first = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
+    second = under_way(18 * SECOND, round(13.3 * SECOND), 9, 0, layout.BARRIER)
+    report = hanging(tmp_path, [first], [second, announced(9, [0, 1])])
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert "ranks 0-1 wait for each other in a circle" in note
+    assert "(rank 0 in all_reduce 20; rank 1 in barrier 0)" in note
+
+
+def test_who_is_at_work_is_no_hang(tmp_path: Path) -> None:
+    scripts = pair(steps=20)
+    scripts[1].main_spans.append((layout.CHECKPOINT, 20.0, 35.0, 0))
+    word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
+    report = hanging(tmp_path, [word], [], scripts=scripts)
+    assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
+    assert standing(report) == [0, 0]
+    assert (
+        "when the recording ended rank 0 had been waiting for 27 s for rank 1, which was still at"
+        " work"
+    ) in report.notes
+
+
+def test_an_operation_that_ended_after_all_is_no_hang(tmp_path: Path) -> None:
+    # The word was left after five seconds; the span came later.
+    scripts = pair(steps=20)
+    for script in scripts:
+        script.main_spans.append((layout.COLLECTIVE, 13.3, 20.0, GROUP, 20, 10, layout.BARRIER))
+    word = under_way(19 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
+    report = hanging(tmp_path, [word], [word], scripts=scripts)
+    assert [note for note in report.notes if "progress" in note or "at work" in note] == []

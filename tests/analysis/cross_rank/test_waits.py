@@ -1,0 +1,124 @@
+"""Ranks that wait for each other: whose books the time stands in, and whose cause it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.cross_rank.waits import CATEGORIES
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.node.analyze import analyze_node
+from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
+from clusterprof.probe import layout
+from tests.support.recordings import SECOND, write
+from tests.support.report_checks import metrics
+from tests.support.waiting_jobs import STEPS, TRANSFER_S, job, recorded, seconds_of
+
+
+def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: Path) -> None:
+    # Rank 1 waits 0.2 s for data (half disk, half CPU) before its 0.3 s of work; rank 0 does not,
+    # and so waits 0.2 s in the all-reduce; then both transfer for 0.1 s. The step takes 0.6 s.
+    # In the first step it is what each lost since its steps began that is compared.
+    report = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path)
+    assert [rank.in_step_ns for rank in report.ranks] == [36 * SECOND, 36 * SECOND]
+    assert seconds_of(report, 0) == {
+        "net-transfer": 6.0,
+        "storage-local": 6.0,
+        "cpu-preprocess": 6.0,
+    }
+    assert seconds_of(report, 1) == {
+        "net-transfer": 6.0,
+        "storage-local": 6.0,
+        "cpu-preprocess": 6.0,
+    }
+    whose = {f.cause.id: [c.rank for c in f.culprits] for f in report.findings}
+    assert whose["storage-local"] == whose["cpu-preprocess"] == [1]
+    assert whose["net-transfer"] == []
+    assert report.unattributed_reasons == ()
+    assert metrics(report)["stall.storage_ratio"] == pytest.approx(12 / 72)
+    assert metrics(report)["stall.network_ratio"] == pytest.approx(12 / 72)
+    assert metrics(report)["stall.synchronization_ratio"] == 0.0
+
+
+def test_a_rank_with_more_work_in_every_step_is_an_imbalance(tmp_path: Path) -> None:
+    # 0.2 s of work more than the other, every time.
+    report = recorded(job((0.0, 0.3), (0.0, 0.5)), tmp_path)
+    seconds = seconds_of(report, 0)
+    assert seconds["net-transfer"] == 6.0
+    blamed = seconds.get("sync-imbalance", 0) + seconds.get("sync-slow-compute", 0)
+    assert blamed + seconds.get("unattributed", 0) == pytest.approx(12.0, abs=0.001)
+    assert seconds["sync-imbalance"] > 10
+    assert seconds_of(report, 1) == {"net-transfer": 6.0}
+    [imbalance] = [f for f in report.findings if f.cause.id == "sync-imbalance"]
+    assert [culprit.rank for culprit in imbalance.culprits] == [1]
+
+
+def test_all_ranks_with_the_same_wait_blame_nobody_else(tmp_path: Path) -> None:
+    report = recorded(job((0.2, 0.3), (0.2, 0.3)), tmp_path)
+    for rank in (0, 1):
+        assert seconds_of(report, rank) == {
+            "net-transfer": 6.0,
+            "storage-local": 6.0,
+            "cpu-preprocess": 6.0,
+        }
+    [storage] = [f for f in report.findings if f.cause.id == "storage-local"]
+    assert sorted(culprit.rank for culprit in storage.culprits) == [0, 1]
+
+
+def test_a_rank_alone_says_that_it_cannot_know(tmp_path: Path) -> None:
+    report = recorded(job((0.0, 0.3), (0.2, 0.3))[:1], tmp_path)
+    # 0.3 s of every step inside the all-reduce; the other member was not recorded
+    assert seconds_of(report, 0) == {"sync-unknown-peer": 18.0}
+
+
+def test_ranks_of_different_jobs_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    first, second = job((0.0, 0.3), (0.2, 0.3))
+    second.variables["TORCHELASTIC_RUN_ID"] = "another job"
+    report = recorded([first, second], tmp_path)
+    assert seconds_of(report, 0) == {"sync-unknown-peer": 18.0}
+
+
+def test_a_life_before_a_restart_is_not_waited_for(tmp_path: Path) -> None:
+    first, second = job((0.0, 0.3), (0.2, 0.3))
+    second.variables["TORCHELASTIC_RESTART_COUNT"] = "1"
+    report = recorded([first, second], tmp_path)
+    assert seconds_of(report, 0) == {"sync-unknown-peer": 18.0}
+
+
+def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
+    folder = write(job((0.0, 0.3), (0.2, 0.3))[1], tmp_path / "node-1")
+    whole, cut = (
+        analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
+    )
+    tables = []
+    for [item] in (whole.ranks, cut.ranks):
+        [block] = item.operations.blocks
+        table = np.zeros((HEAD_ROWS + 2 * len(CATEGORIES), STEPS), np.int64)
+        read_block(block.location, block, np.arange(len(CATEGORIES)), table)
+        tables.append(table)
+    assert np.abs(tables[0] - tables[1]).max() <= 2
+    assert np.array_equal(tables[0][[0, 1, 3, 4, 5, 6]], tables[1][[0, 1, 3, 4, 5, 6]])
+    # by the end of step 10 rank 1 had waited 10 * 0.2 s for data and worked 10 * 0.3 s
+    expected = dict(zip(("storage-local", "cpu-preprocess"), (1.0, 1.0)), work=3.0)
+    row = tables[0][HEAD_ROWS + len(CATEGORIES) :, 9] / SECOND
+    values = dict(zip(CATEGORIES, row.tolist()))
+    assert {name: s for name, s in values.items() if s > 1e-6} == pytest.approx(expected)
+
+
+def test_operations_that_touch_each_share_what_was_waited(tmp_path: Path) -> None:
+    # The all-reduce of each step becomes two, of which the second begins as the first ends.
+    scripts = job((0.0, 0.3), (0.0, 0.3))
+    for script in scripts:
+        whole = [span for span in script.main_spans if span[0] == layout.COLLECTIVE]
+        for kind, come, leave, group, number, *rest in whole:
+            script.main_spans.remove((kind, come, leave, group, number, *rest))
+            middle = round(come + TRANSFER_S / 2, 6)
+            script.main_spans += [
+                (kind, come, middle, group, 2 * number, *rest),
+                (kind, middle, leave, group, 2 * number + 1, *rest),
+            ]
+    report = recorded(scripts, tmp_path)
+    assert [seconds_of(report, rank) for rank in (0, 1)] == [{"net-transfer": 6.0}] * 2
+    assert [blind for blind in report.blinds if blind.what == "operations between ranks"] == []

@@ -1,0 +1,89 @@
+"""A thread that holds the interpreter: derived from the main thread's sleep and its CPU time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.cpu.gil import CpuGil
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Process
+from clusterprof.probe import layout
+from tests.support.builders import activity, lost, process, rank, spans, thread
+from tests.support.data_waits import feeding
+
+PIECES = ((0, 1, 0.5, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE), (2, 3, 1.0, PHASE_DATA_WAIT))
+
+
+def training(main: str, **others: str) -> Process:
+    """A process whose main thread and other threads, by name, did this for 3 s."""
+    tables = {100: thread(activity(main), 3)}
+    for tid, (name, doing) in enumerate(others.items(), 101):
+        tables[tid] = replace(thread(activity(doing), 3), name=name)
+    return replace(process(100), threads=tables)
+
+
+def claim(main: Process) -> Claims | None:
+    fed = feeding(*({} for _ in PIECES))
+    return CpuGil().claim(rank(3, main), lost(*PIECES, step=3), fed, CpuGil.Limits())
+
+
+def test_time_on_a_lock_while_another_thread_computes() -> None:
+    # [0, 1): 0.6 s on the lock, 0.5 lost: all. [1, 2): 0.4 s of 0.8 lost. A data wait is no step.
+    got = claim(training("U0.4 L0.6 U0.6 L0.4 L1", python="U3", pt_nccl_watchdg="S3"))
+    assert got is not None
+    np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0])
+    assert (got.grade, got.resource) == ("B", "thread python 101")
+    # weighted by what is claimed of 0.5 and 0.8 s: (0.6 + 0.4) * … / …; the other: always
+    values = {item.name: item.value for item in got.evidence}
+    assert values["other_thread.on_cpu_ratio"] == pytest.approx(1.0)
+    assert values["thread.on_lock_ratio"] == pytest.approx((0.5 * 0.6 + 0.8 * 0.4) / 1.3)
+
+
+def test_no_more_than_the_other_thread_computed() -> None:
+    # the other computes 0.55 s of the first second and 0.2 s of the second: of 0.8 lost, 0.25
+    got = claim(training("L0.55 S0.45 L0.2 S1.8", python="U0.55 S0.45 U0.2 S0.8 S1"))
+    np.testing.assert_allclose(got.share, [1.0, 0.25, 0.0])
+    got = claim(training("S1 L0.6 S1.4", python="S1 U0.6 S0.4 S1"))
+    np.testing.assert_allclose(got.share, [0.0, 0.75, 0.0])
+
+
+def test_a_lock_on_which_it_sleeps_anyway_is_not_the_interpreter() -> None:
+    # samples every 0.1 s: of 10 while the other ran 8 on a lock, of 10 while it rested 3: 5 / 7 of
+    # the 1 s in which it ran and the main thread slept, of which 0.5 s are lost
+    main = "L0.8 S0.2 L0.3 S0.7 S1"
+    got = claim(training(main, python="U1 S2"))
+    np.testing.assert_allclose(got.share, [5 / 7, 0.0, 0.0])
+    # as often in either
+    got = claim(training("L0.5 S0.5 L0.5 S0.5 S1", python="U1 S2"))
+    np.testing.assert_array_equal(got.share, [0.0, 0.0, 0.0])
+    # the main thread waits for the device there, and says so
+    marked = training("L3", python="U1 S2")
+    marked = replace(marked, spans={layout.SYNC: spans((0, 2, layout.WHOLE_NS, 9))})
+    np.testing.assert_array_equal(claim(marked).share, [0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("main", "others"),
+    [
+        ("L3", {"pt_autograd_0": "U3"}),  # the backward pass: it launches for the main thread
+        ("L3", {"python": "S3"}),  # on a lock, and nobody computes
+        ("S3", {"python": "U3"}),  # asleep elsewhere
+        ("U3", {"python": "U3"}),  # at work
+        ("U2 L1", {"python": "U3"}),  # on a lock in no step
+        ("L3", {"python": "S0.01 U0.08 S2.91"}),  # hardly while the other ran
+        ("L3", {}),
+    ],
+)
+def test_what_is_no_contest_for_the_interpreter(main, others) -> None:
+    np.testing.assert_array_equal(claim(training(main, **others)).share, [0, 0, 0])
+
+
+def test_without_names_of_threads_nothing_can_be_reported() -> None:
+    unnamed = training("L3", python="U3")
+    unnamed = replace(
+        unnamed, threads={tid: replace(value, name="") for tid, value in unnamed.threads.items()}
+    )
+    assert claim(unnamed) is None

@@ -1,0 +1,155 @@
+"""Causes of the family storage that counters of mounts and of the page cache tell apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.detectors.storage.client_queue import StorageClientQueue
+from clusterprof.analysis.detectors.storage.cold_cache import StorageColdCache
+from clusterprof.analysis.detectors.storage.local import StorageLocal
+from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
+from clusterprof.analysis.detectors.storage.object import StorageObject
+from clusterprof.analysis.detectors.storage.remote import StorageRemote
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from tests.support.builders import counter, header, lost, process, rank
+from tests.support.data_waits import feeding
+
+DETECTORS = (
+    StorageLocal(),
+    StorageRemote(),
+    StorageClientQueue(),
+    StorageMetadata(),
+    StorageColdCache(),
+)
+PIECES = ((0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_COMPUTE))
+MS = 1e6
+
+
+def mount(point: str = "/data", **operations: tuple[int, float, float]) -> dict:
+    """Counters of a mount that grew evenly in [0, 1): operation -> (count, rtt ns, execute ns)."""
+    out = {}
+    for name, values in operations.items():
+        for signal, value in zip(("operations_total", "rtt_ns_total", "execute_ns_total"), values):
+            out[f"nfs.{signal}", f"{point}:{name}"] = counter([0, 1, 3], [0, value, value])
+    out["nfs.read_bytes_total", point] = counter([0, 1, 3], [0, 1 << 20, 1 << 20])
+    return out
+
+
+def claims(series: dict, *rows: dict[str, float], mounts: tuple = ()) -> dict:
+    """What each cause of storage claims of the wait; the segment of computing has no cause."""
+    fed = feeding(*rows, {"remote_io": 1.0, "block_io": 0.0})
+    timeline = rank(3, process(100), series=series, node=header(mounts=list(mounts)))
+    pieces = lost(*PIECES, step=3)
+    by_key = {d.cause.id: d.claim(timeline, pieces, fed, d.Limits()) for d in DETECTORS}
+    assert all(claim.share[1] == 0 for claim in by_key.values())
+    return by_key
+
+
+def shares(values: dict) -> dict[str, float]:
+    return {id_: round(float(item.share[0]), 6) for id_, item in values.items() if item.share.any()}
+
+
+def evidence(claim) -> dict[str, float]:
+    return {item.name: item.value for item in claim.evidence}
+
+
+def test_requests_that_wait_for_a_slot() -> None:
+    # reads took 1000 ms of which 200 at the server; lookups 40 of 40: too few to be claimed
+    claimed = claims(
+        mount(READ=(100, 200 * MS, 1000 * MS), LOOKUP=(10, 40 * MS, 40 * MS)), {"remote_io": 0.8}
+    )
+    # of 1040 ms: 800 queued (0.769), 200 reads (0.192) and 40 lookups (0.038): both below a fifth
+    assert shares(claimed) == {"storage-client-queue": 0.8}
+    got = claimed["storage-client-queue"]
+    assert (got.grade, got.resource) == ("A", "/data")
+    assert evidence(got) == {
+        "nfs.queued_ratio": pytest.approx(1.0),
+        "nfs.read_latency_ns": 10 * MS,
+        "nfs.read_rtt_ns": 2 * MS,
+        "nfs.read_size_bytes": pytest.approx((1 << 20) / 100),  # 1 MiB in 100 reads
+        "nfs.reads_total": 100,
+        "nfs.reads_per_second_count": pytest.approx(100),  # in a wait of 1 s
+    }
+
+
+def test_time_on_a_mount_is_shared_out_and_nothing_counts_twice() -> None:
+    # 1000 ms in all: 300 queued, 400 at the server for names, 300 for reads; writes are not asked
+    series = mount(
+        READ=(100, 300 * MS, 500 * MS),
+        OPEN=(50, 250 * MS, 300 * MS),
+        GETATTR=(50, 150 * MS, 200 * MS),
+        WRITE=(9, 0, 9000 * MS),
+    )
+    claimed = claims(series, {"remote_io": 0.5, "user_cpu": 0.5})
+    assert shares(claimed) == {
+        "storage-remote": 0.15,
+        "storage-client-queue": 0.15,
+        "storage-metadata": 0.2,
+    }
+    assert evidence(claimed["storage-metadata"]) == {
+        "nfs.metadata_ratio": pytest.approx(0.4),
+        "nfs.metadata_operations_total": 100,
+    }
+
+
+def test_a_slow_server_stays_a_slow_server() -> None:
+    claimed = claims(mount(READ=(100, 950 * MS, 1000 * MS)), {"remote_io": 0.8})
+    assert shares(claimed) == {"storage-remote": 0.8}
+    assert claimed["storage-remote"].grade == "A"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "grade"), [((), "B"), (({"type": "fuse.sshfs"},), "B"), (({"type": "nfs4"},), "C")]
+)
+def test_without_counters_of_an_nfs_mount_the_leaf_is_not_reported(mounts, grade) -> None:
+    claimed = claims({}, {"remote_io": 0.8}, mounts=mounts)
+    assert shares(claimed) == {"storage-remote": 0.8}
+    assert claimed["storage-remote"].grade == grade
+
+
+def test_pages_that_were_evicted_and_read_again() -> None:
+    # 100 MiB read, 75 MiB of them had been in memory: 19,200 pages
+    series = {
+        ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
+        ("memory.refaults_total", ""): counter([0, 1, 3], [0, 19200, 19200]),
+    }
+    claimed = claims(series, {"block_io": 0.6, "reading_cpu": 0.2})
+    assert shares(claimed) == {"storage-local": 0.2, "storage-cold-cache": 0.6}
+    got = claimed["storage-cold-cache"]
+    assert (got.grade, got.resource) == ("B", "vda")
+    assert evidence(got) == {
+        "memory.refaulted_bytes_total": 75 << 20,
+        "disk.read_bytes_total": 100 << 20,
+    }
+
+
+@pytest.mark.parametrize("pages", [0, 7000, np.nan])  # 7000 pages are 0.27 of 100 MiB
+def test_few_refaults_are_what_every_cache_has(pages) -> None:
+    series = {
+        ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
+        ("memory.refaults_total", ""): counter([0, 1, 3], [0, pages, pages]),
+    }
+    assert shares(claims(series, {"block_io": 0.6})) == {"storage-local": 0.6}
+
+
+def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:
+    series = {
+        ("network.receive_bytes_total", "eth0"): counter([0, 1, 3], [0, 900, 900]),
+        ("tcp.job_received_bytes_total", "eth0"): counter([0, 1, 3], [0, 700, 5000]),
+    }
+    detector = StorageObject()
+    timeline = rank(3, process(100), series=series)
+    fed = feeding({"socket": 0.7, "user_cpu": 0.3}, {"socket": 1.0})
+    got = detector.claim(timeline, lost(*PIECES, step=3), fed, detector.Limits())
+    np.testing.assert_allclose(got.share, [0.7, 0.0])
+    assert (got.grade, got.resource) == ("B", "eth0")
+    assert evidence(got) == {"worker.socket_ratio": 0.7, "tcp.job_received_bytes_total": 700}
+
+
+def test_without_counters_of_the_network_the_sleep_alone_says_it() -> None:
+    detector = StorageObject()
+    fed = feeding({"socket": 0.7}, {})
+    got = detector.claim(rank(3, process(100)), lost(*PIECES), fed, detector.Limits())
+    assert (got.share.tolist(), got.grade, got.resource) == ([0.7, 0.0], "B", "")
+    assert list(evidence(got)) == ["worker.socket_ratio"]

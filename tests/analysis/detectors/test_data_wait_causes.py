@@ -1,0 +1,193 @@
+"""Causes of a data wait: each claims its part of what the critical thread did, and no other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.cpu.contention import CpuContention
+from clusterprof.analysis.detectors.cpu.loader_config import CpuLoaderConfig
+from clusterprof.analysis.detectors.cpu.memory import CpuMemory
+from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
+from clusterprof.analysis.detectors.storage.local import StorageLocal
+from clusterprof.analysis.detectors.storage.remote import StorageRemote
+from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START
+from clusterprof.report.model import Evidence
+from tests.support.builders import (
+    SECOND,
+    activity,
+    counter,
+    fetches,
+    ints,
+    lost,
+    process,
+    rank,
+    spans,
+    thread,
+)
+from tests.support.data_waits import feeding
+
+# Two waits of 1 s with all of it lost, and a piece of computing that no wait detector may touch.
+PIECES = lost(
+    (0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_DATA_WAIT), (4, 5, 1.0, PHASE_COMPUTE), step=3
+)
+
+
+def claim(detector, rows, series=None, pieces=PIECES, workers=()) -> Claims:
+    result = detector.claim(
+        rank(6, process(100), workers, series=series), pieces, feeding(*rows), detector.Limits()
+    )
+    assert result is not None
+    return result
+
+
+def values(claims: Claims) -> dict[str, float]:
+    return {item.name: item.value for item in claims.evidence}
+
+
+def test_storage_local_claims_blocked_and_reading_time_and_names_the_disk() -> None:
+    rows = [
+        {"block_io": 0.6, "reading_cpu": 0.1, "user_cpu": 0.3},
+        {"block_io": 0.2},
+        {"block_io": 1},
+    ]
+    t = [0, 1, 2, 3, 6]
+    series = {
+        ("disk.read_bytes_total", "vda"): counter(t, [0, 10, 10, 10, 10]),
+        ("disk.read_bytes_total", "vdb"): counter(t, [0, 3000, 9000, 9500, 9500]),
+        ("disk.reads_total", "vdb"): counter(t, [0, 30, 90, 95, 95]),
+        ("disk.read_ns_total", "vdb"): counter(t, [0, 6e8, 9e8, 10e8, 10e8]),
+    }
+    got = claim(StorageLocal(), rows, series)
+    np.testing.assert_allclose(got.share, [0.7, 0.2, 0.0])
+    assert got.grade == "A"
+    assert got.resource == "vdb"
+    # weighted by lost time, 1 s each: (0.7 + 0.2) / 2
+    assert np.isclose(values(got)["worker.blocked_ratio"], 0.45)
+    # inside the two waits: 3000 + 500 bytes, 30 + 5 reads, 600 + 100 ms: 20 ms a read
+    assert values(got)["disk.read_bytes_total"] == 3500
+    assert np.isclose(values(got)["disk.read_latency_ns"], 20e6)
+
+
+def test_storage_local_without_disk_counters_still_claims_with_a_lower_grade() -> None:
+    got = claim(StorageLocal(), [{"block_io": 0.5}, {}, {}])
+    assert (got.grade, got.resource) == ("B", "")
+    np.testing.assert_allclose(got.share, [0.5, 0, 0])
+
+
+def test_what_is_below_the_limit_is_noise() -> None:
+    for detector, kind in (
+        (StorageLocal(), "block_io"),
+        (StorageRemote(), "remote_io"),
+        (CpuPreprocess(), "user_cpu"),
+        (CpuMemory(), "memory"),
+        (CpuLoaderConfig(), "no_work"),
+    ):
+        got = claim(detector, [{kind: 0.019}, {kind: 0.021}, {}])
+        np.testing.assert_allclose(got.share, [0, 0.021, 0], err_msg=detector.cause.id)
+
+
+def test_storage_remote_claims_the_network_file_system_and_names_the_mount() -> None:
+    series = {
+        ("nfs.read_bytes_total", "/data"): counter([0, 6], [0, 6 << 20]),
+        ("nfs.operations_total", "/data:READ"): counter([0, 6], [0, 600]),
+        ("nfs.execute_ns_total", "/data:READ"): counter([0, 6], [0, 600 * 4e6]),
+    }
+    got = claim(StorageRemote(), [{"remote_io": 0.8}, {"block_io": 1.0}, {}], series)
+    np.testing.assert_allclose(got.share, [0.8, 0, 0])
+    assert (got.grade, got.resource) == ("A", "/data")
+    # a sixth of 6 MiB lies in the claimed second; 2.4 s over 600 reads are 4 ms
+    assert np.isclose(values(got)["nfs.read_bytes_total"], 1 << 20)
+    assert np.isclose(values(got)["nfs.read_latency_ns"], 4e6)
+
+
+def test_cpu_preprocess_claims_computing_only_inside_waits() -> None:
+    workers = [process(201, parent=100), process(202, parent=100)]
+    got = claim(
+        CpuPreprocess(), [{"user_cpu": 0.9}, {"user_cpu": 0.5}, {"user_cpu": 1}], workers=workers
+    )
+    np.testing.assert_allclose(got.share, [0.9, 0.5, 0])
+    assert got.evidence == (
+        Evidence(
+            "worker.on_cpu_ratio", 0.7, "ratio", "of the waits, the loading thread was computing"
+        ),
+        Evidence("loader.workers_count", 2.0, "count", "of the rank"),
+    )
+    assert got.resource == "worker pid 201"
+
+
+def test_loader_config_takes_idle_workers_but_not_those_of_the_first_step() -> None:
+    rows = [{"no_worker": 0.5, "delivery": 0.1, "no_work": 0.2}]
+    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=0)
+    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=pieces).share, [0.2])
+    later = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=7)
+    np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=later).share, [0.7])
+
+
+def test_a_batch_held_up_by_a_busy_interpreter_is_cpu_time_of_the_worker() -> None:
+    # the batch was ready at 0.6; from then to 1.0 its worker computed 0.3 s and had no CPU 0.1 s
+    worker = process(201, parent=100, thread=thread(activity("U0.6 U0.3 R0.1"), 1))
+    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=3)
+    rows = [{"user_cpu": 0.6, "delivery": 0.4}]
+    got = claim(CpuPreprocess(), rows, pieces=pieces, workers=[worker])
+    np.testing.assert_allclose(got.share, [0.9])
+    got = claim(CpuContention(), rows, pieces=pieces, workers=[worker])
+    np.testing.assert_allclose(got.share, [0.1])
+    # a worker that rests meanwhile holds nothing up
+    idle = process(201, parent=100, thread=thread(activity("U0.6 I0.4"), 1))
+    got = claim(CpuPreprocess(), rows, pieces=pieces, workers=[idle])
+    np.testing.assert_allclose(got.share, [0.6])
+
+
+def test_memory_is_graded_by_pressure() -> None:
+    series = {("pressure.memory_some_ns_total", ""): counter([0, 1, 6], [0, 0.25 * SECOND, SECOND])}
+    got = claim(CpuMemory(), [{"memory": 0.5}, {}, {}], series)
+    assert got.grade == "A"
+    # 0.25 s of pressure in the claimed second
+    assert values(got) == {"worker.memory_ratio": 0.5, "pressure.memory_some_ratio": 0.25}
+    calm = {("pressure.memory_some_ns_total", ""): counter([0, 6], [5, 5])}
+    assert claim(CpuMemory(), [{"memory": 0.5}, {}, {}], calm).grade == "B"
+
+
+def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_the_loader() -> None:
+    # Two workers, one batch ahead each. Waits [0, 0.1) and [3, 4); the second is for a batch that
+    # one worker computed from 2 to 4. In these 4 s both made 0.1 + 2 + 0.1 + 0.1 = 2.3 s of work,
+    # 1.15 s each, and 4 - 1.1 s were there to hide it in.
+    pieces = lost((0, 0.1, 0.1, PHASE_DATA_WAIT), (3.5, 4, 0.5, PHASE_DATA_WAIT), step=3)
+    rows = [{"user_cpu": 1.0}, {"user_cpu": 0.8, "block_io": 0.2}]
+
+    def shares(prefetch: int) -> list[list[float]]:
+        def worker(pid: int, *fetched: tuple[float, float, int]):
+            made = activity(" ".join("U1" for _ in range(5)))
+            return process(pid, 100, {FETCH: fetches(made, *fetched)})
+
+        main = process(
+            100,
+            spans={
+                DATA_WAIT: spans((0, 0.1, 0, 201, 2), (3, 4, 2, 201, 2)),
+                LOADER_START: spans((0, 0, 2, 0, prefetch, 0)),
+            },
+        )
+        both = [worker(201, (0, 0.1, 0), (2, 4, 0)), worker(202, (0, 0.1, 0), (1, 1.1, 0))]
+        timeline = rank(6, main, both)
+        result = [
+            d.claim(timeline, pieces, feeding(*rows), d.Limits())
+            for d in (CpuPreprocess(), CpuLoaderConfig())
+        ]
+        return [claims.share.tolist() for claims in result]
+
+    # While the first batches are made both workers are busy: that is computing.
+    assert shares(prefetch=1) == [[1.0, 0.0], [0.0, 0.8]]
+    assert shares(prefetch=4) == [[1.0, 0.8], [0.0, 0.0]]  # it may work that far ahead
+
+
+def test_what_all_workers_together_could_not_have_made_in_time_is_computing() -> None:
+    # A wait of 3 s, all of which one of two workers computed: made by both it takes 1.5 s.
+    main = process(
+        100, spans={DATA_WAIT: spans((1, 4, 1, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))}
+    )
+    made = fetches(activity("U4"), (1, 4, 0))
+    timeline = rank(6, main, [process(201, 100, {FETCH: made}), process(202, 100)])
+    assert estimate_prefetch_savings(timeline, ints([4, 5])).tolist() == [0.5, 0.0]

@@ -1,0 +1,100 @@
+"""What a late rank works in a step beside those that wait for it, from ledgers made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from clusterprof.analysis.attribution.accumulator import Accumulator
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.findings.comparisons import with_work_evidence
+from clusterprof.report.model import Culprit, Evidence, Finding, RankLedger
+from tests.support.reports import clean
+
+MS = 1_000_000
+
+
+def ledger(
+    rank: int, step_ms: int, waited_ms: int = 0, cause: str = "sync-slow-compute"
+) -> RankLedger:
+    """Ten steps, each of so much work; `waited_ms` of all were lost to the cause."""
+    plain = clean().ranks[0]
+    return replace(
+        plain,
+        node="a",
+        rank=rank,
+        steps=10,
+        productive_ns=10 * step_ms * MS,
+        lost_ns=waited_ms * MS,
+        buckets=((cause, waited_ms * MS),) if waited_ms else (),
+    )
+
+
+def finding(cause: str, *ranks: int | None) -> Finding:
+    culprits = tuple(Culprit("a", rank, "", "") for rank in ranks)
+    return Finding(
+        CAUSES[cause], 300 * MS, 0.1, None, 0.9, "B", False, False, culprits, evidence=()
+    )
+
+
+def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> None:
+    # 60, 62 and 70 wait for 95; 40 does not wait, and 62 is the middle of the three.
+    ledgers = [
+        ledger(0, 60, 300),
+        ledger(1, 62, 290),
+        ledger(2, 95),
+        ledger(3, 70, 200),
+        ledger(4, 40),
+    ]
+    (annotated,) = with_work_evidence([finding("sync-slow-compute", 2, 3)], ledgers)
+    assert annotated.evidence == (
+        Evidence("step.worked_ns", 95.0 * MS, "ns", "a step of rank 2; waiting ranks: 62.0 ms"),
+    )
+
+
+def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
+    """More samples, and twice the tokens; of rank 3 a fifth of the steps do not say it."""
+    ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95), ledger(3, 61, 200)]
+    held = [(320, 1000), (100, 1000), (320, 2000), (800, 8000)]
+    books = [
+        SimpleNamespace(
+            accumulator=Accumulator(
+                totals={
+                    "samples": samples,
+                    "samples_steps": 8 if at == 3 else 10,
+                    "samples_unknown_steps": 2 if at == 3 else 0,
+                    "tokens": tokens,
+                    "tokens_steps": 8 if at == 3 else 10,
+                    "tokens_unknown_steps": 2 if at == 3 else 0,
+                }
+            )
+        )
+        for at, (samples, tokens) in enumerate(held)
+    ]
+    (annotated,) = with_work_evidence(
+        [finding("sync-imbalance", 2)],
+        [
+            replace(item, buckets=(("sync-imbalance", item.lost_ns),) if item.lost_ns else ())
+            for item in ledgers
+        ],
+        books,
+    )
+    assert [
+        (evidence_row.name, evidence_row.value, evidence_row.note)
+        for evidence_row in annotated.evidence[1:]
+    ] == [
+        ("step.samples_count", 32, "samples in a step of rank 2; waiting ranks: 10"),
+        ("step.tokens_count", 200, "tokens in a step of rank 2; waiting ranks: 100"),
+    ]
+
+
+def test_nothing_is_reported_where_it_does_not_work_for_longer_or_is_not_known() -> None:
+    ledgers = [ledger(0, 60, 300), ledger(1, 60)]
+    for item in (
+        finding("sync-slow-compute", 1),  # as long as the other
+        finding("sync-slow-compute"),
+        finding("sync-slow-compute", None),
+        finding("net-transfer", 1),
+        finding("sync-imbalance", 0),  # nobody waited for it
+    ):
+        assert with_work_evidence([item], ledgers) == (item,)

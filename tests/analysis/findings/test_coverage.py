@@ -1,0 +1,85 @@
+"""GPUs of makers of which a node has none are not missed; a GPU that cannot be read is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from clusterprof.analysis.findings.coverage import list_coverage_gaps
+from clusterprof.trace.schema import Gap
+from tests.support.builders import header
+
+AMD = {"id": "GPU-1f", "vendor": "amd", "emulated": False}
+EMULATED = {"id": "emulated-0", "emulated": True}
+
+
+def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
+    loaded = SimpleNamespace(
+        header=replace(header(), devices=devices),
+        gaps=gaps,
+        damage=SimpleNamespace(damaged_places=0, torn_tail_bytes=0, unknown_frames=0),
+        dropped_spans=0,
+    )
+    return SimpleNamespace(loaded=loaded, facts=SimpleNamespace(name=name))
+
+
+def unseen_on(*nodes: Any) -> list[tuple[str, str]]:
+    """Notes about sources, without those about causes that could not be evaluated."""
+    sources = ("gpu", "lustre", "mounts", "rdma")
+    coverage_gaps = list_coverage_gaps(nodes, [], {}, [])
+    return [(gap.what, gap.message) for gap in coverage_gaps if gap.what.startswith(sources)]
+
+
+def unseen(devices: list[dict[str, Any]], *gaps: Gap) -> list[tuple[str, str]]:
+    return unseen_on(node("node-1", devices, *gaps))
+
+
+def gap(collector: str, kind: Any, message: str, signal: str = "", device: str = "") -> Gap:
+    return Gap(5, collector, signal, device, kind, message, "")
+
+
+NO_NFS = gap("mounts", "absent", "no NFS file system is mounted")
+NO_LUSTRE = gap("lustre", "absent", "no Lustre file system is mounted")
+
+
+NO_NVIDIA = gap("gpu_nvidia", "absent", "no library")
+NO_INTEL = gap("gpu_intel", "absent", "no device of the driver i915 or xe")
+NO_AMD = gap("gpu_amd", "absent", "no device of the driver amdgpu")
+
+
+def test_a_node_with_gpus_of_one_maker_misses_no_other() -> None:
+    assert unseen([AMD], NO_NVIDIA, NO_INTEL) == []
+
+
+def test_a_node_without_any_says_so_once() -> None:
+    for devices in ([], [EMULATED]):
+        assert unseen(devices, NO_NVIDIA, NO_INTEL, NO_AMD) == [("gpu_nvidia", "no library")]
+
+
+def test_what_is_missing_of_a_gpu_that_is_there_is_reported() -> None:
+    silent = gap("gpu_amd", "failed", "the driver does not answer")
+    table = gap("gpu_amd", "absent", "v1.3 does not tell it", "gpu.energy_joules_total", "GPU-1f")
+    assert unseen([AMD], silent, table) == [
+        ("gpu.energy_joules_total", "v1.3 does not tell it"),
+        ("gpu_amd", "the driver does not answer"),
+    ]
+
+
+def test_file_systems_that_no_node_has_are_not_listed() -> None:
+    bare = [node(f"node-{number}", [AMD], NO_NFS, NO_LUSTRE) for number in (1, 2)]
+    assert unseen_on(*bare) == []
+
+
+def test_a_mount_that_only_some_nodes_lack_is_reported() -> None:
+    nodes = node("node-1", [AMD], NO_NFS, NO_LUSTRE), node("node-2", [AMD], NO_LUSTRE)
+    assert unseen_on(*nodes) == [("mounts", "no NFS file system is mounted (on node-1)")]
+
+
+def test_what_is_there_and_cannot_be_read_is_reported() -> None:
+    denied = gap("lustre", "denied", "debugfs is root's")
+    asked = Gap(5, "gpu_neuron", "", "", "absent", "neuron-monitor was not found", "install it")
+    assert unseen([AMD], NO_NFS, denied, asked) == [
+        ("gpu_neuron", "neuron-monitor was not found"),
+        ("lustre", "debugfs is root's"),
+    ]

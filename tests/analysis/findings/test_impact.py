@@ -1,0 +1,148 @@
+"""Money, completion times, rates and yardsticks, each from numbers added up by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.attribution.accumulator import Accumulator
+from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.taxonomy import CAUSES, CLAIMABLE_CAUSES
+from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.findings.impact import (
+    EMULATED,
+    NO_PRICE,
+    NO_STEPS,
+    NOT_MATCHED,
+    OUTSIDE_STEPS,
+    SEVERAL_JOBS,
+    UNRECORDED_PEERS,
+    UPPER_BOUND_ONLY,
+    SavingsModel,
+    build_impact,
+    compute_efficiency_metrics,
+    compute_rate,
+    list_impact_metrics,
+)
+from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
+from clusterprof.report.model import Finding
+from tests.support.rank_results import STORAGE, S, books
+
+PRICE = {"gpu_price_per_hour": 3.6, "currency": "EUR"}  # 0.001 EUR per GPU-second
+
+
+def alone(lost_s: list[int], hidden_s: int = 0) -> RankResult:
+    """A rank without peers, with stretches of 10 s of steps; in each it lost so much."""
+    column = CLAIMABLE_CAUSES.index(STORAGE)
+    sums = np.zeros((len(lost_s), len(CLAIMABLE_CAUSES) + 1), np.int64)
+    sums[:, column] = sums[:, -1] = np.array(lost_s) * S
+    sums[0, [column, -1]] += hidden_s * S
+    lengths = np.full(len(lost_s), 10 * S)
+    rank_result = books(in_step=int(lengths.sum()), lost=sum(lost_s) * S)
+    return replace(rank_result, own_losses=(lengths, sums))
+
+
+def finding(lost_ns: int, **more: object) -> Finding:
+    base = Finding(CAUSES[STORAGE], lost_ns, 0.2, None, 0.9, "A", False, False)
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def test_what_it_costs_and_how_much_sooner_the_job_would_end() -> None:
+    item = alone([2] * 10, hidden_s=3)
+    worth = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
+    assert worth.job_ns == 100 * S and worth.gpus == 1
+    assert worth.lost_cost == pytest.approx(0.02)  # 20 s at 0.001
+    [cause] = worth.causes
+    assert cause.saved_ns == worth.saved_ns == 23 * S  # of its production 3 s were hidden
+    assert cause.lost_cost == pytest.approx(0.02) and cause.saved_cost == pytest.approx(0.023)
+    assert cause.saved_low_ns is not None and cause.saved_high_ns is not None
+    # one stretch of ten won 5 s, the others 2: drawn anew it is not there, or there a few times
+    assert 20 * S <= cause.saved_low_ns < 23 * S < cause.saved_high_ns <= 32 * S
+    assert cause.why_missing == worth.why_no_cost == ""
+
+
+def test_what_never_varies_is_certain_and_a_few_stretches_tell_no_bounds() -> None:
+    for stretches, bounds in ((8, (16 * S, 16 * S)), (4, (None, None))):
+        [cause] = build_impact([alone([2] * stretches)], JobState(()), [finding(S)], {}).causes
+        assert cause.saved_ns == 2 * stretches * S
+        assert (cause.saved_low_ns, cause.saved_high_ns) == bounds
+
+
+def test_what_cannot_be_reported_says_why() -> None:
+    outside, bounded = finding(S, outside_steps=True), finding(S, upper_bound=True)
+    worth = build_impact([alone([2] * 10)], JobState(()), [outside, bounded], {})
+    assert [(cause.saved_ns, cause.why_missing) for cause in worth.causes] == [
+        (None, OUTSIDE_STEPS),
+        (None, UPPER_BOUND_ONLY),
+    ]
+    assert worth.lost_cost is None and worth.why_no_cost == NO_PRICE
+    emulated = replace(alone([2] * 10), emulated=True)
+    assert build_impact([emulated], JobState(()), [], PRICE).why_no_cost == EMULATED
+    pair = [books(rank, peers=True) for rank in range(2)]
+    assert SavingsModel(pair, None).why == NOT_MATCHED
+    assert SavingsModel(pair[:1], None).why == UNRECORDED_PEERS
+    assert SavingsModel([], None).why == NO_STEPS
+    jobs = [replace(value, place=ProcessIdentity(job=str(at))) for at, value in enumerate(pair)]
+    assert SavingsModel(jobs, None).why == SEVERAL_JOBS
+
+
+def test_tokens_per_second_and_what_a_million_cost_now_and_if_fixed() -> None:
+    known = {"tokens": 50_000, "tokens_steps": 40, "tokens_unknown_steps": 0}
+    item = replace(alone([2] * 10), accumulator=Accumulator({"first_step": 0, **known}))
+    worth = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
+    assert worth.tokens_per_second == 500  # 50,000 in 100 s
+    assert worth.tokens_per_second_if_fixed == 625  # in 80 s
+    # 1e6 tokens take 2,000 s at 0.001 EUR a second; 1,600 s when fixed
+    assert worth.cost_per_million_tokens == pytest.approx(2.0)
+    assert worth.cost_per_million_tokens_if_fixed == pytest.approx(1.6)
+    assert worth.samples_per_second is None
+    assert worth.why_no_samples == "the steps do not report how many samples they held"
+    by_key = {metric.name: metric.value for metric in list_impact_metrics(worth)}
+    assert by_key["yardstick.tokens_per_second"] == 500
+    assert by_key["yardstick.million_tokens_cost"] == pytest.approx(2.0)
+    assert by_key["yardstick.samples_per_second"] is None
+
+
+def test_steps_that_do_not_say_what_they_held_count_like_the_others_if_they_are_few() -> None:
+    def rate(known: int, unknown: int) -> tuple[float | None, str]:
+        sums = {"samples": 10 * known, "samples_steps": known, "samples_unknown_steps": unknown}
+        rate = compute_rate([replace(books(), accumulator=Accumulator(sums))], 100 * S, "samples")
+        return rate.per_second, rate.why
+
+    assert rate(100, 0) == (10, "")
+    assert rate(95, 5) == (10, "")
+    assert rate(80, 20) == (None, "only 80 of 100 steps report how many samples they held")
+    assert rate(0, 9)[0] is None
+
+
+def test_the_yardsticks_by_hand() -> None:
+    # Two ranks, 10 s of start-up and 100 s in steps each: 80 and 60 s productive. Of the 40 s that
+    # rank 1 lost it waited 20 for rank 0, and 8 for data on their way.
+    ranks = [books(0, lost=20 * S, peers=True), books(1, lost=40 * S, peers=True)]
+    ranks[1] = replace(ranks[1], victim_ns={STORAGE: 20 * S, "net-transfer": 8 * S})
+    by_key = {name: value for name, value, _ in compute_efficiency_metrics(ranks)}
+    assert by_key["goodput"] == pytest.approx(140 / 220)
+    assert by_key["load balance"] == pytest.approx(70 / 80)
+    assert by_key["communication efficiency"] == pytest.approx(80 / 100)
+    assert by_key["parallel efficiency"] == pytest.approx(0.7)
+    assert by_key["straggler slowdown S"] == pytest.approx(200 / 180)
+    assert by_key["MLPerf Storage AU"] == pytest.approx(140 / 200)
+
+
+def test_the_first_step_does_not_count_for_au_and_one_rank_has_no_balance() -> None:
+    rank_result = books(lost=20 * S, first_step=10 * S, first_step_lost=10 * S)
+    by_key = {
+        name: (value, text) for name, value, text in compute_efficiency_metrics([rank_result])
+    }
+    assert by_key["MLPerf Storage AU"][0] == pytest.approx(80 / 90)
+    assert by_key["load balance"] == (None, "needs at least two ranks")
+    assert compute_efficiency_metrics([])[0] == ("goodput", None, NO_STEPS)
+
+
+def test_the_slowdown_of_ranks_in_teams_is_that_of_the_replay() -> None:
+    ranks = [books(0, lost=20 * S, peers=True), books(1, lost=40 * S, peers=True)]
+    ranks[1] = replace(ranks[1], victim_ns={STORAGE: 20 * S})
+    by_key = {name: value for name, value, _ in compute_efficiency_metrics(ranks, 100 * S, 80 * S)}
+    assert by_key["straggler slowdown S"] == pytest.approx(1.25)

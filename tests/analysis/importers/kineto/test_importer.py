@@ -1,0 +1,327 @@
+"""What traces of PyTorch's profiler say, and what is made of it: every figure by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.kineto.importer import Kineto
+from clusterprof.probe import layout
+from tests.support.kineto_traces import (
+    START_US,
+    busy_ns,
+    call,
+    document,
+    event,
+    idle_ns,
+    on_device,
+    ranks,
+    read,
+    spans,
+    step,
+    written,
+)
+
+US = 1_000
+LATE = [
+    step(4, 0, 100),
+    call("cudaLaunchKernel", 5, 5, 1),  # while the device has nothing: late until 10
+    on_device("gemm", 12, 18, 1),
+    event("cpu_op", "aten::add", 40, 12),
+    call("cudaLaunchKernel", 45, 6, 2),  # begun 15 after the gap began: late until 51
+    call("cudaLaunchKernel", 52, 2, 3),  # the third lies ready when the second ends
+    on_device("gemm", 53, 7, 2),
+    on_device("gemm", 66, 4, 3),
+    on_device("Memset (Device)", 68, 12, 9, "gpu_memset"),  # another stream, from 68 to 80
+]
+
+
+def test_a_device_is_busy_while_any_stream_is_and_late_gaps_are_the_hosts(tmp_path: Path) -> None:
+    (node,), account = read(written(tmp_path, document(LATE, distributedInfo={"rank": 3})))
+    assert busy_ns(node) == [
+        (0, 0),
+        (12 * US, 0),
+        (30 * US, 18 * US),
+        (53 * US, 18 * US),
+        (60 * US, 25 * US),
+        (66 * US, 25 * US),
+        (80 * US, 39 * US),
+        (100 * US, 39 * US),
+    ]
+    assert spans(node, layout.STEP) == [(0, 100 * US, 4, 2, -1, -1)]
+    assert spans(node, layout.STARVED) == [
+        (0, 10 * US, 5 * US, 0, 0, 0),
+        (30 * US, 51 * US, 11 * US, 0, 0, 0),  # 40 to 51 in the operator and its launch
+        (80 * US, 100 * US, 0, 0, 0, 0),  # nothing more was launched
+    ]
+    assert [(r["rank"], r["pid"], r["device"]) for r in ranks(node)] == [(3, 100, "gpu0")]
+    assert account.format_line() == (
+        "rank0.json: PyTorch profiler (Kineto) trace: 3 kernels, 1 copies, 1 operators,"
+        " 3 runtime calls, 1 steps, 3 gaps with a late host"
+    )
+
+
+OLD = {
+    "user_annotation": "Operator",
+    "cpu_op": "Operator",
+    "cuda_runtime": "Runtime",
+    "kernel": "Kernel",
+    "gpu_memset": "Memset",
+}
+
+
+def test_old_names_and_the_bare_list_say_the_same(tmp_path: Path) -> None:
+    old = [{**entry, "cat": OLD[entry["cat"]], "tid": str(entry["tid"])} for entry in LATE]
+    new = read(written(tmp_path, document(LATE)))[0][0]
+    listed = read(written(tmp_path, "[\n" + ",\n".join(map(json.dumps, old)) + "\n]", "b.json"))[0]
+    assert busy_ns(listed[0]) == busy_ns(new)
+    for kind in (layout.STEP, layout.STARVED):
+        assert spans(listed[0], kind) == spans(new, kind)
+
+
+def test_packed_files_say_the_same(tmp_path: Path) -> None:
+    text = document(LATE)
+    plain = read(written(tmp_path, text))[0][0]
+    packed = read(written(tmp_path, gzip.compress(text.encode()), "rank0.json.gz"))[0][0]
+    with zipfile.ZipFile(tmp_path / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("traces/rank0.json", text)
+    zipped = read(tmp_path / "all.zip")[0][0]
+    assert busy_ns(plain) == busy_ns(packed) == busy_ns(zipped)
+
+
+def test_waits_for_data_and_what_was_computed_in_them(tmp_path: Path) -> None:
+    name = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
+    trace = [
+        step(1, 0, 1000),
+        event("user_annotation", name.format("SingleProcess"), 10, 200),
+        event("cpu_op", "aten::stack", 20, 50),
+        event("cpu_op", "aten::cat", 30, 20),  # within the one before
+        event("cpu_op", "aten::div", 200, 40),  # ends 30 after the wait
+        event("cpu_op", name.format("MultiProcessing"), 500, 100),
+        event("cpu_op", name.format("SingleProcess"), 700, 10, tid=101),
+        call("cudaLaunchKernel", 900, 5, 1),
+        on_device("gemm", 910, 10, 1),
+    ]
+    (node,), account = read(written(tmp_path, document(trace)))
+    assert spans(node, layout.DATA_WAIT) == [
+        (10 * US, 210 * US, -1, 0, 0, -1),
+        (500 * US, 600 * US, -1, -1, -1, -1),
+    ]
+    assert spans(node, layout.LOADING) == [(10 * US, 210 * US, 0, 60 * US, 0, 0)]
+    assert account.skipped["waits for data outside the training thread"] == 1
+
+
+def test_waits_for_the_device_copies_and_memory(tmp_path: Path) -> None:
+    trace = [
+        step(1, 0, 20_000),
+        call("cudaMemcpyAsync", 100, 400, 1),
+        on_device("Memcpy HtoD (Pageable -> Device)", 120, 370, 1, "gpu_memcpy", bytes=4096),
+        call("cudaMemcpyAsync", 600, 10, 2),  # returns long before the copy is done
+        on_device("Memcpy HtoD (Pinned -> Device)", 620, 300, 2, "gpu_memcpy", bytes=64),
+        call("cudaDeviceSynchronize", 1000, 50),
+        call("cudaMemcpyAsync", 1100, 80, 3),
+        on_device("Memcpy DtoH (Device -> Pageable)", 1150, 5, 3, "gpu_memcpy", bytes=8),
+        call("hipStreamSynchronize", 8000, 30),
+        call("cudaMalloc", 9000, 100),
+        call("cudaFree", 9200, 20),
+        call("cudaMalloc", 9300, 100),
+        event("user_annotation", "Optimizer.step#SGD.step", 10_000, 500),
+        event("cpu_op", "inner (dynamo_timed)", 11_000, 300),
+        event("cpu_op", "inner (dynamo_timed)", 11_050, 100),
+    ]
+    (node,), _ = read(written(tmp_path, document(trace)))
+    assert spans(node, layout.H2D) == [(100 * US, 500 * US, 4096, 0, 0, 0)]
+    assert spans(node, layout.SYNC) == [
+        (1000 * US, 1180 * US, 130 * US, 2, 0, 0),
+        (8000 * US, 8030 * US, 30 * US, 1, 0, 0),
+    ]
+    assert spans(node, layout.ALLOCATOR) == [(9100 * US, 9400 * US, -1, 2, 1, 0)]  # first to last
+    assert spans(node, layout.OPTIMIZER) == [(10_000 * US, 10_500 * US, 0, 0, 0, 0)]
+    assert spans(node, layout.COMPILE) == [(11_000 * US, 11_300 * US, -1, 0, 0, 0)]
+    last = spans(node, layout.STARVED)[-1]  # from 1155 to the end: a wait, 220 in the allocator
+    assert last == (1155 * US, 20_000 * US, 0, 55 * US, 220 * US, 0)
+
+
+SAYS = {
+    "Collective name": "allreduce",
+    "Process Group Name": "0",
+    "dtype": "Float",
+    "Process Group Ranks": "[0, 1]",
+    "In msg nelems": 10,
+}
+
+
+def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
+    trace = [
+        step(1, 0, 100),
+        on_device("gemm", 0, 30, 1),
+        on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", 20, 30, 2, **SAYS),
+        on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", 45, 15, 3, **SAYS),
+        on_device("Memcpy DtoD (Device -> Device)", 55, 20, 4, "gpu_memcpy"),
+        on_device("gemm", 80, 20, 5),
+        on_device(
+            "ncclDevKernel_AllGather_RING_LL(ncclDevComm*)",
+            85,
+            10,
+            6,
+            **{**SAYS, "Collective name": "_allgather_base"},
+        ),
+    ]
+    beside = {"distributedInfo": {"rank": 1, "world_size": 2}}
+    (node,), account = read(written(tmp_path, document(trace, **beside)))
+    group = compute_group_number([0, 1])
+    assert spans(node, layout.COLLECTIVE) == [
+        (20 * US, 50 * US, group, 0, 40, layout.ALL_REDUCE),
+        (45 * US, 60 * US, group, 1, 40, layout.ALL_REDUCE),
+        (85 * US, 95 * US, group, 2, 40, layout.ALL_GATHER),
+    ]
+    exposed = [(row[0], row[1], row[3]) for row in spans(node, layout.EXPOSED_COLLECTIVE)]
+    assert exposed == [
+        (30 * US, 50 * US, 20 * US),
+        (50 * US, 60 * US, 10 * US),
+        (95 * US, 95 * US, 0),
+    ]
+    assert account.read["communication operations"] == 3 and account.notes == []
+    assert idle_ns(node, 0, 100 * US) == 5 * US
+
+
+def test_operations_that_do_not_say_which_are_matched_by_kind(tmp_path: Path) -> None:
+    trace = [
+        step(1, 0, 100),
+        on_device("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 10, 10, 1),
+        on_device("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 30, 10, 2),
+        on_device("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 50, 10, 3),
+    ]
+    reported = {"distributedInfo": {"rank": 1, "world_size": 8}}
+    (node,), account = read(written(tmp_path, document(trace, **reported)))
+    other = read(written(tmp_path, document(trace[:1] + trace[2:], **reported), "b.json"))[0][0]
+    first, second, third = spans(node, layout.COLLECTIVE)
+    assert [row[3] for row in (first, second, third)] == [0, 0, 1]
+    assert [row[5] for row in (first, second, third)] == [
+        layout.ALL_TO_ALL,
+        layout.ALL_REDUCE,
+        layout.ALL_TO_ALL,
+    ]
+    assert first[2] == third[2] != second[2] == spans(other, layout.COLLECTIVE)[0][2]
+    assert "across ranks by their order" in account.notes[0]
+
+
+def test_sequence_numbers_are_kept_where_every_operation_has_one(tmp_path: Path) -> None:
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+    trace = [step(1, 0, 100)] + [
+        on_device(name, 10 * n, 5, n, **SAYS, Seq=70 + n) for n in (1, 2, 3)
+    ]
+    (node,), _ = read(written(tmp_path, document(trace)))
+    assert [row[3] for row in spans(node, layout.COLLECTIVE)] == [71, 72, 73]
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "rank"),
+    [
+        ("rank7.pt.trace.json", {}, 7),
+        ("rank-3.Apr_03.1102.pt.trace.json", {}, 3),
+        ("x_rank_12_step.json", {"distributedInfo": {"rank": 2, "world_size": 4}}, 2),
+        ("trace.json", {}, None),
+    ],
+)
+def test_the_rank_is_recognized_by_the_trace_else_by_its_name(
+    tmp_path: Path, name: str, beside: dict, rank: int | None
+) -> None:
+    (node,), account = read(written(tmp_path, document(LATE, **beside), name))
+    assert [rank["rank"] for rank in ranks(node)] == [rank]
+    is_noted = any("file name" in note for note in account.notes)
+    assert is_noted == ("distributedInfo" not in beside)
+
+
+def test_hosts_are_recognized_by_names_of_tensorboard_files_with_the_traces_own_pid(
+    tmp_path: Path,
+) -> None:
+    named = written(tmp_path, document(LATE), "node-07_100.1712170298379.pt.trace.json")
+    other = written(tmp_path, document(LATE), "node-07_101.1712170298379.pt.trace.json")
+    assert [read(path)[0][0].name for path in (named, other)] == ["node-07", ""]
+
+
+def test_clocks_count_from_1970_from_a_base_or_from_nothing_known(tmp_path: Path) -> None:
+    base = document(LATE, baseTimeNanoseconds=1_700_000_000_000_000_000)
+    since = document([{**entry, "ts": entry["ts"] + 1.7e15} for entry in LATE])
+    wall = [
+        read(written(tmp_path, text))[0][0].wall_minus_own_ns
+        for text in (base, since, document(LATE))
+    ]
+    first = 1_700_000_000_000_000_000 + START_US * 1000
+    assert wall == [first, first, None]
+
+
+def test_parts_of_a_microsecond_count(tmp_path: Path) -> None:
+    trace = [step(1, 0, 10), on_device("gemm", 1.001, 2.002, 1), on_device("gemm", 4.5, 0.768, 2)]
+    (node,), _ = read(written(tmp_path, document(trace)))
+    assert busy_ns(node)[1:5] == [(1001, 0), (3003, 2002), (4500, 2002), (5268, 2770)]
+
+
+def test_steps_are_inferred_from_optimizers_else_all_is_one(tmp_path: Path) -> None:
+    work = [on_device("gemm", at, 50, at) for at in (10, 110, 210, 310)]
+    ends = [event("user_annotation", "Optimizer.step#Adam.step", at, 10) for at in (90, 190, 290)]
+    (readings,), printed = read(written(tmp_path, document(work)))
+    (three,), also = read(written(tmp_path, document(work + ends)))
+    assert spans(readings, layout.STEP, 1) == [(0, 350 * US, 1, 2, -1, -1)]
+    assert [row[:3] for row in spans(three, layout.STEP)] == [
+        (0, 90 * US, 1),
+        (90 * US, 190 * US, 2),
+        (190 * US, 350 * US, 3),
+    ]
+    assert "one step" in printed.notes[0] and "end with the optim" in also.notes[0]
+
+
+def test_every_device_of_a_file_is_a_process_of_its_own(tmp_path: Path) -> None:
+    trace = [
+        step(1, 0, 100),
+        call("cudaLaunchKernel", 5, 2, 1),
+        on_device("gemm", 10, 10, 1),
+        call("cudaLaunchKernel", 8, 2, 2),
+        on_device("gemm", 20, 30, 2, device=1),
+        call("cudaLaunchKernel", 55, 2, 3),
+        on_device("gemm", 60, 10, 3),
+    ]
+    properties = [{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "AMD Instinct MI300X"}]
+    (node,), account = read(written(tmp_path, document(trace, deviceProperties=properties)))
+    assert [(r["rank"], r["device"]) for r in ranks(node)] == [(0, "gpu0"), (None, "gpu1")]
+    assert [(d["vendor"], d["name"]) for d in node.header().devices] == [
+        ("nvidia", "NVIDIA H100"),
+        ("amd", "AMD Instinct MI300X"),
+    ]
+    assert busy_ns(node, "gpu1")[-1] == (100 * US, 30 * US)
+    assert account.notes[0].startswith("2 devices in the trace")
+
+
+def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> None:
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    trace = [
+        step(551, 0, 100),
+        event("user_annotation", name, 10, 20),
+        event("user_annotation", "gloo:all_reduce", 5, 90, tid=300),
+    ]
+    (node,), account = read(written(tmp_path, document(trace), "rank-34.json"))
+    assert [(r["rank"], r["device"]) for r in ranks(node)] == [(34, "")]
+    assert spans(node, layout.STEP) == [(0, 100 * US, 551, 2, -1, -1)]
+    assert spans(node, layout.DATA_WAIT) == [(10 * US, 30 * US, -1, -1, -1, -1)]
+    assert account.skipped["communication operations outside the training thread"] == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "is_one"),
+    [
+        (b'{"schemaVersion": 1, "traceEvents": [', True),
+        (b'[\n {"ph": "X", "cat": "Operator", "name": "aten::empty"', True),
+        (b'[\n{"id":1,"name":"HH","cat":"dftracer","pid":1,"ph":"M"', False),
+        (b'[{"name": "iteration begin", "ph": "i", "ts": 0}', False),
+        (b'{"a": 1}', False),
+        (b"\x00\x01", False),
+    ],
+)
+def test_traces_are_recognised_by_what_stands_in_them(head: bytes, is_one: bool) -> None:
+    assert Kineto().recognizes(head, Path("x")) is is_one

@@ -1,0 +1,120 @@
+"""What NCCL's log says of the path that data take, and tables of nccl-tests; lines by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.importers.nccl.text_logs import (
+    NcclOutput,
+    NcclText,
+    TableRow,
+    build_facts,
+    build_notes,
+    find_slow_paths,
+    read_text,
+)
+from clusterprof.probe import layout
+from tests.support.importing import read
+from tests.support.nccl_logs import SOCKETS, TABLE
+
+
+def text(log: str) -> NcclText:
+    return read_text(iter(log.encode().splitlines()))
+
+
+def test_sockets_although_rdma_was_seen() -> None:
+    result = text(SOCKETS)
+    assert (dict(result.channels), result.rdma) == (
+        {"NET/Socket": 2, "P2P": 1},
+        {"mlx5_0", "mlx5_1"},
+    )
+    printed = "go through TCP sockets although NCCL saw mlx5_0, mlx5_1 (on n1, n2)"
+    assert build_facts(result) == {"slow_paths": [["nccl.socket_channels_count", 2, printed]]}
+    assert build_notes(result) == [
+        "NCCL 2.21.5+cuda12.4, 16 ranks on 2 nodes; channels: 2 NET/Socket, 1 P2P",
+        f"net-path: 2 channels {printed}. To do: find out why NCCL ignores it: NCCL_NET,"
+        " NCCL_IB_HCA, link state (ibv_devinfo)",
+        "NCCL warned 1 times: Connect to 10.0.0.5<9> failed : no route",
+    ]
+
+
+def test_rdma_that_was_switched_off() -> None:
+    before = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>"
+    log = SOCKETS.replace(before, "NCCL_IB_DISABLE set by environment to 1.")
+    ((name, count, slow_paths, cure),) = find_slow_paths(text(log))
+    assert (name, count) == ("nccl.socket_channels_count", 2)
+    assert slow_paths == "go through TCP sockets because NCCL_IB_DISABLE=1 is set (on n1, n2)"
+    assert cure == "remove NCCL_IB_DISABLE from the job's environment"
+
+
+def test_no_device_found_is_reported_with_what_to_look_at() -> None:
+    log = "\n".join(
+        line if "NET/IB" not in line else "n1:10:10 [0] NCCL INFO NET/IB : No device found."
+        for line in SOCKETS.splitlines()
+    )
+    ((_, _, slow_paths, cure),) = find_slow_paths(text(log))
+    assert slow_paths == "go through TCP sockets because NCCL found no RDMA device (on n1, n2)"
+    assert "/dev/infiniband" in cure
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong"),
+    [
+        ("NET/IB/0/GDRDMA", []),
+        ("NET/IB/0", ["nccl.staged_channels_count"]),
+        ("NET/AWS Libfabric/0/GDRDMA", []),
+        ("P2P/CUMEM", []),
+    ],
+)
+def test_rdma_with_and_without_gpudirect(how: str, wrong: list[str]) -> None:
+    log = f"n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via {how}\n"
+    assert [path[0] for path in find_slow_paths(text(log))] == wrong
+
+
+def test_host_memory_by_an_explicit_statement() -> None:
+    log = (
+        "n1:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n"
+        "n1:1:1 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
+    )
+    assert [path[:2] for path in find_slow_paths(text(log))] == [
+        ("nccl.host_memory_channels_count", 1)
+    ]
+    assert find_slow_paths(text(log.splitlines()[1])) == []
+
+
+def test_a_table_with_and_without_its_program() -> None:
+    rows = [
+        TableRow(layout.ALL_REDUCE, 1048576, "float", "sum", 100.0, 10.49, 15.73, 98.0),
+        TableRow(layout.ALL_REDUCE, 2097152, "float", "sum", 150.0, 13.98, 20.97, None),
+    ]
+    bare = text(TABLE)
+    # Bus over algorithm bandwidth is 1.5, so it is an all_reduce of 2 / (2 - 1.5) = 4 ranks.
+    assert (bare.rows, bare.test_ranks, bare.average_gbps) == (rows, 4, 18.4)
+    assert build_facts(bare) == {
+        "transfer_expected": [
+            [layout.ALL_REDUCE, 1048576, 98_000],
+            [layout.ALL_REDUCE, 2097152, 150_000],
+        ]
+    }
+    named = text("# nThread 1\n./alltoall_perf -b 1M -e 2M\n" + TABLE)
+    assert {row.operation for row in named.rows} == {layout.ALL_TO_ALL}
+    prefixed = text("\n".join(f"0: {line}" for line in TABLE.splitlines()))
+    assert prefixed.rows == rows
+
+
+def test_files_are_distinguished_by_their_content(tmp_path: Path) -> None:
+    nccl_output = NcclOutput()
+    assert nccl_output.recognizes(SOCKETS.encode(), tmp_path / "x")
+    assert nccl_output.recognizes(TABLE.encode(), tmp_path / "x")
+    for other in (b"", b"{}", b"loss 3.1\n" * 99, b'{"a": "NCCL INFO "}', b"\x00NCCL INFO "):
+        assert not nccl_output.recognizes(other, tmp_path / "x")
+    log = tmp_path / "job.log"
+    log.write_bytes(b"\xff\xfe epoch 1\n" + SOCKETS.encode() + b"\x1b[0m NCCL INFO \x00\n")
+    nodes, (account,), why = read(nccl_output, log)
+    assert (nodes, why) == ([], "")
+    assert account.notes == build_notes(text(SOCKETS))
+    silent = tmp_path / "silent.log"
+    silent.write_text("n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
+    assert read(nccl_output, silent)[2] == "the file names no transport and has no table"

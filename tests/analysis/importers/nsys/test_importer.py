@@ -1,0 +1,349 @@
+"""Nsight Systems databases made by hand; every span and number by hand."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.analysis.importers.core.node_tables import compute_group_number
+from clusterprof.analysis.importers.nsys.importer import Nsys
+from clusterprof.probe import layout
+from tests.support.importing import groups, operation, ranks, read, series, spans
+from tests.support.nsys_files import (
+    ALL_REDUCE,
+    CALLS,
+    COPIES,
+    COPY,
+    FILLS,
+    GEMM,
+    KERNELS,
+    LAUNCH,
+    MALLOC,
+    NVTX,
+    POLL,
+    READ,
+    SYNC,
+    SYSTEM,
+    database,
+    process,
+    thread,
+)
+
+P, T = process(11), thread(11, 11)
+# One step of 1000 us on one device:
+#   data wait 0..300, copy to the device 320..340, kernel 350..600; the host waits for it,
+#   allocates, launches the next kernel at 690, which runs 700..900; a fill runs until 950.
+US = 1000
+ONE = (
+    (KERNELS, [(350, 600, 0, 7, 3, P, GEMM), (700, 900, 0, 7, 5, P, GEMM)]),
+    (COPIES, [(320, 340, 0, 7, 2, P, 4096, 1)]),
+    (FILLS, [(900, 950, 0, 7, 6, P, 0, 64)]),
+    (
+        CALLS,
+        [
+            (305, 330, T, 2, COPY),
+            (330, 345, T, 3, LAUNCH),
+            (345, 610, T, 4, SYNC),
+            (620, 660, T, 9, MALLOC),
+            (690, 698, T, 5, LAUNCH),
+            (710, 720, T, 6, LAUNCH),
+        ],
+    ),
+    (
+        NVTX,
+        [
+            (0, 1000, 59, T, "ProfilerStep#7", None, 0),
+            (0, 300, 59, T, "DataLoader.next", None, 0),
+            (615, 680, 59, T, "aten::mm, op_id = 3", None, 0),
+            (5, None, 34, T, "mark", None, 0),
+            (1000, 1400, 59, T, "ProfilerStep#8", None, 0),
+        ],
+    ),
+    (SYSTEM, [(10, 210, T, READ), (220, 240, T, POLL), (400, 500, T, READ)]),
+)
+
+
+def in_us(table: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The same rows with start and end in us."""
+    return [(a * US, None if b is None else b * US, *rest) for a, b, *rest in table]
+
+
+def test_one_process_whole(tmp_path: Path) -> None:
+    tables = [(table, in_us(rows)) for table, rows in ONE]
+    nodes, (account,), why = read(Nsys(), database(tmp_path / "a.sqlite", *tables))
+    assert why == ""
+    (node,) = nodes
+    assert ranks(node) == {11: (None, None, "gpu0")}
+    assert spans(node) == {
+        "11 step": in_us([(0, 1000, 7, 2, -1, -1), (1000, 1400, 8, 2, -1, -1)]),
+        "11 data_wait": in_us([(0, 300, -1, -1, -1, -1)]),
+        # 300 us of wait: 200 in reads, 20 in poll, 80 in no call
+        "11 loading": in_us([(0, 300, 200 * US, 80 * US, -1, 0)]),
+        "11 h2d": in_us([(305, 330, 4096, -1, 0, 0)]),
+        "11 sync": in_us([(345, 610, layout.WHOLE_NS, 1, 0, 0)]),
+        "11 starved": in_us(
+            [
+                # 340..350: the launch returned at 345; the rest of the gap is the device's start
+                (340, 345, 5 * US, 0, 0, 0),
+                # 600..700, until the launch returned: sync until 610, malloc 620..660, operator
+                # 615..620 and 660..680, launch 8
+                (600, 698, (5 + 20 + 8) * US, 10 * US, 40 * US, 0),
+            ]
+        ),
+    }
+    # Copies and fills are work: 20, 270, 470, 520
+    assert series(node) == {
+        "gpu.busy_ns_total gpu0": [
+            (t * US, busy * US)
+            for t, busy in (
+                (0, 0),
+                (320, 0),
+                (340, 20),
+                (350, 20),
+                (600, 270),
+                (700, 270),
+                (950, 520),
+                (1400, 520),
+            )
+        ]
+    }
+    assert dict(account.read) == {
+        "CUDA calls": 6,
+        "kernels": 2,
+        "copies": 1,
+        "fills": 1,
+        "NVTX ranges": 4,
+        "system calls": 3,
+    }
+    assert account.notes == ["process 11 on device 0: 2 steps, from numbered step ranges"]
+    assert account.cut == ""
+
+
+def rank_rows(pid: int, device: int, *kernels: tuple[int, int, int]) -> list[tuple]:
+    return [(a, b, device, 7, n, process(pid), what) for n, (a, b, what) in enumerate(kernels, 1)]
+
+
+def two_ranks(path: Path) -> Path:
+    # Rank 0 comes to each all_reduce at once and waits; rank 1 brings 100 ns more of work.
+    first = rank_rows(
+        21, 0, (0, 50, GEMM), (50, 170, ALL_REDUCE), (170, 220, GEMM), (220, 340, ALL_REDUCE)
+    )
+    second = rank_rows(
+        22, 1, (0, 150, GEMM), (150, 170, ALL_REDUCE), (170, 320, GEMM), (320, 340, ALL_REDUCE)
+    )
+    return database(path, (KERNELS, first + second))
+
+
+def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> None:
+    (node,), (account,), _ = read(Nsys(), two_ranks(tmp_path / "a.sqlite"))
+    group = compute_group_number([0, 1])
+    assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
+    assert groups(node) == {group: [0, 1]}
+    recorded_spans = spans(node)
+    rows = [row[:5] for row in recorded_spans["21 collective"]]
+    assert rows == [(50, 170, group, 0, -1), (220, 340, group, 1, -1)]
+    assert {operation(row[5]) for row in recorded_spans["22 collective"]} == {
+        (layout.ALL_REDUCE, -1)
+    }
+    assert [row[:5] for row in recorded_spans["22 collective"]] == [
+        (150, 170, group, 0, -1),
+        (320, 340, group, 1, -1),
+    ]
+    assert [row[3] for row in recorded_spans["21 exposed_collective"]] == [120, 120]
+    assert [row[3] for row in recorded_spans["22 exposed_collective"]] == [20, 20]
+    assert "numbered in the order of files and devices" in account.notes[-1]
+    assert recorded_spans["21 step"] == [(0, 340, 1, 2, -1, -1)]  # nothing says when a step was
+
+
+def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> None:
+    paths = []
+    for rank, work in ((1, 150), (0, 50)):
+        variables = [
+            ("PROCESS_0:ENVIRONMENT_VARIABLE", f'RANK="{rank}"'),
+            ("PROCESS_0:ENVIRONMENT_VARIABLE", 'WORLD_SIZE="2"'),
+        ]
+        rows = rank_rows(30, 0, (0, work, GEMM), (work, 170, ALL_REDUCE))
+        start = [(1_700_000_000_000_000_000, "host")]
+        paths.append(
+            database(
+                tmp_path / f"of{rank}.sqlite",
+                (KERNELS, rows),
+                (("META_DATA_CAPTURE", "name value"), variables),
+                (("TARGET_INFO_SESSION_START_TIME", "utcEpochNs utcTime"), start),
+                (("TARGET_INFO_SYSTEM_ENV", "name value"), [("Hostname", f"node{rank}")]),
+            )
+        )
+    nodes, _, _ = read(Nsys(), *paths)
+    assert [(node.name, node.wall_minus_own_ns) for node in nodes] == [
+        ("node1", 1_700_000_000_000_000_000),
+        ("node0", 1_700_000_000_000_000_000),
+    ]
+    assert [ranks(node)[30][:2] for node in nodes] == [(1, 2), (0, 2)]
+    assert [groups(node) for node in nodes] == [{compute_group_number([0, 1]): [0, 1]}] * 2
+
+
+def test_steps_by_the_ends_of_optimizer_steps_and_by_what_repeats(tmp_path: Path) -> None:
+    kernels = (KERNELS, rank_rows(11, 0, (0, 900, GEMM)))
+    calls = (CALLS, [(0, 5, T, 1, LAUNCH)])
+    optimizer = [
+        (n * 100 + 90, n * 100 + 100, 59, T, "Optimizer.step#SGD.step", None, 0) for n in range(4)
+    ]
+    repeated = [(n * 100, n * 100 + 80, 59, T, f"epoch 0 chunk {n}", None, 0) for n in range(5)]
+    expected = {
+        "optimizer": [(100, 200, 1, 2, -1, -1), (200, 300, 2, 2, -1, -1), (300, 400, 3, 2, -1, -1)],
+        "repeated": [(n * 100, n * 100 + 80, n + 1, 2, -1, -1) for n in range(5)],
+    }
+    for name, ranges in (("optimizer", optimizer), ("repeated", repeated)):
+        path = database(tmp_path / f"{name}.sqlite", kernels, calls, (NVTX, ranges))
+        (node,), _, _ = read(Nsys(), path)
+        assert spans(node)["11 step"] == expected[name]
+
+
+def test_an_old_file_lacks_tables_and_columns(tmp_path: Path) -> None:
+    kernels = ("CUPTI_ACTIVITY_KIND_KERNEL", "start end deviceId streamId correlationId shortName")
+    path = database(
+        tmp_path / "old.sqlite",
+        (kernels, in_us([(100, 200, 0, 7, 3, GEMM), (260, 300, 0, 7, 4, GEMM)])),
+        (CALLS, in_us([(50, 60, T, 3, LAUNCH), (240, 250, T, 4, LAUNCH)])),
+    )
+    (node,), (account,), _ = read(Nsys(), path)
+    assert spans(node) == {
+        "11 step": in_us([(100, 300, 1, 2, -1, -1)]),
+        "11 starved": in_us([(200, 250, 10 * US, 0, 0, 0)]),
+    }
+    assert "37.5%" not in account.notes[0]
+    assert "(30.0% of it idle: no kernel, copy, fill or graph)" in account.notes[0]
+
+
+def test_rows_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [
+        (100, 200, 0, 7, 1, P, GEMM),
+        (-5, 10, 0, 7, 2, P, GEMM),
+        (300, 250, 0, 7, 3, P, GEMM),
+        ("x", 10, 0, 7, 4, P, GEMM),
+        (None, 10, 0, 7, 5, P, GEMM),
+        (1.5, 10, 0, 7, 6, P, GEMM),
+        (400, 2**63 - 1, 0, 7, 7, P, GEMM),
+        (400, 500, 0, None, "y", P, b"\xff"),
+    ]
+    ranges = [
+        (0, 9, 59, T, "bad \udcff".encode("utf-8", "surrogateescape"), None, 0),
+        ("a", 3, 59, T, "step 1", None, 0),
+        (9, 3, 59, T, "step 2", None, 0),
+    ]
+    (node,), (account,), _ = read(Nsys(), database(tmp_path / "a", (KERNELS, rows), (NVTX, ranges)))
+    assert spans(node) == {"11 step": [(100, 500, 1, 2, -1, -1)]}
+    assert dict(account.skipped) == {
+        "activities that end before they begin": 1,
+        "kernels without start and end": 5,
+        "NVTX ranges without start and end": 2,
+    }
+    assert account.read["kernels"] == 2
+
+
+def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
+    path = two_ranks(tmp_path / "a.sqlite")
+    db = sqlite3.connect(path)
+    # A view and a virtual table under known names, a generated column, a trigger.
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
+    db.execute(f"CREATE VIEW NVTX_EVENTS AS {endless} i AS start, i AS [end] FROM n")
+    db.execute("CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_MEMCPY USING fts4(start, end)")
+    db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1, 2)")
+    heavy = "hex(zeroblob(400000000 + start))"
+    db.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN bytes AS (length({heavy}))")
+    db.execute("CREATE TRIGGER t AFTER INSERT ON StringIds BEGIN DELETE FROM StringIds; END")
+    db.commit()
+    db.close()
+    before = path.read_bytes()
+    (node,), (account,), _ = read(Nsys(), path)
+    assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
+    assert (dict(account.read), dict(account.skipped)) == ({"kernels": 8}, {})
+    assert path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a.sqlite"]  # no journal beside it
+
+
+@pytest.mark.parametrize("part", [0.02, 0.3, 0.6, 0.9])
+def test_a_file_that_is_cut_off_is_read_up_to_there_or_refused(tmp_path: Path, part: float) -> None:
+    many = [(n * 10, n * 10 + 5, 0, 7, n + 1, P, GEMM) for n in range(20_000)]
+    whole = database(tmp_path / "a.sqlite", (KERNELS, many)).read_bytes()
+    cut = tmp_path / "cut.sqlite"
+    cut.write_bytes(whole[: int(part * len(whole))])
+    nodes, (account,), why = read(Nsys(), cut)
+    assert account.cut or why
+    assert (why == "") == bool(nodes)
+    assert account.read["kernels"] < 20_000
+
+
+def test_damaged_pages_never_stop_it(tmp_path: Path) -> None:
+    whole = two_ranks(tmp_path / "a.sqlite").read_bytes()
+    for at in range(100, len(whole), 997):
+        broken = tmp_path / "broken.sqlite"
+        broken.write_bytes(whole[:at] + b"\xff\x00\xff" * 30 + whole[at + 90 :])
+        nodes, accounts, why = read(Nsys(), broken)
+        assert nodes or why
+        for node in nodes:
+            assert len(ranks(node)) <= 2
+        assert len(accounts) == 1
+
+
+def test_names_in_a_schema_that_are_no_text_are_reported(tmp_path: Path) -> None:
+    whole = two_ranks(tmp_path / "a.sqlite").read_bytes()
+    broken = tmp_path / "broken.sqlite"
+    # The first statement of the schema is none any more: SQLite's message repeats its bytes.
+    named = whole.replace(b"StringIds", b"Str\xffngIds")
+    broken.write_bytes(named.replace(b"ngIds ([id]", b"ngIds (([id"))
+    nodes, _, why = read(Nsys(), broken)
+    assert nodes == []
+    assert "broken.sqlite: not a readable SQLite file" in why
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="SQLite in memory needs Python 3.11")
+def test_a_packed_file_is_read_in_memory(tmp_path: Path) -> None:
+    plain = two_ranks(tmp_path / "a.sqlite")
+    packed = tmp_path / "a.sqlite.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    (readings,), _, _ = read(Nsys(), plain)
+    (other,), _, _ = read(Nsys(), packed)
+    assert spans(readings) == spans(other)
+
+
+def test_a_file_without_devices_says_so_and_others_are_no_profiles(tmp_path: Path) -> None:
+    nodes, _, why = read(Nsys(), database(tmp_path / "a.sqlite", (NVTX, [])))
+    assert (nodes, why) == ([], "the profile has no device activity")
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE runs (id)")
+    other.commit()
+    other.close()
+    head = (tmp_path / "other.db").read_bytes()
+    assert not Nsys().recognizes(head, tmp_path / "other.db")
+
+
+def test_bytes_of_network_adapters_by_the_unit_that_the_file_names(tmp_path: Path) -> None:
+    metric = ("NET_NIC_METRIC", "start end globalId metricsListId metricsIdx value")
+    rows = [
+        (0, 1_000_000, 5, 0, 1, 100.0),
+        (1_000_000, 3_000_000, 5, 0, 1, 50.0),
+        (0, 1_000_000, 5, 0, 2, 7.0),
+    ]
+    names = ("TARGET_INFO_NETWORK_METRICS", "metricsListId metricsIdx name unit")
+    path = database(
+        tmp_path / "a.sqlite",
+        (KERNELS, rank_rows(11, 0, (0, 9, GEMM))),
+        (metric, rows),
+        (names, [(0, 1, "IB: Bytes sent", "bytes/ms"), (0, 2, "IB: Bytes received", "furlongs")]),
+        (("TARGET_INFO_NIC_INFO", "nicId name"), [(1, "mlx5_0")]),
+        (("NIC_ID_MAP", "nicId globalId"), [(1, 5)]),
+    )
+    (node,), (account,), _ = read(Nsys(), path)
+    assert series(node)["rdma.transmit_bytes_total mlx5_0"] == [
+        (0, 0),
+        (1_000_000, 100),
+        (3_000_000, 200),
+    ]
+    assert dict(account.skipped) == {'network metrics in the unit "furlongs"': 1}

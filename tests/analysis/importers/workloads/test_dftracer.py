@@ -1,0 +1,126 @@
+"""DFTracer: steps, waits and what stood behind them, from samples written by hand."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.workloads.dftracer import (
+    find_steps,
+    guess_file_system,
+    parse_rank,
+)
+from clusterprof.analysis.timeline.intervals import Intervals
+from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
+
+TRACE = SEEDS / "dftracer" / "trace-0-of-2.pfw"
+ORIGIN = 1_700_000_000_000 * MS
+
+
+def test_a_rank_that_loads_by_itself() -> None:
+    (node,), (account,) = imported([TRACE])
+    assert (node.name, node.wall_minus_own_ns) == ("node-a", 0)
+    assert ranks_of(node) == [(70, 0, 2, "emulated-0")]
+    assert spans_of(node, 70, ORIGIN) == {
+        # The epoch began at 80; the second step ends with the second computing.
+        "step": [(80, 410, 1, 2, -1, -1), (410, 670, 2, 2, -1, -1)],
+        "data_wait": [(90, 200, -1, 0, 0, -1), (420, 470, -1, 0, 0, -1)],
+        # 75 of 100 ms in open and pread, 30 of 50 in pread; Lustre is a network file system.
+        "loading": [(100, 200, 75 * MS, 25 * MS, 4096, 2), (420, 470, 30 * MS, 20 * MS, 1000, 2)],
+    }
+    assert readings_of(node, "gpu.busy_ns_total", "emulated-0", ORIGIN) == {
+        80: 0,
+        210: 0,
+        410: 200 * MS,
+        470: 200 * MS,
+        670: 400 * MS,
+    }
+    assert account.format_line() == (
+        "trace-0-of-2.pfw: DFTracer trace: 3 reads, opens and status calls, 2 items loaded,"
+        " 1 waits for a batch, 2 computations, 1 epochs, 2 steps; left out: 1 writes and other"
+        " system calls"
+    )
+    assert account.notes == [
+        "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile"
+    ]
+
+
+def test_workers_load_for_the_process_that_forked_them() -> None:
+    (node,), _ = imported(sorted((SEEDS / "dftracer" / "workers").iterdir()))
+    assert (node.name, node.wall_minus_own_ns) == ("node-b", None)
+    assert ranks_of(node) == [(90, None, None, "")]
+    assert spans_of(node, 90) == {
+        "step": [(1000, 1700, 1, 2, -1, -1), (1700, 1900, 2, 2, -1, -1)],
+        "data_wait": [(1000, 1400, -1, -1, -1, -1), (1700, 1800, -1, -1, -1, -1)],
+        "forward": [(1400, 1500, 0, 0, 0, 0), (1800, 1900, 0, 0, 0, 0)],
+        "backward": [(1500, 1650, 0, 0, 0, 0)],
+        "optimizer": [(1650, 1700, 0, 0, 0, 0)],
+        # The worker worked on an item for all of the first wait, 100 ms of it in fread.
+        "loading": [(1000, 1400, 100 * MS, 300 * MS, 5120, 0)],
+    }
+
+
+def test_a_file_cut_off_is_read_up_to_there_and_rubbish_is_counted(tmp_path: Path) -> None:
+    lines = TRACE.read_bytes().splitlines()
+    bad = [
+        b'{"name":"pread","cat":"POSIX","pid":70,"ts":1e300,"dur":1,"ph":"X","args":{"hhash":7}}',
+        b'{"name":"pread","cat":"POSIX","pid":70,"ts":-5,"dur":1,"ph":"X","args":{"hhash":7}}',
+        b'{"name":"pread","cat":"POSIX","pid":70,"ts":5,"dur":"x","ph":"X","args":{"hhash":7}}',
+        b'{"name":"x","ts":NaN}',
+        b"\xff\xfe\x00",
+        b'{"name":["x"],"ph":1}',
+        b'{"name":"C","cat":"x","pid":70,"ts":1,"ph":"C"}',
+    ]
+    path = tmp_path / "trace-0-of-2.pfw.gz"
+    path.write_bytes(gzip.compress(b"\n".join([*lines[:-3], *bad, lines[-3][:60]])))
+    (node,), (account,) = imported([path])
+    assert spans_of(node, 70, ORIGIN)["step"] == [(90, 410, 1, 2, -1, -1)]
+    assert account.skipped == {
+        "writes and other system calls": 1,
+        "events without a time, a duration or a process": 2,
+        "events with a negative time or an invalid process": 1,
+        "lines that are not events": 4,
+        "events of other kinds": 1,
+    }
+
+
+def test_a_trace_of_reads_alone_says_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "io.pfw"
+    path.write_bytes(b"\n".join(TRACE.read_bytes().splitlines()[:6]))
+    with pytest.raises(CannotImportError, match="the traces hold only reads"):
+        imported([path])
+
+
+def test_steps_end_with_the_last_computing_before_the_next_wait() -> None:
+    def at(*pairs: tuple[int, int]) -> Intervals:
+        table = np.array(pairs, np.int64).reshape(-1, 2)
+        return Intervals(table[:, 0], table[:, 1])
+
+    def steps(epochs: Intervals, waiting: Intervals, computing: Intervals) -> list[list[int]]:
+        return np.transpose(find_steps(epochs, waiting, computing)).tolist()
+
+    waits, work = at((10, 20), (50, 60), (90, 99)), at((20, 30), (35, 45), (60, 85))
+    assert steps(at(), waits, work) == [[10, 45], [45, 85]]
+    assert steps(at((0, 45), (48, 100)), waits, work) == [[0, 45], [48, 85]]
+    assert steps(at(), waits, at()) == [[10, 50], [50, 90]]
+    assert steps(at(), at(), work) == [[20, 30], [35, 45], [60, 85]]
+    assert steps(at((0, 9)), waits, at((1, 2))) == [[10, 50], [50, 90]]
+
+
+def test_what_a_path_and_a_name_say() -> None:
+    paths = (
+        "/p/lustre1/x",
+        "/gpfs/x",
+        "/data/nfs-home/x",
+        "s3://b/x",
+        "/tmp/x",
+        "/mnt/nvme0/x",
+        "/data/x",
+    )
+    assert [guess_file_system(path) for path in paths] == [2, 2, 2, 3, 1, 1, 0]
+    assert parse_rank("trace-12-of-64.pfw.gz") == (12, 64)
+    assert parse_rank("job-abc-4711-app.pfw") == (None, None)

@@ -1,0 +1,119 @@
+"""DLIO and MLPerf Storage: steps, waits, the emulated accelerator, iostat."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.importers.core.base import CannotImportError
+from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
+
+RUN = sorted((SEEDS / "dlio" / "run").iterdir())
+ORIGIN = 1_704_067_200_000 * MS  # 2024-01-01 00:00:00 UTC
+
+
+def test_a_folder_is_one_job_of_two_hosts() -> None:
+    nodes, accounts = imported(RUN)
+    assert [(node.name, ranks_of(node)) for node in nodes] == [
+        ("node-a", [(1, 0, 2, "emulated-0")]),
+        ("node-b", [(2, 1, 2, "emulated-1")]),
+    ]
+    assert spans_of(nodes[0], 1, ORIGIN) == {
+        "step": [
+            (1000, 3000, 1, 2, -1, -1),
+            (3000, 4500, 2, 2, -1, -1),
+            (4500, 6000, 3, 2, -1, -1),
+            (10500, 13500, 4, 2, -1, -1),
+            (13500, 14750, 5, 2, -1, -1),
+        ],
+        "data_wait": [
+            (1000, 2000, 1, -1, -1, 1),
+            (3000, 3500, 2, -1, -1, 0),
+            (4500, 4750, 3, -1, -1, 0),
+            (10500, 12500, 4, -1, -1, 1),
+            (13500, 13750, 5, -1, -1, 0),
+        ],
+        "epoch": [(1000, 6000, 0, 0, 0, 0), (10500, 14750, 0, 0, 0, 0)],
+    }
+    busy = readings_of(nodes[0], "gpu.busy_ns_total", "emulated-0", ORIGIN)
+    assert busy == {
+        1000: 0,
+        2000: 0,
+        3000: 1000 * MS,
+        3500: 1000 * MS,
+        4500: 2000 * MS,
+        4750: 2000 * MS,
+        5750: 3000 * MS,
+        12500: 3000 * MS,
+        13500: 4000 * MS,
+        13750: 4000 * MS,
+        14750: 5000 * MS,
+    }
+    values = dict(zip((path.name for path in RUN), accounts))
+    assert values["0_output.json"].notes == [
+        "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile",
+        # 4 + 2.75 s of 9.25 + 7.75; the first batches 3 + 1.5 of them
+        "waiting for data took 39.71 % of the listed steps; 66.7 % of that for the first batch of"
+        " an epoch",
+        "published accelerator utilization (AU): 55.00 % of whole epochs; of the listed steps"
+        " 58.8 % are computation",
+        "2.5 s of the epochs lie outside the listed steps: they follow the last step of each",
+    ]
+    assert values["1_output.json"].skipped == {"evaluations": 1}
+
+
+def test_iostat_becomes_counters_of_the_host_it_ran_on() -> None:
+    nodes, _ = imported(RUN)
+    expected = {
+        "disk.read_bytes_total": {1000: 0, 2000: 3 << 20, 4000: 5 << 20},
+        "disk.reads_total": {1000: 0, 2000: 10, 4000: 50},
+        "disk.read_ns_total": {1000: 0, 2000: 25 * MS, 4000: 65 * MS},
+        "disk.busy_ns_total": {1000: 0, 2000: 400 * MS, 4000: 600 * MS},
+        "disk.queue_ns_total": {1000: 0, 2000: 500 * MS, 4000: 1000 * MS},
+    }
+    for signal, readings in expected.items():
+        assert readings_of(nodes[0], signal, "vda", ORIGIN) == readings
+        assert readings_of(nodes[1], signal, "vda", ORIGIN) == {}
+
+
+def test_without_times_of_day_blocks_follow_each_other() -> None:
+    (node,), (account,) = imported([RUN[0]])
+    assert node.wall_minus_own_ns is None
+    assert [span[:2] for span in spans_of(node, 1)["step"]] == [
+        (0, 2000),
+        (2000, 3500),
+        (3500, 5000),
+        (5000, 8000),
+        (8000, 9250),
+    ]
+    assert account.notes[-1] == "no times of day: blocks are placed one after the other"
+
+
+def test_senseless_steps_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "3_output.json"
+    load = [1.0, None, -1.0, 1e300, 10**400, "x", 0.5]
+    text = json.dumps({"1": {"load": {"block1": load}, "proc": {"block1": [2.0] * 6}}, "x": [1]})
+    path.write_text(text.replace('"x": [1]', '"2": {"load": 1, "proc": NaN}'))
+    (node,), (account,) = imported([path])
+    assert ranks_of(node) == [(4, 3, 1, "emulated-3")]
+    assert spans_of(node, 4)["step"] == [(0, 2000, 1, 2, -1, -1)]
+    assert account.skipped == {
+        "steps without a valid time": 5,
+        "load or step times without a counterpart": 1,
+        "epochs without load times": 1,
+    }
+    assert "without compute times, all of a step except loading counts as computation" in (
+        account.notes
+    )
+
+
+def test_what_is_no_output_says_what_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text((SEEDS / "dlio" / "run" / "summary.json").read_text())
+    with pytest.raises(CannotImportError, match=r"<rank>_output\.json is needed"):
+        imported([path])
+    path.write_text('{"1": {"load": {"block1": [1.0, 2')
+    with pytest.raises(CannotImportError, match="no steps of any rank"):
+        imported([path])

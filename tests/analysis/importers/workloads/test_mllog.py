@@ -1,0 +1,128 @@
+"""MLPerf logs: staging, epochs, evaluations, cold first epochs and slow instances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.text.wording import describe_verdict
+from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, spans_of
+
+THREE = sorted((SEEDS / "mllog" / "three").iterdir())
+SECOND = 1_000_000_000
+ORIGIN = 1_700_000_000_000 * MS
+COLD = (
+    "the first epoch took 50.0 s, the median 20.0 s: it began with cold caches, or with compilation"
+)
+STAGED = "staging took 20.0 s before training, 15.4 % of the run"  # of 130 s
+
+
+def test_a_run_has_its_epochs_for_steps() -> None:
+    (node,), (account,) = imported(THREE[:1])
+    assert ranks_of(node) == [(1, None, None, "unseen")]
+    assert spans_of(node, 1, ORIGIN) == {
+        "init": [(0, 5_000, 0, 0, 0, 0)],
+        "staging": [(5_000, 25_000, 0, 0, 0, 0)],
+        "epoch": [
+            (25_000, 75_000, 0, 0, 0, 0),
+            (75_000, 95_000, 0, 0, 0, 0),
+            (95_000, 115_000, 0, 0, 0, 0),
+            (115_000, 135_000, 0, 0, 0, 0),
+        ],
+        "step": [
+            (25_000, 75_000, 1, 2, -1, -1),
+            (75_000, 95_000, 2, 2, -1, -1),
+            (95_000, 115_000, 3, 2, -1, -1),
+            (115_000, 135_000, 4, 2, -1, -1),
+        ],
+        "eval": [
+            (73_000, 75_000, 0, 0, 0, 0),
+            (93_000, 95_000, 0, 0, 0, 0),
+            (113_000, 115_000, 0, 0, 0, 0),
+            (133_000, 135_000, 0, 0, 0, 0),
+        ],
+    }
+    assert account.notes == [STAGED, COLD]
+
+
+def test_of_three_instances_the_slow_one_is_named() -> None:
+    nodes, accounts = imported(THREE)
+    assert [node.job for node in nodes] == [f"three/result_{n}" for n in range(3)]
+    assert accounts[0].notes == [STAGED, COLD]
+    assert accounts[2].notes == [
+        "staging took 20.0 s before training, 14.7 % of the run",
+        "the first epoch took 50.0 s, the median 22.0 s: it began with cold caches, or with"
+        " compilation",
+        "the slowest of 3 instances of made-up: its fastest epoch took 22.0 s, the median 20.0 s",
+    ]
+
+
+def test_instances_that_are_alike_are_reported(tmp_path: Path) -> None:
+    paths = [tmp_path / f"r{number}.txt" for number in range(3)]
+    for path in paths:
+        path.write_bytes(THREE[0].read_bytes())
+    _, accounts = imported(paths)
+    assert accounts[0].notes[-1] == (
+        "3 instances of made-up: none is slow (fastest epochs within 3 % of 20.0 s)"
+    )
+
+
+def test_broken_lines_and_open_intervals_are_counted(tmp_path: Path) -> None:
+    lines = THREE[0].read_bytes().splitlines()
+    path = tmp_path / "log.txt"
+    bad = [
+        b":::MLLOG {",
+        b':::MLLOG {"time_ms": NaN, "key": "x"}',
+        b':::MLLOG {"time_ms": 1e40}',
+        b":::MLLOG []",
+        b'x:::MLLOG {"time_ms": 5, "key": "run_stop"}',
+        b"\xff" * 2_000_000,
+    ]
+    path.write_bytes(b"\n".join([*lines[:12], *bad, lines[12]]))
+    (node,), (account,) = imported([path])
+    assert [span[:3] for span in spans_of(node, 1, ORIGIN)["step"]] == [(25_000, 75_000, 1)]
+    assert account.skipped == {
+        "lines without a time or a key": 4,
+        "run that stops before it starts": 1,
+        "lines of more than 1 MiB": 1,
+        "epoch without a stop": 1,
+        "lines with a far-off time": 1,
+    }
+
+
+def test_a_log_without_epochs_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"\n".join(THREE[0].read_bytes().splitlines()[:7]))
+    with pytest.raises(CannotImportError, match="has an epoch or block"):
+        imported([path])
+
+
+def test_start_up_ends_where_a_first_epoch_begins_that_lasts_for_long(tmp_path: Path) -> None:
+    printed = [(0, "init_start"), (100, "init_stop"), (101, "run_start"), (101, "epoch_start")]
+    printed += [
+        (901, "epoch_stop"),
+        (902, "epoch_start"),
+        (1_302, "epoch_stop"),
+        (1_303, "run_stop"),
+    ]
+    lines = (
+        f':::MLLOG {{"time_ms": {1_700_000_000_000 + 1000 * at}, "key": "{key}"}}\n'
+        for at, key in printed
+    )
+    path = tmp_path / "result_0.txt"
+    path.write_text("".join(lines))
+    report = analyze(path)
+    lost = dict(report.outside_buckets)
+    # The first step is logged at 901 s; by then 900 s were read, and 600 of them settled up to the
+    # reading before: there is one every 1,303 s / 44.
+    assert lost.pop("startup") == 101 * SECOND
+    assert lost.pop("long-first-step") == 20 * (1_303 * SECOND // 44) - 101 * SECOND
+    assert lost == {}
+    [startup] = report.findings
+    assert (startup.cause.id, startup.lost_ns) == ("startup", 101 * SECOND)
+    assert describe_verdict(report) == (
+        "No device was measured inside the steps: how the job used its GPU time cannot be judged."
+    )

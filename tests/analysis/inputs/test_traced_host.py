@@ -1,0 +1,93 @@
+"""What an imported trace says of its host, in the books: hand-made traces of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.text.culprits import format_culprits
+from clusterprof.output.renderers.text.wording import describe_no_loss
+from clusterprof.probe import layout
+from clusterprof.report.model import Cause, Culprit, Finding, Report
+from clusterprof.trace.encoder import write_node
+
+S = 1_000_000_000
+
+
+def job(folder: Path, *idle: tuple[float, float]) -> NodeTables:
+    """Ten seconds in two steps, 1 and 2, on a device that is idle in between."""
+    node = NodeTables("host", "kineto")
+    node.device("gpu0")
+    node.rank(7, rank=0, world_size=1, device="gpu0")
+    node.spans(7, layout.STEP, [0, 5 * S], [5 * S, 10 * S], a=[1, 2], b=2)
+    edges = np.array([0, *(round(t * S) for value in idle for t in value), 10 * S], np.int64)
+    node.busy("gpu0", edges[0::2], edges[1::2], 0, 10 * S)
+    return node
+
+
+def books(folder: Path, node: NodeTables) -> dict[str, int]:
+    write_node(folder / "run" / "n", node.header(), node.records())
+    report: Report = analyze(folder / "run")
+    (rank,) = report.ranks
+    assert sum(ns for _, ns in rank.buckets) == rank.lost_ns
+    return {cause: ns for cause, ns in rank.buckets if ns}
+
+
+def test_a_late_launch_is_launching_and_queued_work_is_assigned_to_no_rank(tmp_path: Path) -> None:
+    node = job(tmp_path, (1, 3), (6, 7))
+    node.spans(7, layout.STARVED, [1 * S], [3 * S], a=S)
+    assert books(tmp_path, node) == {"launch-bound": 2 * S, "unattributed": S}
+
+
+def test_a_gap_that_begins_in_a_wait_for_the_device_is_the_waits(tmp_path: Path) -> None:
+    node = job(tmp_path, (1, 3), (3.5, 4.5))
+    node.spans(7, layout.SYNC, [0], [S + 1000], a=layout.WHOLE_NS, b=1)
+    node.spans(7, layout.STARVED, [1 * S, round(3.5 * S)], [3 * S, round(4.5 * S)], b=[1000, 0])
+    assert books(tmp_path, node) == {"h2d-sync": 2 * S, "launch-bound": S}
+
+
+def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Path) -> None:
+    """4 s of waiting: 1 s in reads from nobody knows where, 1 s from a network, 1 s computing."""
+    node = job(tmp_path, (1, 5))
+    node.spans(7, layout.DATA_WAIT, [1 * S], [5 * S], a=0, b=0, c=0)
+    node.spans(
+        7,
+        layout.LOADING,
+        [1 * S, 2 * S, 3 * S],
+        [2 * S, 3 * S, 4 * S],
+        a=[S, S, 0],
+        b=[0, 0, S],
+        d=[0, 2, 0],
+    )
+    rank_result = books(tmp_path, node)
+    stated = ("storage", "storage-remote", "cpu-preprocess", "input-wait")
+    assert {cause: round(rank_result[cause] / S, 3) for cause in stated} == dict.fromkeys(
+        stated, 1.0
+    )
+    assert abs(sum(rank_result.values()) - 4 * S) <= 1
+
+
+def test_without_a_device_nobody_is_reported_to_have_been_busy(tmp_path: Path) -> None:
+    node = NodeTables("host", "kineto")
+    node.rank(7, rank=0, world_size=1)
+    node.spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
+    write_node(tmp_path / "run" / "n", node.header(), node.records())
+    no_loss = describe_no_loss(analyze(tmp_path / "run"))
+    assert no_loss.startswith("No device was measured and no host wait was recorded")
+
+
+def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> None:
+    """Rank 2 kept others waiting for 6 s of 8; all lost 10 s by themselves."""
+    cause = Cause("launch-bound", "launch", "", "")
+    waits = (S, S, 6 * S, 0)
+    batch = tuple(
+        Culprit("n", rank, "", own_ns=10 * S, others_ns=ns) for rank, ns in enumerate(waits)
+    )
+    finding = Finding(cause, 48 * S, 0.5, None, 0.9, "A", False, False, culprits=batch)
+    assert format_culprits(finding, 2) == "n ranks 0-3; others waited for rank 2 most, 6.00 s"
+    few = replace(finding, culprits=tuple(replace(each, others_ns=2 * S) for each in batch))
+    assert format_culprits(few, 2) == "n ranks 0-3"

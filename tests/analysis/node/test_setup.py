@@ -1,0 +1,126 @@
+"""How ranks and nodes were set up, gathered from chunks for the advice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from clusterprof.analysis.advice.context import Disk, LoaderSettings, Machine, Mount
+from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, SetupCollector, detect_launcher
+from clusterprof.analysis.timeline.model import Chunk, Placement, Process
+from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, STEP, WORKER_START
+from tests.support.builders import activity, chunk, counter, gauge, header, process, spans, thread
+
+GIB = 1 << 30
+CPUS = {"online": "0-7", "cores": ["0,4", "1,5", "2,6", "3,7"], "nodes": {"0": "0-3", "1": "4-7"}}
+HOST: dict[str, Any] = {
+    "cpus": CPUS,
+    "memory_bytes": 64 * GIB,
+    "mounts": [{"point": "/data", "type": "nfs4", "source": "filer:/x", "device": "0:50"}],
+    "disks": [
+        {"name": "sda", "size_bytes": 1, "rotational": True},
+        {"name": "sda1", "size_bytes": 1, "partition_of": "sda"},
+        {"name": "dm-0", "size_bytes": 1, "on": ["sda"]},
+    ],
+    "hcas": [{"name": "mlx5_0"}],
+}
+NODE = header(**HOST)
+
+
+def gathered(*chunks: Chunk) -> NodeSetup:
+    setups = SetupCollector()
+    assert list(setups.watch(chunks)) == list(chunks)
+    return setups.result("node")
+
+
+def placed(item: Process, *cpus: int) -> Process:
+    return replace(item, placement=Placement(frozenset(cpus), frozenset(), np.zeros(0, np.int64)))
+
+
+def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
+    """Four workers for training, and two for evaluation that were waited for less."""
+    begun = spans((0, 1, 4, 1, 2, 0), (5, 6, 2, 0, 8, 1))
+    waits = spans((1, 4, 0, 201, 4), (6, 7, 0, 202, 2))
+    gathered_tables = gathered(
+        chunk(10, [process(100, spans={LOADER_START: begun, DATA_WAIT: waits})])
+    )
+    assert gathered_tables.ranks[100, 1].loader == LoaderSettings(
+        4, prefetch=2, pinned=True, persistent=False
+    )
+
+
+def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
+    begun = {LOADER_START: spans((0, 1, 3, 0, 0, 0)), STEP: spans((1, 2))}
+    later = {DATA_WAIT: spans((11, 15, 0, 201, 3))}
+    gathered_tables = gathered(
+        chunk(10, [process(100, spans=begun)]), chunk(20, [process(100, spans=later)], start=10)
+    )
+    assert gathered_tables.ranks[100, 1].loader == LoaderSettings(
+        3, prefetch=None, pinned=False, persistent=False
+    )
+
+
+def test_a_loader_that_did_not_say_how_it_is_set_up_is_none() -> None:
+    """-1: not PyTorch's."""
+    waits = {DATA_WAIT: spans((1, 4, -1, -1, -1, -1))}
+    gathered_tables = gathered(chunk(10, [process(100, spans=waits)]))
+    assert gathered_tables.ranks == {(100, 1): ProcessSetup()}
+
+
+def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -> None:
+    main = placed(process(100, spans={STEP: spans((0, 1))}), 0, 1)
+    work = {WORKER_START: spans((0, 1)), FETCH: spans((0, 4))}
+    gathered_tables = gathered(chunk(10, [main, placed(process(200, 100, work), 1, 5)], node=NODE))
+    assert gathered_tables.ranks == {(100, 1): ProcessSetup(None, frozenset({0, 1, 5}), 2, 1)}
+
+
+def test_the_machine_as_header_and_counters_tell_it() -> None:
+    series = {
+        ("memory.available_bytes", ""): gauge([0, 5, 10], [40 * GIB, 5 * GIB, 30 * GIB]),
+        ("cgroup.cpu_quota_ratio", ""): gauge([0, 10], [4.0, 6.0]),
+        ("cgroup.memory_limit_bytes", ""): gauge([0, 10], [32 * GIB, 32 * GIB]),
+        ("cgroup.quota_periods_total", ""): counter([0, 10], [100, 200]),
+        ("cgroup.throttled_periods_total", ""): counter([0, 10], [10, 35]),
+        ("cgroup.memory_high_events_total", ""): counter([0, 10], [5, 12]),
+        ("nfs.connections_count", "/data"): gauge([0, 10], [1, 2]),
+    }
+    gathered_tables = gathered(chunk(10, [], series, node=NODE))
+    assert gathered_tables.machine == Machine(
+        "node",
+        cpus=8,
+        numa_nodes=2,
+        memory_bytes=64 * GIB,
+        min_available_bytes=5 * GIB,
+        quota_cpus=6.0,
+        throttled_ratio=0.25,
+        memory_limit_bytes=32 * GIB,
+        reclaims=7,
+        mounts=(Mount("/data", "nfs4", "filer:/x", 2),),
+        disks=(Disk("sda", True), Disk("dm-0", None, ("sda",))),
+        hcas=("mlx5_0",),
+    )
+    assert gathered_tables.machine.is_memory_short  # 5 of 64 GiB
+
+
+def test_who_used_the_cpus() -> None:
+    """The job ran for 3 of the 12 s that were used: others for three quarters."""
+    main = process(100, spans={STEP: spans((0, 1))}, thread=thread(activity("U3 S7"), 10))
+    series = {
+        ("cpu.user_ns_total", "all"): counter([0, 9.9], [0, 8e9]),
+        ("cpu.system_ns_total", "all"): counter([0, 9.9], [0, 4e9]),
+    }
+    assert gathered(chunk(10, [main], series)).machine.others_cpu_ratio == 0.75
+    assert gathered(chunk(10, [main])).machine.others_cpu_ratio is None
+
+
+def test_an_empty_node_knows_nothing() -> None:
+    assert gathered() == NodeSetup(Machine("node"))
+    assert gathered(chunk(10)).machine == Machine("node")
+
+
+def test_who_began_the_job() -> None:
+    assert detect_launcher({"SLURM_JOB_ID": "7", "RANK": "0"}) == "slurm"
+    assert detect_launcher({"JOB_COMPLETION_INDEX": "0"}) == "kubernetes"
+    assert detect_launcher({"RANK": "0"}) == ""

@@ -1,0 +1,77 @@
+"""Measured waits of a device, placed on the clock of its host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.timeline.collectives.operations import (
+    apply_device_times,
+    assign_wait_times,
+    find_device_waits,
+    select_unfinished,
+)
+from clusterprof.analysis.timeline.spans import CollectiveSpans, ExposedCollectiveSpans
+from clusterprof.probe import layout
+from tests.support.builders import ns, process, spans
+
+
+def measured(*rows: tuple[float, float, int, int]) -> ExposedCollectiveSpans:
+    return ExposedCollectiveSpans.from_table(spans(*rows))
+
+
+def placed(*rows: tuple[float, float, int, float]) -> list[tuple[float, float, int, float]]:
+    """(came, went on, sequence, stood still) in seconds -> (start, end, sequence, run ends)."""
+    waits = assign_wait_times(measured(*[(s, e, n, ns(length)) for s, e, n, length in rows]))
+    columns = waits.start_ns / 1e9, waits.end_ns / 1e9, waits.sequence, waits.run_end_ns / 1e9
+    return [tuple(row) for row in zip(*(column.tolist() for column in columns))]
+
+
+def test_a_wait_begins_when_its_host_came_or_when_the_one_before_it_ended() -> None:
+    # 0.4 from 1.0; the host comes again at 1.1 and 1.2: 0.3 and 0.2 follow each other to 1.9.
+    # Nothing is under way at 2.5.
+    three = (1.0, 1.01, 5, 0.4), (1.1, 1.11, 7, 0.3), (1.2, 1.21, 9, 0.2)
+    assert placed(*three, (2.5, 2.6, 11, 0.1)) == [
+        (1.0, 1.4, 5, 1.9),
+        (1.4, 1.7, 7, 1.9),
+        (1.7, 1.9, 9, 1.9),
+        (2.5, 2.6, 11, 2.6),
+    ]
+
+
+def test_hidden_waits_take_no_time_and_nonsense_is_none() -> None:
+    assert placed((1.0, 1.1, 1, 0.0), (1.0, 1.1, 2, -3.0), (1.05, 1.1, 3, 0.2)) == [
+        (1.0, 1.0, 1, 1.0),
+        (1.0, 1.0, 2, 1.0),
+        (1.05, 1.25, 3, 1.25),
+    ]
+
+
+def test_time_before_an_instant_counts_waits_in_part() -> None:
+    waits = assign_wait_times(measured((1, 1, 1, ns(0.5)), (3, 3, 2, ns(1))))
+    times = np.array([ns(t) for t in (0, 1, 1.25, 1.5, 2, 3.5, 9)])
+    assert (waits.measure_before(times) / 1e9).tolist() == [0, 0, 0.25, 0.5, 0.5, 1.0, 1.5]
+
+
+@pytest.mark.parametrize("from_s", [1.2, 1.5, 1.8])
+def test_what_is_kept_of_a_run_is_placed_as_it_was(from_s: float) -> None:
+    rows = (0.2, 0.3, 1, ns(0.5)), (1.0, 1.01, 3, ns(0.4)), (1.1, 1.11, 5, ns(0.5))
+    table = measured(*rows)
+    keep = select_unfinished(table, ns(from_s))
+    # The first has ended at 0.7; the run of the other two ends at 1.9, though their host went on.
+    assert keep.tolist() == [False, True, True]
+    again = assign_wait_times(measured(*rows[1:]))
+    assert again.start_ns.tolist() == assign_wait_times(table).start_ns[1:].tolist()
+
+
+def test_operations_get_the_times_of_the_device_where_it_was_measured() -> None:
+    # sequence numbers 1, 2, 3; the second and the third were measured
+    table = spans((1.0, 1.5, 7, 0), (2.0, 2.01, 7, 1), (2.1, 2.11, 7, 2))
+    host = CollectiveSpans.from_table(table)
+    exposed = spans((2.0, 2.01, 2, ns(0.3)), (2.1, 2.11, 3, ns(0.2)), first_sequence=4)
+    waits = find_device_waits(process(100, spans={layout.EXPOSED_COLLECTIVE: exposed}))
+    there = apply_device_times(host, waits)
+    assert (there.start_ns / 1e9).tolist() == [1.0, 2.0, 2.3]
+    assert (there.end_ns / 1e9).tolist() == [1.5, 2.3, 2.5]
+    assert there.number.tolist() == [0, 1, 2]
+    assert apply_device_times(host, find_device_waits(process(100))) is host

@@ -1,0 +1,289 @@
+"""Operations that are read block by block are those that are read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from clusterprof.analysis.attribution.wait_for.blame import blame_waits
+from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.timeline.collectives import stream
+from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
+from clusterprof.analysis.timeline.collectives.rows import (
+    RankOperations,
+    RankRowBuilder,
+    pack_table,
+    unpack_table,
+)
+from clusterprof.analysis.timeline.collectives.stream import OperationStream
+from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
+from tests.support.synthetic.matching import CollectiveSpans, concat_spans, match_spans
+from tests.support.synthetic.scenarios import LAYOUTS
+from tests.support.synthetic.score import booked
+from tests.support.synthetic.spans import arrivals
+
+HOUR = 3600 * 10**9
+
+
+class Kept:
+    """A store that keeps what it is given and says where it is."""
+
+    why_full = ""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+
+    def put(self, data: bytes) -> int:
+        self.data.append(data)
+        return len(self.data) - 1
+
+    def get(self, place: int | bytes, length: int) -> bytes:
+        assert isinstance(place, int) and len(self.data[place]) == length
+        return self.data[place]
+
+
+def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] = ()) -> WaitTotals:
+    """Blame a job whose ranks' rows come in blocks of some rows; clocks may be anywhere."""
+    ops, store = job.ops, Kept()
+    spans = arrivals(job, ops.arrive_ns, ops.leave_ns, ops.leave_ns)
+    people = []
+    for rank in range(job.ranks):
+        mine = spans.take(np.flatnonzero(spans.rank == rank))
+        mine = mine.take(np.argsort(mine.leave_ns, kind="stable"))
+        rows = RankRowBuilder(store, block_rows)
+        how = mine.operation | (mine.peer + 1) << 16
+        off = ahead_ns[rank] if ahead_ns else 0
+        table = (
+            mine.arrive_ns + off,
+            mine.leave_ns + off,
+            mine.group,
+            mine.sequence,
+            mine.bytes,
+            how,
+            mine.blocked_ns,
+        )
+        spent = job.spent[mine.source].T
+        rows.add(np.stack(table), spent, spent)
+        result = rows.finish()
+        if result is not None:
+            people.append(RankEntry(rank, rank, 0, ClockOffset(), result))
+    stream = OperationStream(people, {}, range(len(CATEGORIES)), store.get)
+    books, carry = WaitTotals(job.ranks, CATEGORIES), None
+    for part, come, go in stream.read_batches(most_rows):
+        assert part.rank.size <= most_rows or part.process_group.size == 1
+        blamed, carry = blame_waits(part, come, go, job.ranks, carry)
+        books.add(part, blamed)
+    assert stream.unmatched == {}
+    return books
+
+
+def check_same(result: WaitTotals, expected: WaitTotals) -> None:
+    for name in ("victim_ns", "culprit_ns", "recoverable_ns", "last_arrivals", "late_peers"):
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), name)
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("block_rows", [1, 3, 10, 2048])
+@pytest.mark.parametrize("hours", [0, 5])
+def test_the_cut_changes_no_nanosecond(
+    layout: str, block_rows: int, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MIN_READ_AHEAD_ROWS", 2)
+    job = LAYOUTS[layout](8, (Fault(5, 1),), (9 * MS,), 12, MS, 4)
+    clocks = (np.random.default_rng(2).integers(-HOUR, HOUR, 8) * hours).tolist()
+    check_same(streamed(job, block_rows, 7, clocks), booked(job))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Ranks that meet in random teams, some of which are met in rarely."""
+    ranks = draw(st.integers(2, 6))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    world = World(ranks)
+    teams = [np.sort(random.permutation(ranks)[: random.integers(1, ranks + 1)]) for _ in range(4)]
+    often = random.dirichlet(np.full(4, 0.5))
+    for _ in range(draw(st.integers(1, 60))):
+        for category in range(len(CATEGORIES)):
+            world.spend(random.integers(1, 10**7, ranks), category)
+        number = int(random.choice(4, p=often))
+        world.meet(teams[number][None, :], np.array([number]), int(random.integers(1, 10**6)))
+    return world.job()
+
+
+@given(jobs(), st.integers(1, 9), st.lists(st.integers(-HOUR, HOUR), min_size=6, max_size=6))
+def test_any_job_in_any_blocks_on_any_clocks(job: Job, block_rows: int, clocks: list[int]) -> None:
+    kept, stream.MIN_READ_AHEAD_ROWS = stream.MIN_READ_AHEAD_ROWS, 1
+    try:
+        check_same(streamed(job, block_rows, 5, clocks), booked(job))
+    finally:
+        stream.MIN_READ_AHEAD_ROWS = kept
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_few_rows_wait_when_one_rank_is_far_ahead_of_the_others(several: bool) -> None:
+    # Rank 0 works on its own for long, then with the others: their rows wait, not read on.
+    world = World(3)
+    for _ in range(4000):
+        world.spend(MS)
+        world.meet(np.array([[0]]), np.array([1]), 1000)
+    for _ in range(300):
+        world.spend(MS)
+        world.meet(np.array([[0, 1, 2]]), np.array([2]), 1000)
+        if several:
+            world.meet(np.array([[1, 2]]), np.array([3]), 1000)
+    job = world.job()
+    most = 0
+    settle = stream.settle_operations
+
+    def watched(table: np.ndarray, *rest: object) -> object:
+        nonlocal most
+        most = max(most, table.shape[1])
+        return settle(table, *rest)  # type: ignore[arg-type]
+
+    stream.settle_operations, kept = watched, stream.settle_operations  # type: ignore[assignment]
+    try:
+        check_same(streamed(job, 32, 500), booked(job))
+    finally:
+        stream.settle_operations = kept
+    assert most <= 3 * (stream.MIN_READ_AHEAD_ROWS + 3 * 32)
+
+
+def test_when_too_many_wait_they_are_settled_without_the_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The last rank's rows come behind 500 of its own; with 100 that may wait, it comes too late.
+    monkeypatch.setattr(stream, "MIN_READ_AHEAD_ROWS", 10)
+    monkeypatch.setattr(stream, "MAX_WAITING_ROWS", 100)
+    monkeypatch.setattr(stream, "MAX_WAITING_BLOCKS", 0)
+    world = World(2)
+    for _ in range(500):
+        world.spend(MS, who=[1])
+        world.meet(np.array([[1]]), np.array([1]), 1000)
+    for number in range(200):
+        world.spend(MS)
+        world.meet(np.array([[0, 1]]), np.array([2]), 1000)
+        world.meet(np.array([[0]]), np.array([3 + number % 2]), 1000)
+    ops = world.job().ops
+    spans = arrivals(world.job(), ops.arrive_ns, ops.leave_ns, ops.leave_ns)
+    matching = match_spans(spans, block_rows=150)
+    late = matching.unmatched["too-late"]
+    assert 0 < late < 200
+    assert matching.operations.rank.size + late == ops.rank.size
+    # Where it came too late the other is alone: not complete, and nobody is blamed.
+    size = np.diff(matching.operations.first)
+    together = (
+        matching.operations.process_group == matching.operations.process_group[np.argmax(size)]
+    )
+    assert np.count_nonzero(together & (size == 1)) == late
+    assert (matching.operations.complete == (size == 2))[together].all()
+
+
+def whole(*spans: tuple[int, ...], block_rows: int = 3) -> tuple[RankOperations, Kept]:
+    """Rows of spans (start, end, group, number, how)."""
+    store = Kept()
+    rows = RankRowBuilder(store, block_rows)
+    for start, end, group, number, how in spans:
+        table = np.array([[start], [end], [group], [number], [8], [how], [end - start]])
+        rows.add(table, np.array([[start]]), np.array([[end]]))
+    result = rows.finish()
+    assert result is not None
+    return result, store
+
+
+def rows_of(result: RankOperations, store: Kept) -> list[list[int]]:
+    tables = [unpack_table(store.get(block.location, block.length)) for block in result.blocks]
+    return np.concatenate([table[:4] for table in tables], axis=1).T.tolist()
+
+
+def test_halves_of_an_operation_meet_across_blocks() -> None:
+    issue, wait = 1 << 8 | 1, 2 << 8 | 1
+    whole_report, store = whole(
+        (10, 11, 7, 0, issue),
+        (12, 13, 7, 1, issue),
+        (20, 30, 7, 2, 1),
+        (31, 40, 7, 3, 1),
+        (41, 60, 7, 1, wait),
+        (61, 62, 7, 0, wait),
+        (63, 64, 7, 9, wait),
+        (70, 71, 7, 4, issue),
+    )
+    # arrive, stay, blocked, number; number 1 was waited for before number 0
+    assert rows_of(whole_report, store) == [
+        [20, 10, 10, 2],
+        [31, 9, 9, 3],
+        [12, 48, 19, 1],
+        [10, 52, 1, 0],
+    ]
+    assert whole_report.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
+    assert whole_report.counts.tolist() == [4]  # waiting late is no second life
+    assert whole_report.lowest[:, 0].tolist() == [0, 0, np.iinfo(np.int64).max]
+
+
+def test_a_send_and_a_receive_of_the_same_number_are_not_halves_of_each_other() -> None:
+    send, receive = 1 << 8 | 10 | 2 << 16, 2 << 8 | 11 | 2 << 16
+    whole_report, _ = whole((10, 11, 7, 0, send), (12, 20, 7, 0, receive))
+    assert whole_report.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
+
+
+def test_lives_go_on_across_blocks() -> None:
+    numbers = [0, 1, 2, 3, 0, 1, 0, 1, 2]
+    whole_report, _ = whole(
+        *((10 * i, 10 * i + 5, 7, n, 1) for i, n in enumerate(numbers)), block_rows=2
+    )
+    assert whole_report.channels.tolist() == [[7, -1, 0, 0], [7, -1, 0, 1], [7, -1, 0, 2]]
+    assert whole_report.counts.tolist() == [4, 2, 3]
+
+
+@given(arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(1, 40))))
+def test_any_table_can_be_packed(table: np.ndarray) -> None:
+    np.testing.assert_array_equal(unpack_table(pack_table(table)), table)
+
+
+def test_steps_of_a_table_are_packed_as_narrow_as_they_fit() -> None:
+    steady = np.arange(1000) * 250_000_000
+    jitter = steady + np.random.default_rng(0).integers(0, 30_000, 1000)
+    assert len(pack_table(np.stack([steady, steady % 7 * 0]))) == 16 + 2 * 24
+    assert len(pack_table(np.stack([steady, jitter]))) == 16 + 2 * 24 + 2 * 999
+
+
+@pytest.mark.parametrize("begin", [0, 9_000, 1_000_000])
+def test_a_skew_is_found_by_samples_wherever_a_recording_begins(begin: int) -> None:
+    # All leave at the same times; rank 2 is one number behind.
+    number = np.arange(begin, begin + 9_000)
+    leave = np.cumsum(np.random.default_rng(1).integers(50, 500, 9_000)) * 1_000
+    parts = []
+    for rank, lag in ((0, 0), (1, 0), (2, -1)):
+        flat = np.full(9_000, rank)
+        parts.append(
+            CollectiveSpans(
+                flat,
+                flat,
+                flat * 0,
+                leave - 20,
+                leave,
+                flat * 0 + 20,
+                leave,
+                flat * 0 + 77,
+                number + lag,
+                flat,
+                flat * 0 + 1,
+                flat * 0 - 1,
+                np.arange(9_000),
+            )
+        )
+    matching = match_spans(concat_spans(*parts))
+    nameless = {} if begin else {"number-unknown": 1}  # number -1
+    assert matching.unmatched == {"sequence-skew": 9_000 - len(nameless), **nameless}
+    assert np.diff(matching.operations.first).tolist() == [2] * 9_000
+
+
+def test_a_rank_of_which_only_halves_were_seen_has_no_operations() -> None:
+    whole_report, store = whole((10, 20, 7, 0, 2 << 8 | 1), (30, 40, 7, 1, 2 << 8 | 1))
+    stream = OperationStream([RankEntry(0, 0, 0, ClockOffset(), whole_report)], {}, (0,), store.get)
+    assert list(stream.read_batches(100)) == []
+    assert stream.unmatched == {"issue-not-seen": 2}

@@ -1,0 +1,26 @@
+"""A batch that is ready and not handed over: what the worker's interpreter was busy with."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof.analysis.timeline.data_wait.split import split_data_wait
+from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from tests.support.builders import activity, fetches, ints, process, rank, spans, thread
+
+MAIN, WORKER, MIB = 100, 201, 1 << 20
+
+
+def test_a_worker_hands_nothing_over_while_its_interpreter_makes_the_next_batch() -> None:
+    # The wait is from 1 to 7: until 2 for the batch, then 5 s until it is handed over. From 3 on
+    # the worker makes the next one: 2 of 5 s its own code, 1 s page faults, 2 s reads, in which the
+    # interpreter is free. Of those 4 s in the wait, 1.6, 0.8 and 1.6.
+    rows = activity("U3 U2 M1 D2")
+    marks = {FETCH: fetches(rows, (0, 2, 0), (3, 8, MIB)), WORKER_START: spans((-1, -1, 0, 1))}
+    worker = process(WORKER, MAIN, marks, thread(rows, end=12))
+    main = process(MAIN, spans={DATA_WAIT: spans((1, 7, 0, WORKER, 1)), STEP: spans((0, 20))})
+    breakdown = split_data_wait(rank(30, main, [worker]), ints([1]), ints([7]))
+    assert breakdown.user_cpu[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
+    assert breakdown.memory[0] == pytest.approx(0.8 / 6, abs=1e-3)
+    assert breakdown.delivery[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
+    assert breakdown.block_io[0] == 0

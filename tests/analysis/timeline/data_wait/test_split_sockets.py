@@ -1,0 +1,35 @@
+"""A loader that waits for the network: derived from its sleep and from what the node received."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
+from tests.support.builders import activity, counter, fetches, process, rank, spans, thread
+from tests.support.critical_threads import MAIN, MIB, WORKER, fed, row
+
+
+@pytest.mark.parametrize(
+    ("received", "child", "name"),
+    [(50 * MIB, None, "socket"), (1000, None, "unknown"), (50 * MIB, WORKER, "unknown")],
+)
+def test_a_loader_that_polls_waits_for_the_network_if_for_anything(received, child, name) -> None:
+    # an HTTP client with a time limit polls before it receives; so does one that runs a decoder
+    rows = activity("I3 U1")
+    marks = {FETCH: fetches(rows, (0, 4, 0)), WORKER_START: spans((-1, -1))}
+    worker = process(WORKER, MAIN, marks, thread(rows, 5))
+    main = process(MAIN, spans={DATA_WAIT: spans((0, 4, 0, WORKER, 1))})
+    series = {("network.receive_bytes_total", "eth0"): counter([0, 5], [0, received])}
+    given = rank(5, main, [worker], series=series)
+    if child is not None:
+        given.chunk.processes[300] = process(300, child, name="ffmpeg")
+    assert row(fed(given, 0, 4)) == {name: 0.75, "user_cpu": 0.25}
+
+
+def test_a_loader_at_rest_polls_and_waits_for_no_network() -> None:
+    # without spans: the same sleep, and the same bytes received
+    worker = process(WORKER, MAIN, thread=thread(activity("I4"), 5))
+    main = process(MAIN, thread=thread(activity("I4"), 5))
+    series = {("network.receive_bytes_total", "eth0"): counter([0, 5], [0, 50 * MIB])}
+    given = rank(5, main, [worker], series=series, marked=False)
+    assert row(fed(given, 0, 4)) == {"unknown": 1.0}

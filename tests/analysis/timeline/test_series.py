@@ -1,0 +1,75 @@
+"""The rule for the time between two readings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.timeline import series
+from tests.support.builders import counter, gauge, ints
+
+NAN = float("nan")
+READ = counter([0, 0.1, 0.2], [10, 30, 90])
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (0.0, 0.1, 20),  # exact
+        (0.0, 0.2, 80),
+        (0.05, 0.2, 70),  # half of the first difference (10) and the second (60)
+        (0.025, 0.075, 10),  # both edges in one difference: half of 20
+        (0.1, 0.15, 30),
+        (0.1, 0.1, 0),
+        (0.15, 0.25, NAN),  # the end lies after the last reading
+        (-0.1, 0.1, NAN),
+        (0.2, 0.2, 0),
+    ],
+)
+def test_rise_of_a_counter(start: float, end: float, expected: float) -> None:
+    increase = series.compute_increase(READ, ints([start]), ints([end]))
+    np.testing.assert_allclose(increase, [expected], rtol=1e-12)
+
+
+def test_a_reset_spoils_only_the_difference_it_is_in() -> None:
+    # 0 -> 100 -> (reset) 5 -> 25: the middle difference is unusable
+    read = counter([0, 1, 2, 3], [0, 100, 5, 25])
+    start, end = ints([0, 0.5, 1, 1.5, 2, 2.5]), ints([1, 1.5, 2, 1.6, 3, 3])
+    np.testing.assert_allclose(
+        series.compute_increase(read, start, end), [100, NAN, NAN, NAN, 20, 10]
+    )
+
+
+def test_a_missing_reading_spoils_both_its_neighbours() -> None:
+    read = counter([0, 1, 2, 3, 4], [0, 10, NAN, 30, 40])
+    start, end = ints([0, 0, 1, 2, 3]), ints([1, 2, 3, 3, 4])
+    np.testing.assert_allclose(series.compute_increase(read, start, end), [10, NAN, NAN, NAN, 10])
+
+
+def test_minus_one_in_an_integer_column_is_missing_not_a_value() -> None:
+    t_ns, denied = ints([0, 1, 2]), np.array([-1, -1, -1], np.int64)
+    column_increase = series.compute_column_increase(t_ns, denied, ints([0]), ints([2]))
+    np.testing.assert_allclose(column_increase, [NAN])
+    partly = np.array([5, -1, 9], np.int64)
+    np.testing.assert_allclose(
+        series.compute_column_increase(t_ns, partly, ints([0]), ints([2])), [NAN]
+    )
+
+
+@pytest.mark.parametrize("readings", [counter([], []), counter([1], [5])])
+def test_one_reading_says_nothing(readings: series.Series) -> None:
+    assert np.isnan(series.compute_increase(readings, ints([1]), ints([1]))).all()
+    assert np.isnan(series.compute_mean(readings, ints([1]), ints([2]))).all()
+
+
+def test_a_gauge_holds_until_the_next_reading() -> None:
+    busy = gauge([0, 0.1, 0.2, 0.4], [1.0, 0.0, 0.5, 9.0])
+    start, end = ints([0.05, 0, 0.1, 0.3, 0.5]), ints([0.15, 0.4, 0.4, 0.9, 0.6])
+    # 0-0.4: (0.1·1 + 0.1·0 + 0.2·0.5) / 0.4 = 0.5; 0.1-0.4: 0.1/0.3; beyond the last: nothing
+    expected = [0.5, 0.5, 1 / 3, 0.5, NAN]
+    np.testing.assert_allclose(series.compute_mean(busy, start, end), expected)
+
+
+def test_a_missing_gauge_has_no_weight() -> None:
+    busy = gauge([0, 1, 2, 3], [1.0, NAN, 0.0, 0.0])
+    np.testing.assert_allclose(series.compute_mean(busy, ints([0, 1]), ints([3, 2])), [0.5, NAN])

@@ -1,0 +1,229 @@
+"""Figures over runs, worked out by hand: parts with Wilson's interval, means, calibration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterprof_lab.families import FAMILIES
+from clusterprof_lab.score.calibrate import Bin, ece_over, isotonic, main, reliability, table
+from clusterprof_lab.score.figures import NO_FIGURE, Figure, over_trials, p95, wilson
+from clusterprof_lab.score.judge import Judged
+from clusterprof_lab.score.metrics import Row, Score, scored, wrong
+from clusterprof_lab.score.sizes import Claim, by_size
+from clusterprof_lab.score.sizes import main as learn
+
+ZERO = dict.fromkeys(FAMILIES, 0.0)
+
+
+def row(judged: Judged, easy: bool | None = None, mode: str = "M0") -> Row:
+    return Row("t", "s", "storage", "synth", "medium", 0, "us", mode, easy, judged)
+
+
+def rounded(figure: Figure) -> tuple[float | None, ...]:
+    known = (None if x is None else round(x, 3) for x in (figure.value, figure.low, figure.high))
+    return (*known, figure.n, figure.hits)
+
+
+def test_wilson_as_in_the_textbooks() -> None:
+    assert rounded(wilson(9, 10)) == (0.9, 0.596, 0.982, 10, 9)
+    assert rounded(wilson(0, 10)) == (0.0, 0.0, 0.278, 10, 0)
+    assert rounded(wilson(10, 10)) == (1.0, 0.722, 1.0, 10, 10)
+    assert rounded(wilson(299, 299)) == (1.0, 0.987, 1.0, 299, 299)
+    assert wilson(0, 0) == NO_FIGURE
+
+
+def test_the_bootstrap_draws_jobs_not_buckets() -> None:
+    assert over_trials([]) == NO_FIGURE
+    assert over_trials([[1.0, 3.0]]) == Figure(2.0, None, None, 1)
+    alike = over_trials([[1.0, 3.0]] * 20)
+    assert alike == Figure(2.0, 2.0, 2.0, 20)  # no job differs from another
+    mixed = over_trials([[0.0]] * 10 + [[1.0]] * 10)
+    assert mixed.value == 0.5 and mixed.low is not None and mixed.high is not None
+    assert 0.25 <= mixed.low < 0.4 and 0.6 < mixed.high <= 0.75
+
+
+def test_p95_is_one_of_the_values() -> None:
+    assert over_trials([[float(n)] for n in range(1, 101)], p95).value == 95.0
+    assert over_trials([[1.0] * 19 + [9.0]], p95).value == 1.0
+
+
+GOOD = Judged(
+    wanted="storage",
+    said="storage",
+    said_leaf="storage-local",
+    errors={**ZERO, "storage": 2.0, "unattributed": 0.6},
+    active=("storage", "unattributed"),
+    family_right=True,
+    leaf_top1=True,
+    leaf_top2=True,
+    abstained=False,
+    emitted=(("storage-local", 0.95, True),),
+    culprit_right=True,
+    inverted=False,
+    false_causes=(),
+    unattributed_ratio=0.02,
+    residual_ns=0,
+    gain_error=-4.0,
+    first_blamed=1,
+)
+BAD = Judged(
+    wanted="storage",
+    said="cpu",
+    said_leaf="cpu-gc",
+    errors={**ZERO, "storage": 13.0, "cpu": 13.0},
+    active=("storage", "cpu"),
+    family_right=False,
+    leaf_top1=False,
+    leaf_top2=True,
+    abstained=False,
+    emitted=(("cpu-gc", 0.9, False), ("storage-local", 0.75, True)),
+    culprit_right=False,
+    inverted=True,
+    false_causes=("cpu",),
+    unattributed_ratio=0.1,
+    residual_ns=-3,
+    gain_error=2.0,
+    first_blamed=0,
+)
+NULL = Judged(
+    wanted="nothing",
+    said="nothing",
+    errors=ZERO,
+    nobody_right=True,
+    inverted=False,
+    false_causes=(),
+    residual_ns=0,
+)
+
+
+def test_the_calibration_error_is_known_to_as_many_jobs_as_there_are() -> None:
+    assert ece_over([[], []]) == NO_FIGURE
+    alone = ece_over([[(0.9, True), (0.9, False)]])
+    assert rounded(alone) == (0.4, None, None, 1, None)
+    # half of the jobs are right in all they say, half wrong: one job's claims are one trial
+    few = ece_over([[(0.5, right)] * 50 for right in (True, False) * 2])
+    many = ece_over([[(0.5, right)] for right in (True, False) * 100])
+    assert few.value == many.value == 0.0
+    assert few.high == 0.5 and many.high is not None and many.high < 0.1
+
+
+def test_a_whole_score() -> None:
+    score = scored([row(GOOD), row(GOOD, easy=True), row(BAD, easy=False), row(NULL)])
+    values = {k: (figure.value, figure.n, figure.hits) for k, figure in score.figures.items()}
+    rounded = {
+        k: (None if v is None else round(v, 6), n, hits) for k, (v, n, hits) in values.items()
+    }
+    assert rounded == {
+        "bucket_error_mean": (round((2.6 * 2 + 26) / 52, 6), 4, None),
+        "bucket_error_p95": (2.0, 4, None),  # two of 52 values are 13
+        "bucket_error_active_mean": (round((2.6 * 2 + 26) / 6, 6), 3, None),
+        "bucket_error_active_p95": (13.0, 3, None),
+        "family_top1": (round(2 / 3, 6), 3, 2),
+        "leaf_top1": (round(2 / 3, 6), 3, 2),
+        "leaf_top2": (1.0, 3, 3),
+        "leaf_abstained": (0.0, 3, 0),
+        "leaf_precision": (round(2 / 3, 6), 3, 2),
+        "leaf_precision_all": (0.75, 4, 3),
+        "culprit_top1": (0.5, 2, 1),
+        "culprit_top1_easy": (1.0, 1, 1),
+        "nobody_blamed": (1.0, 1, 1),
+        "both_found": (None, 0, None),
+        "inversions": (0.25, 4, 1),
+        "false_on_nulls": (0.0, 1, 0),
+        "false_anywhere": (round(1 / 3, 6), 3, 1),
+        "unattributed": (round(0.14 / 3, 6), 3, None),
+        # 0.95, 0.95 right and 0.9 wrong in one bin: |2/3 - 2.8/3| * 3/4; 0.75 right: 0.25 / 4
+        "ece": (round(0.8 / 3 * 0.75 + 0.25 / 4, 6), 3, None),
+        "conserved": (0.75, 4, 3),
+        "residual_ns": (3.0, 4, None),
+        "gain_error": (round(10 / 3, 6), 3, None),
+    }
+    assert {k: (figure.value, figure.n) for k, figure in score.by_cause.items()} == {
+        "storage": (17 / 3, 3),
+        "cpu": (13.0, 1),
+        "unattributed": (0.6, 2),
+    }
+    assert score.confusion == {"storage": {"storage": 2, "cpu": 1}, "nothing": {"nothing": 1}}
+
+
+def test_nothing_claimed_is_no_figure_anywhere() -> None:
+    score = scored([row(Judged(wanted="storage", said=None))])
+    assert set(score.figures.values()) == {NO_FIGURE}
+    assert score == Score(score.figures, {}, {}, ())
+
+
+def test_what_a_run_is_wrong_in() -> None:
+    assert wrong(row(GOOD)) == () and wrong(row(NULL)) == ()
+    assert wrong(row(BAD)) == (
+        "family",
+        "leaf",
+        "culprit",
+        "inversion",
+        "residual",
+        "false cpu",
+        "storage off by 13.0",
+    )
+    coarse = Judged(wanted="cpu", said="cpu", family_right=True, leaf_top1=False, abstained=True)
+    assert wrong(row(coarse)) == ("leaf",)
+    assert wrong(row(coarse, mode="M2")) == ()  # no more can be known there
+
+
+def test_reliability_by_hand() -> None:
+    pairs = [(0.95, True), (0.91, True), (0.99, False), (1.0, True), (0.72, False)]
+    bins, ece = reliability(pairs)
+    assert [
+        (figure.low, figure.high, round(figure.said, 4), figure.right, figure.n) for figure in bins
+    ] == [(0.7, 0.8, 0.72, 0.0, 1), (0.9, 1.0, 0.9625, 0.75, 4)]
+    assert round(ece, 6) == round((0.72 + 4 * 0.2125) / 5, 6)
+    assert reliability([]) == ((), 0.0)
+    assert isinstance(bins[0], Bin)
+
+
+def test_isotonic_regression_pools_what_falls() -> None:
+    # 0.6: 1 of 2; 0.7: 0 of 1 pools with it to 1 of 3; 0.8: 1 of 1; 0.9: 1 of 2 pools to 2 of 3
+    pairs = [(0.6, True), (0.6, False), (0.7, False), (0.8, True), (0.9, True), (0.9, False)]
+    assert isotonic(pairs) == [(0.6, 0.7, 1 / 3, 3), (0.8, 0.9, 2 / 3, 3)]
+    assert isotonic([]) == []
+    assert table(pairs).splitlines()[1:] == ["(0.600, 0.333),  # 3", "(0.800, 0.667),  # 3"]
+
+
+def test_confidence_is_learnt_from_dev_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "score.json"
+    path.write_text(json.dumps({"split": "test", "claims": [[0.9, True]]}), encoding="utf-8")
+    assert main([str(path)]) == 2
+    assert "only dev" in capsys.readouterr().err
+    path.write_text(json.dumps({"split": "dev", "claims": [[0.9, True]]}), encoding="utf-8")
+    assert main([str(path)]) == 0
+    assert "(0.900, 1.000),  # 1" in capsys.readouterr().out
+
+
+def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
+    def make_claims(testbed: str, gpu_s: float, right: int, n: int) -> list[Claim]:
+        return [Claim(testbed, gpu_s, at < right) for at in range(n)]
+
+    # Of 4 synthetic claims each weighs 1/4, of 2 real ones each 1/2.
+    claims = [
+        *make_claims("synth", 0.2, 1, 2),
+        *make_claims("real", 0.2, 0, 1),
+        *make_claims("synth", 3.0, 2, 2),
+        *make_claims("real", 3.0, 1, 1),
+    ]
+    # small: 1/4 of 2/4 + 1/2; large: all
+    assert by_size(claims) == [(0.3, 0.25, 3), (4.8, 1.0, 3)]
+    # larger claims that are right less often are pooled with those before: 1/4 + 1/4 of all
+    falling = [
+        *make_claims("synth", 0.2, 1, 2),
+        *make_claims("synth", 3.0, 1, 2),
+        *make_claims("real", 3.0, 0, 2),
+    ]
+    assert by_size(falling) == [(4.8, 0.25, 6)]
+
+
+def test_sizes_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert learn([str(tmp_path)]) == 2
+    assert "give folders" in capsys.readouterr().err

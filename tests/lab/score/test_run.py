@@ -1,0 +1,309 @@
+"""The scorer from end to end on small runs: what it counts, stores, prints, keeps and catches."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterprof_lab.answer import Answer, Said, dump, load
+from clusterprof_lab.scenario import Scenario, Wanted, load_corpus
+from clusterprof_lab.score import sabotage, sizes, work
+from clusterprof_lab.score.figures import wilson
+from clusterprof_lab.score.ours import ours
+from clusterprof_lab.score.page import pages, results, store
+from clusterprof_lab.score.plan import LARGE, NOT_RECORDED, Work, planned, recorded
+from clusterprof_lab.score.progress import Progress
+from clusterprof_lab.score.run import main
+from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
+from clusterprof_lab.score.work import Settings, do
+from clusterprof_lab.truth import Truth, read, write
+from tests.support.score_runs import pair
+
+CORPUS = {scenario.id: scenario for scenario in load_corpus()}
+FAULT = CORPUS["storage-io-cap"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    pair(folder, "one")
+    pair(folder, "two", seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out")
+    answers = folder / "answers"
+    (answers / "one").mkdir(parents=True)
+    dump(
+        Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
+        answers / "one" / "answer.json",
+    )
+    arguments = [
+        "--runs",
+        str(runs),
+        "--answers",
+        f"rival={answers}",
+        "--out",
+        str(folder),
+        "--no-rules",
+    ]
+    assert main([*arguments, "--modes", "M0,M4", "--jobs", "1"]) == 0
+    return folder
+
+
+def score(out: Path, tool: str, mode: str = "M0") -> dict:
+    document = json.loads((out / "score.json").read_text(encoding="utf-8"))
+    [result] = [
+        entry for entry in document["scores"] if (entry["tool"], entry["mode"]) == (tool, mode)
+    ]
+    return result["figures"]
+
+
+def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
+    mine, rival = score(out, "clusterprof"), score(out, "rival")
+    assert (mine["family_top1"]["hits"], mine["family_top1"]["n"]) == (2, 2)
+    assert (mine["culprit_top1"]["hits"], mine["conserved"]["hits"]) == (2, 2)
+    # each run: storage 25 points by truth and so said, cpu 8.3, network 16.7
+    assert round(mine["bucket_error_active_mean"]["value"], 3) == 0
+    assert (rival["family_top1"]["hits"], rival["family_top1"]["n"]) == (0, 1)
+    assert (rival["culprit_top1"]["hits"], rival["inversions"]["hits"]) == (0, 1)
+    assert (
+        rival["leaf_top1"]
+        == rival["bucket_error_mean"]
+        == {"value": None, "low": None, "high": None, "n": 0, "hits": None}
+    )
+    page = (out / "score.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith("| rival | 0 % (0–79; 1) |"))
+    assert line.split(" | ")[2:4] == ["not claimed", "not claimed"]
+    assert "| **clusterprof** | 100 % (34–100; 2) | - |" in page  # culprits
+    assert "Scored versions: rival 3." in page
+
+
+def test_one_rank_alone_is_judged_by_what_it_can_know(out: Path) -> None:
+    alone = score(out, "clusterprof", "M4")
+    assert (alone["family_top1"]["hits"], alone["family_top1"]["n"]) == (2, 2)
+
+
+def test_nothing_to_score_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "no run under" in capsys.readouterr().err
+
+
+def test_what_cannot_be_made_is_not_run_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    [first, *_] = planned([FAULT], "dev", "ci", ["synth"])
+    monkeypatch.setitem(work.MAKERS, "synth", "clusterprof_lab.nowhere")
+    done = do(first, Settings(scenarios=CORPUS))
+    assert done.rows == () and done.not_run.startswith("clusterprof_lab.nowhere is not there")
+    only_real = replace(FAULT, synth=None)
+    [first, *_] = planned([only_real], "dev", "ci", ["synth"])
+    assert do(first, Settings(scenarios=CORPUS)).not_run == "synth cannot make it"
+
+
+def test_a_run_we_are_wrong_about_can_be_looked_at(runs: Path, tmp_path: Path) -> None:
+    truth = read(runs / "one")
+    blamed = replace(truth, injected=(replace(truth.injected[0], culprits=(0,)),))
+    folder = tmp_path / "wrong"
+    folder.mkdir()
+    (folder / "recording").symlink_to(runs / "one" / "recording")
+    write(blamed, folder)
+    done = do(Work("", None, folder), Settings(rules=False, scenarios=CORPUS))
+    assert [(row.judged.culprit_right, row.folder) for row in done.rows] == [(False, str(folder))]
+
+
+def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(recording: Path, truth: Truth) -> Answer:
+        raise RuntimeError("out of order")
+
+    def slowest(recording: Path, truth: Truth) -> Answer:
+        return Answer("slowest", None, culprits=(1,))
+
+    both = {"a rule": fails, "slowest total compute": slowest}
+    monkeypatch.setattr(work, "rules", lambda: both)
+    done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
+    rows = {row.tool: row for row in done.rows}
+    assert rows["a rule"].judged.family_right is False
+    assert rows["a rule"].judged.culprit_right is False
+    assert rows["clusterprof"].easy is True  # slowest total compute is right as well
+    assert rows["slowest total compute"].judged.family_right is None
+
+
+def test_rules_of_others_are_found_from_anywhere(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
+    tools = [row.tool for row in done.rows]
+    assert len(tools) == 1 + len(work.rules()) and "xprof" in tools
+    assert all(row.easy is False for row in done.rows)  # who is slow computes no longer
+
+
+def test_answers_are_of_one_testbed(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first, *_] = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["real"])
+    monkeypatch.setattr(work, "made", lambda *given: (runs / "one", ""))
+    dump(Answer("rival 3", (Said("cpu", None, 0.4),)), tmp_path / f"real.{first.trial.name}.json")  # type: ignore[union-attr]
+    settings = Settings(rules=False, answers={"rival": tmp_path}, scenarios=CORPUS)
+    assert [row.tool for row in do(first, settings).rows][-1] == "rival"
+    synthetic = do(replace(first, testbed="synth", modes=("M0",)), settings)
+    assert [row.tool for row in synthetic.rows] == ["clusterprof"]
+
+
+def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
+    write(replace(read(runs / "one"), disturbed_ratio=0.08), tmp_path)
+    (tmp_path / "recording").symlink_to(runs / "one" / "recording")
+    done = do(Work("", None, tmp_path), Settings(rules=False, scenarios=CORPUS))
+    assert [row.testbed for row in done.rows] == ["synth, disturbed"]
+
+
+def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
+    done = do(Work("", None, runs / "one"), Settings(rules=False, scenarios=CORPUS))
+    bad = replace(done.rows[0], judged=replace(done.rows[0].judged, culprit_right=False))
+    hidden = replace(bad, split="test")
+    stream = io.StringIO()
+    progress = Progress(4, stream)
+    for rows in ((bad,), (hidden,), done.rows):
+        progress.tell(replace(done, rows=rows))
+    progress.tell(replace(done, rows=(), not_run="no disk here"))
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if " runs" not in line] == [
+        "one: culprit",
+        "one: not run: no disk here",
+    ]
+    assert lines[-1].startswith("4 of 4 runs, 1 not run; ") and lines[-1].endswith("0:00 min left")
+
+
+def test_slices() -> None:
+    null = Scenario("null-clean", "null", "", "", Wanted("", (), "nobody"), FAULT.lost, {}, {})
+    corpus = [FAULT, null]
+    ci = planned(corpus, "dev", "ci", ["synth", "real"])
+    assert Counter((item.testbed, item.trial.scenario.id) for item in ci if item.trial) == {
+        ("synth", "storage-io-cap"): 2,
+        ("synth", "null-clean"): 4,
+        ("real", "storage-io-cap"): 1,
+        ("real", "null-clean"): 1,
+    }
+    assert [item.ablate for item in ci].count(True) == 2  # the first of each group
+    full = planned(corpus, "test", "full", ["synth", "real"])
+    assert Counter(
+        (record.testbed, record.trial.scenario.id) for record in full if record.trial
+    ) == {
+        ("synth", "storage-io-cap"): 9 + len(LARGE),
+        ("synth", "null-clean"): 64,
+        ("real", "storage-io-cap"): 3,
+        ("real", "null-clean"): 3,
+    }
+    assert {record.trial.split for record in full if record.trial} == {"test"}
+    assert len({record.name for record in full}) == len(full)
+
+
+def test_real_jobs_that_lie_there_are_not_made_again(runs: Path, tmp_path: Path) -> None:
+    both = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["synth", "real"])
+    for name in ("storage-io-cap.medium.dev0", "storage-io-cap.medium.dev1"):
+        (tmp_path / name).symlink_to(runs / "one")
+    assert [item.folder for item in recorded(both, tmp_path)] == [
+        None,
+        None,
+        tmp_path / "storage-io-cap.medium.dev0",
+    ]
+    assert recorded(both, tmp_path / "none") == both
+    *_, missing = recorded(both, tmp_path / "none", others=False)
+    done = do(missing, Settings(rules=False, scenarios=CORPUS))
+    assert (done.rows, done.not_run) == ((), NOT_RECORDED)
+
+
+def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
+    path = store(out / "score.json", tmp_path)
+    assert path.name == "dev-runs.json"
+    assert results(tmp_path)[0]["claims"] == []
+    made = pages(tmp_path)
+    assert set(made) == {"docs/accuracy.md", "docs/accuracy-reliability.svg"}
+    page = made["docs/accuracy.md"]
+    assert "| synth | dev | runs | " in page and "not tuned on" not in page
+    assert "| true \\ said | storage |" in page
+    assert "| storage-io-cap | 2/2 · 2/2 · 2/2 · 0.0 |" in page
+    picture = ElementTree.fromstring(made["docs/accuracy-reliability.svg"])
+    dots = [part for part in picture.iter() if part.tag.endswith("circle")]
+    assert len(dots) == 1 + len(results(tmp_path)[0]["scores"][0]["reliability"])  # one of the key
+    assert "No score has been stored yet" in pages(tmp_path / "none")["docs/accuracy.md"]
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="not a score"):
+        pages(tmp_path)
+
+
+def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
+    item = [pair(tmp_path, "three", ranks=3)]
+    sound = sabotage.figures(item, CORPUS, "", gaps=False)
+    assert sound["family_top1"].hits == 1
+    swapped = sabotage.figures(item, CORPUS, "swap-causes", gaps=False)
+    assert (swapped["family_top1"].hits, swapped["leaf_top1"].hits) == (0, 0)
+    waiter = sabotage.figures(item, CORPUS, "longest-waiter", gaps=False)
+    assert (waiter["culprit_top1"].hits, waiter["inversions"].hits) == (0, 1)
+    again = sabotage.figures(item, CORPUS, "", gaps=False)
+    assert again == sound  # nothing stays behind
+
+
+def test_a_gap_that_is_filled_with_zero_is_noticed(tmp_path: Path) -> None:
+    from tests.support.score_runs import recordings
+
+    recordings.write(recordings.training([(0.1, 0.4)] * 60), tmp_path / "whole" / "node")
+    gaps = sabotage.rewrite(tmp_path / "whole", tmp_path / "gaps", GAPS)
+    true = ours(tmp_path / "whole").lost_ratio
+    assert true is not None and round(true, 3) == 0.2
+    assert ours(gaps).lost_ratio == pytest.approx(true, abs=0.01)
+    with sabotaged("zero-gap"):
+        filled = ours(gaps).lost_ratio
+    assert filled is not None and filled > true + 0.1
+
+
+def test_worse_means_beyond_both_intervals() -> None:
+    def figures(hits: int, inverted: int, n: int = 20) -> dict:
+        none = dict.fromkeys(sabotage.WATCHED, wilson(0, 0))
+        return {**none, "family_top1": wilson(hits, n), "inversions": wilson(inverted, n)}
+
+    assert worse(figures(20, 0), figures(20, 0)) == []
+    assert worse(figures(20, 0), figures(17, 2)) == []  # within the intervals
+    assert worse(figures(20, 0), figures(5, 12)) == ["family_top1 1 -> 0.25", "inversions 0 -> 0.6"]
+    assert worse(figures(5, 12), figures(20, 0)) == []  # better
+    with pytest.raises(ValueError, match="no such fault"), sabotaged("typo"):
+        pass
+    assert len(FAULTS) == 3
+
+
+def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    truth = replace(read(runs / "one"), split="test", injected=())
+    write(replace(truth, lost=()), tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "one" / "recording").symlink_to(runs / "one" / "recording")
+    arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--modes", "M0"]
+    assert main([*arguments, "--no-rules", "--jobs", "1"]) == 0
+    document = json.loads((tmp_path / "score.json").read_text(encoding="utf-8"))
+    values = [document[key] for key in ("split", "claims", "wrong", "wrong_count")]
+    assert values == ["test", [], [], 1]
+    assert "not shown" in (tmp_path / "score.md").read_text(encoding="utf-8")
+    assert sizes.main([str(tmp_path / "runs")]) == 2  # nor is confidence learnt from it
+
+
+def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
+    manual = Path(__file__).resolve().parents[3] / "lab" / "README.md"
+    blocks = re.findall(r"```json\n(.*?)```", manual.read_text(encoding="utf-8"), re.DOTALL)
+    texts = {json.loads(block)["format"]: block for block in blocks}
+    (tmp_path / "answer.json").write_text(texts["clusterprof-answer"], encoding="utf-8")
+    (tmp_path / "truth.json").write_text(texts["clusterprof-truth"], encoding="utf-8")
+    answer, truth = load(tmp_path / "answer.json"), read(tmp_path)
+    assert answer.causes == (Said("storage", "storage-local", 0.31, 0.9, (5,)),)
+    assert (truth.caused_ns(), truth.clocks["n1"]) == (
+        {1: 25_500_000_000, 0: 400_000_000},
+        (31_000_000, 0.00002),
+    )

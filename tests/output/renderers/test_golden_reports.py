@@ -1,0 +1,49 @@
+"""Whole outputs of reports made by hand; `make golden` accepts new ones, the diff is reviewed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.json import Json
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from tests.support.reports import ALL
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+OUTPUTS: dict[str, Renderer] = {
+    "terminal.txt": Terminal(80, False, 2.5),
+    "terminal-color.txt": Terminal(100, True),
+    "plain.txt": Plain(2.5, "EUR"),
+    "report.json": Json(),
+    "report.md": Markdown(),
+}
+# 128 ranks are 8,500 lines; "two-nodes" has one of everything that they have
+LEFT_OUT = {("cluster", "report.json")}
+WANTED = [(name, output) for name in ALL for output in OUTPUTS if (name, output) not in LEFT_OUT]
+
+
+@pytest.mark.parametrize(("name", "output"), WANTED)
+def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
+    file = GOLDEN / f"{name}.{output}"
+    text = OUTPUTS[output].render(ALL[name]())
+    if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_no_golden_file_is_left_over() -> None:
+    wanted = {f"{name}.{output}" for name, output in WANTED}
+    assert {file.name for file in GOLDEN.iterdir()} == wanted
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    readme = (GOLDEN.parent.parent / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("```text\n")[1].split("```")[0].splitlines()
+    assert shown[1].startswith(" 16 nodes, 128 of 136 ranks")
+    printed = (GOLDEN / "cluster.terminal.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in shown if line != " …" and line not in printed] == []

@@ -1,0 +1,180 @@
+"""The terminal report: first screen, width, colour, and what is said always."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text import advice, wording
+from clusterprof.output.renderers.text.safety import count_columns
+from clusterprof.output.renderers.text.summary import build_summary
+from clusterprof.report.model import Cause, CoverageGap, Finding, NodeFacts, Report
+from tests.support.reports import ALL, S, clean, damaged, storage_verdict, upper_bound
+
+FOR_PEOPLE: list[Renderer] = [Terminal(), Plain(), Markdown()]
+
+
+def many_causes(number: int) -> Report:
+    """`number` causes of 10 s each in 1000 s of steps, and every warning there is."""
+    base = damaged()
+    findings = tuple(
+        Finding(
+            Cause(f"cause-{i}", "cpu", f"The {i}th title " * 6, "Do this and that. " * 20),
+            10 * S,
+            0.01,
+            None,
+            0.5,
+            "C",
+            True,
+            False,
+            storage_verdict().findings[0].culprits,
+            storage_verdict().findings[0].evidence,
+        )
+        for i in range(number)
+    )
+    lost = 10 * S * number
+    rank = dataclasses.replace(
+        base.ranks[0],
+        source="host-spans",
+        in_step_ns=1000 * S,
+        window_ns=1020 * S,
+        lost_ns=lost,
+        productive_ns=1000 * S - lost,
+        buckets=tuple((f.cause.id, f.lost_ns) for f in findings),
+    )
+    return dataclasses.replace(
+        base,
+        title="a/very/long/path/" * 5,
+        ranks=(rank,),
+        findings=findings,
+        lost_ns=lost,
+        in_step_ns=1000 * S,
+        window_ns=1020 * S,
+        productive_ns=1000 * S - lost,
+        unattributed_ns=0,
+        unattributed_reasons=(),
+        blinds=(CoverageGap("x", "absent", "y", "z"),) * 30,
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
+    report = ALL[name]()
+    screen = Terminal(80, False, 2.5).render(report).splitlines()[:24]  # and one for the prompt
+    text = " ".join(" ".join(screen).split())
+    for label, stated in build_summary(report, 2.5, "USD") or [
+        ("", wording.describe_verdict(report))
+    ]:
+        assert f"{label} {' '.join(stated.split())}".strip() in text or label == "SEEN"
+    assert "Not seen:" in text
+    for warning in wording.list_warnings(report):
+        assert warning in text.replace("! ", "")
+    if wording.select_in_step_findings(report):
+        assert f"NEXT {advice.describe_first_step(report.findings[0])}" in text
+        for finding in wording.select_in_step_findings(report)[:2]:
+            assert finding.cause.id in text
+        shown = sum(bool(re.match(r" \d  ", line)) for line in screen)
+        more = len(wording.select_in_step_findings(report)) - shown
+        assert more <= 0 or f"{more} more cause" in text
+
+
+@pytest.mark.parametrize("number", [4, 9, 40])
+def test_many_causes_under_every_warning_still_fit(number: int) -> None:
+    report = many_causes(number)
+    assert wording.list_imbalances(report) == []
+    screen = "\n".join(Terminal().render(report).splitlines()[:25])
+    assert "At most" in screen and "1  cause-0" in screen and "NEXT" in screen
+    more = number - 3  # three causes are on the screen
+    assert f"{more} more {'cause' if more == 1 else 'causes'}, below" in screen
+    assert "EMULATED" in screen and "UPPER BOUND" in screen and "DAMAGED" in screen
+
+
+@pytest.mark.parametrize("width", [20, 40, 57, 72, 80, 100, 120, 200, 500])
+@pytest.mark.parametrize("name", ALL)
+def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
+    for line in Terminal(width).render(ALL[name]()).splitlines():
+        assert count_columns(line) <= min(max(width, 40), 200)
+        assert line == line.rstrip()
+
+
+def test_a_large_process_id_keeps_the_width() -> None:
+    rank = dataclasses.replace(clean().ranks[0], pid=4_194_303)  # the kernel's largest is 2^22 - 1
+    for line in Terminal(80).render(dataclasses.replace(clean(), ranks=(rank,))).splitlines():
+        assert count_columns(line) <= 80
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_colour_changes_nothing_but_colour(name: str) -> None:
+    plain, painted = (Terminal(80, color).render(ALL[name]()) for color in (False, True))
+    assert "\x1b" not in plain
+    assert painted != plain
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", painted)
+    assert bare == plain
+
+
+@pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
+@pytest.mark.parametrize("name", ALL)
+def test_unattributed_and_not_seen_are_always_there(name: str, renderer: Renderer) -> None:
+    text = renderer.render(ALL[name]()).lower()
+    assert "unattributed" in text and "not seen" in text
+
+
+@pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
+def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
+    assert "EMULATED ACCELERATORS" in renderer.render(damaged())
+    assert "emulated GPU time" in renderer.render(damaged())
+    assert "EMULATED" not in renderer.render(clean())
+    assert "NOT MEASURED: 16.7 %" in " ".join(renderer.render(damaged()).split())  # 20 of 120 s
+    text = renderer.render(upper_bound())
+    assert "UPPER BOUND" in text and "At most 30.0 %" in text
+
+
+def test_what_is_missing_for_one_reason_shares_a_line() -> None:
+    why = ("failed", "its process stopped", "")
+    blinds = (
+        CoverageGap("a", *why),
+        CoverageGap("b", *why),
+        CoverageGap("c", "denied", "no", "ask"),
+    )
+    text = Terminal().render(dataclasses.replace(clean(), blinds=blinds))
+    assert "Not seen: 2 things" in text
+    assert " - a, b, failed: its process stopped.\n - c, denied: no. What to do: ask.\n" in text
+
+
+def test_money_needs_a_price_and_real_gpus() -> None:
+    assert "USD" not in Terminal().render(storage_verdict())
+    assert "USD" not in Terminal(80, False, 2.5).render(damaged())
+    # 226.000000007 s / 3600 s/h * 36 USD/h = 2.26 USD
+    text = Terminal(80, False, 36.0).render(storage_verdict())
+    assert "about 2.26 USD at 36.00 USD" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
+def test_a_ledger_that_does_not_balance_is_reported_prominently(renderer: Renderer) -> None:
+    report = dataclasses.replace(storage_verdict(), lost_ns=226 * S + 6)
+    text = " ".join(renderer.render(report).split())
+    assert "LEDGER DOES NOT BALANCE" in text
+    assert "lost 226,000,000,006 ns is not 226,000,000,007 ns" in text
+    assert "LEDGER" not in renderer.render(storage_verdict()).replace("LEDGER, in seconds", "")
+
+
+def test_thousands_of_ranks_are_cut_and_counted() -> None:
+    report = storage_verdict()
+    ranks = tuple(dataclasses.replace(report.ranks[0], rank=i) for i in range(3000))
+    text = Terminal().render(dataclasses.replace(report, ranks=ranks))
+    assert "… and 2,992 ranks that lost less" in text
+    assert len(text.splitlines()) < 150
+
+
+def test_a_rank_beyond_the_shown_ones_is_still_in_the_sum() -> None:
+    facts = (NodeFacts("n", "n", "", 0, 0, 0, None),)
+    text = Terminal(most_ranks=1).render(dataclasses.replace(storage_verdict(), nodes=facts))
+    line = next(line for line in text.splitlines() if line.startswith("       storage-local"))
+    assert line.split() == ["storage-local", "200.000000003", "120.000000000"]
+    assert "recorder unknown" in text

@@ -1,0 +1,49 @@
+"""A slow step that was lost waiting says for whom, and what that one was late for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clusterprof.output.renderers.text.tables import build_tables
+from clusterprof.report.history import WAITING_FOR_RANKS, History, SlowStep, Wait
+from clusterprof.report.model import UNATTRIBUTED
+from tests.support.reports import storage_verdict
+
+S = 10**9
+
+
+def chiefly(*lost: tuple[str, int], rank: int | None = 0, waits: tuple[Wait, ...] = ()) -> str:
+    report = storage_verdict()
+    caused = replace(report.ranks[0], caused=(("cpu-gc", 0), ("storage-object", 5 * S)))
+    step = SlowStep(17, 205 * S, 3 * S, rank, lost)
+    history = History(0, 100 * S, 4, (), waits=waits, slow_steps=(step,))
+    made = replace(report, ranks=(caused, *report.ranks[1:]), history=history)
+    [table] = build_tables(made, ("step",))
+    return table.rows[0][-1]
+
+
+def test_what_was_lost_in_the_step_beside_waiting_is_what_it_was_waited_for() -> None:
+    lost = (WAITING_FOR_RANKS, 6 * S), (UNATTRIBUTED, 2 * S), ("storage-local", 2 * S)
+    assert chiefly(*lost) == "storage-local: waiting for rank 0"
+    assert chiefly(*lost, rank=None) == "waiting for other ranks, mainly late for storage-local"
+    assert chiefly(("storage-local", 3 * S), (WAITING_FOR_RANKS, S)) == "storage-local"
+
+
+def test_a_wait_of_the_step_that_was_kept_says_it_better() -> None:
+    waits = (
+        Wait(205 * S, 2 * S, 1, 0, "cpu-throttled", 17),
+        Wait(205 * S, 1 * S, 1, 0, "launch-bound", 17),
+        Wait(205 * S, 9 * S, 1, 0, "cpu-gc", 16),  # of another step
+        Wait(205 * S, 9 * S, 0, 1, "cpu-gil", 17),  # for another rank
+    )
+    lost = (WAITING_FOR_RANKS, 6 * S), ("storage-local", 4 * S)
+    assert chiefly(*lost, waits=waits) == "cpu-throttled: waiting for rank 0"
+
+
+def test_else_it_is_what_the_last_to_come_caused_most_of_or_only_who_it_was() -> None:
+    assert (
+        chiefly((WAITING_FOR_RANKS, 9 * S), ("cpu-gc", S // 2))
+        == "storage-object: waiting for rank 0"
+    )
+    assert chiefly((WAITING_FOR_RANKS, 9 * S), rank=1) == "waiting for rank 1"
+    assert chiefly((WAITING_FOR_RANKS, 9 * S), rank=None) == "waiting for other ranks"

@@ -1,0 +1,40 @@
+"""Compilations of the real torch.compile."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import install, recorded
+
+needs_torch("2.3", "its TorchDynamo tells nobody when it compiles")
+pytestmark = pytest.mark.torch
+
+COMPILE = 13
+# Two shapes compile twice (the second time with a dynamic dimension), a third one no more. A reset
+# forgets the callbacks of TorchDynamo, and what it had compiled.
+CODE = """
+import torch
+import clusterprof
+
+@torch.compile(backend="eager")
+def double(x):
+    return x * 2
+
+for length in (3, 4, 5, 3):
+    double(torch.ones(length))
+torch._dynamo.reset()
+double(torch.ones(3))
+"""
+
+
+def test_each_compilation_says_how_often_the_code_was_compiled_before(tmp_path: Path) -> None:
+    (ring,) = recorded(CODE, install(tmp_path / "run"))
+    assert ring.switched_off == 0
+    compilations = ring.of(COMPILE)
+    assert [compilation.a for compilation in compilations] == [0, 1, 0]
+    assert all(compilation.end_ns > compilation.start_ns for compilation in compilations)
+    assert all(b.start_ns >= a.end_ns for a, b in pairwise(compilations))

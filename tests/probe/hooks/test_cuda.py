@@ -1,0 +1,217 @@
+"""Exposed waits, the device's name and copies, against a small torch.cuda with a stream clock.
+
+The stand-in keeps the rules of CUDA that matter here and breaks the job's neck when they are
+broken: no query and no event while a graph is captured, an event belongs to one device, no time
+between events that have not completed, no synchronisation ever. Its clock is the probe's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_cuda import FAKE
+from tests.support.probing import (
+    DATA_WAIT,
+    EXPOSED,
+    EXPOSED_COLLECTIVE,
+    H2D,
+    Ring,
+    install,
+    recorded,
+)
+
+
+def exposed(tmp_path: Path, code: str, gpu_events: bool = True) -> Ring:
+    """Run the stand-in and `code`; return the ring of a probe that is still on."""
+    run_dir = install(tmp_path / "run", gpu_events=gpu_events)
+    (ring,) = recorded(FAKE + code, run_dir)
+    assert ring.switched_off == 0
+    return ring
+
+
+def test_the_exposed_part_of_a_wait_is_what_the_stream_stood_still(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+cuda.current_stream().work(9_000)  # until 10,000
+wait(14_000)                       # 1,000 … 15,000: the device ran dry at 10,000 -> 5,000
+cuda.current_stream().work(30_000) # 15,000 … 45,000
+wait(10_000)                       # 15,000 … 25,000: hidden -> 0
+clock[0] = 50_000                  # the device has been idle since 45,000
+wait(20_000)                       # 50,000 … 70,000: idle all along -> 20,000
+clock[0] = 80_000
+events.collect_finished_waits()
+assert Event.made == 2  # each pair was read before the next wait began, and served again
+"""
+    ring = exposed(tmp_path, code)
+    waits = ring.of(DATA_WAIT)
+    assert [(w.start_ns, w.end_ns) for w in waits] == [
+        (1_000, 15_000),
+        (15_000, 25_000),
+        (50_000, 70_000),
+    ]
+    assert [(e.start_ns, e.end_ns, e.a, e.b) for e in ring.of(EXPOSED)] == [
+        (1_000, 15_000, waits[0].sequence, 5_000),
+        (15_000, 25_000, waits[1].sequence, 0),
+        (50_000, 70_000, waits[2].sequence, 20_000),
+    ]
+
+
+def test_an_event_that_is_not_reached_yet_is_left_for_later(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+cuda.current_stream().work(1_000_000)
+wait(10)
+events.collect_finished_waits(); wait(10); events.collect_finished_waits()
+"""
+    assert exposed(tmp_path, code).of(EXPOSED) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["cuda.capturing = True", "cuda.initialized = False", "del sys.modules['torch.cuda']"],
+)
+def test_nothing_is_touched_while_a_graph_is_captured_or_before_cuda(
+    tmp_path: Path, setting: str
+) -> None:
+    ring = exposed(
+        tmp_path,
+        f"clock[0] = 1_000\n{setting}\nwait(10); wait(10); events.collect_finished_waits()",
+    )
+    assert len(ring.of(DATA_WAIT)) == 2
+    assert ring.of(EXPOSED) == []
+
+
+def test_a_capture_that_begins_inside_a_wait_is_left_alone(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+cuda.current_stream().work(20)
+wait(10)                           # 1,000 … 1,010: hidden, and not yet read
+mark = events.begin_wait()
+cuda.capturing = True
+events.finish_wait(mark, 1, 1_000, 2_000)
+clock[0] = 5_000
+events.collect_finished_waits()  # could read the first wait, but for the capture
+assert probe.on
+cuda.capturing = False
+wait(10_000); clock[0] += 1; events.collect_finished_waits()
+assert len(events._pool[0]) == 2   # both pairs were given back
+"""
+    assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == [0, 10_000]
+
+
+def test_each_device_has_its_own_events(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+for turn in range(4):
+    cuda.device = turn % 2
+    wait(1_000)
+    clock[0] += 500
+events.collect_finished_waits()
+"""
+    assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == 4 * [1_000]
+
+
+def test_waits_beyond_the_pool_are_not_measured(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+cuda.current_stream().work(10_000_000)
+for _ in range(100): wait(1_000)
+clock[0] = 20_000_000
+events.collect_finished_waits()
+assert Event.made == 2 * events.MAX_PENDING, Event.made
+"""
+    assert len(exposed(tmp_path, code).of(EXPOSED)) == 64
+
+
+def test_a_collective_is_measured_on_the_default_stream_and_leaves_room(tmp_path: Path) -> None:
+    code = """
+def collective(ns, number):
+    mark = events.begin_wait(events.MAX_PENDING_COLLECTIVES, default_stream=True)
+    start = clock[0]
+    cuda.current_stream().work(ns)  # the stream waits for the others, the host does not
+    clock[0] += 5
+    events.finish_wait(mark, number, start, clock[0], probe.load().layout.EXPOSED_COLLECTIVE)
+clock[0] = 1_000
+collective(7_000, 1)                      # the device stood still from 1,000 to 8,000
+cuda.current_stream().cuda_stream = 99    # a stream of a framework's own
+collective(7_000, 2)
+cuda.current_stream().cuda_stream = 0
+for number in range(3, 100): collective(100, number)
+assert len(events._pending) == events.MAX_PENDING_COLLECTIVES, len(events._pending)
+wait(10)                                  # a data wait still finds room
+clock[0] = 1_000_000
+events.collect_finished_waits()
+"""
+    ring = exposed(tmp_path, code)
+    measured = ring.of(EXPOSED_COLLECTIVE)
+    assert (measured[0].start_ns, measured[0].end_ns) == (1_000, 1_005)
+    assert [(e.a, e.b) for e in measured[:2]] == [(1, 7_000), (3, 100)]
+    assert len(measured) == 32
+    assert len(ring.of(EXPOSED)) == 1
+
+
+def test_gpu_events_can_be_switched_off(tmp_path: Path) -> None:
+    code = (
+        "clock[0] = 1_000\nwait(10); clock[0] += 1\n"
+        "events.collect_finished_waits(); assert Event.made == 0"
+    )
+    ring = exposed(tmp_path, code, gpu_events=False)
+    assert (len(ring.of(DATA_WAIT)), ring.of(EXPOSED)) == (1, [])
+
+
+def test_a_forked_child_does_not_touch_its_parents_events(tmp_path: Path) -> None:
+    code = """
+import os
+clock[0] = 1_000
+wait(10)
+pid = os.fork()
+if not pid:
+    cuda.initialized = False  # as torch says in a forked child
+    wait(10); events.collect_finished_waits()
+    assert not events._pending and not events._pool and probe.on
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    run_dir = install(tmp_path / "run")
+    assert len(recorded(FAKE + code, run_dir)) >= 1
+
+
+def test_the_process_registers_anew_with_its_device(tmp_path: Path) -> None:
+    code = """
+cuda.initialized = False
+clock[0] = 1_000; wait(10)
+import json, os
+path = probe.run_dir + "/register/%d.json" % os.getpid()
+assert json.load(open(path))["device"] == ""
+cuda.initialized, cuda.device = True, 1
+wait(10)
+"""
+    exposed(tmp_path, code)
+    (path,) = (tmp_path / "run/register").iterdir()
+    assert json.loads(path.read_text())["device"] == "GPU-c0ffee01"
+
+
+def test_copies_to_the_device_are_recorded_and_no_others(tmp_path: Path) -> None:
+    code = """
+clock[0] = 1_000
+wait(10)
+host, device = Tensor(), Tensor(is_cuda=True)
+host.to("cuda"); host.to("cuda", non_blocking=True)
+host.to("cpu"); device.to("cuda"); device.to("cpu")
+host.to("cpu", copy=True); device.to("cuda", copy=True)
+clock[0] = 2_000
+host.cuda()
+try: host.to()
+except TypeError as error: print(error)
+"""
+    ring = exposed(tmp_path, code)
+    # 10 elements of 4 bytes; .cuda() is a .to() of the stand-in and so is seen twice.
+    assert [(c.start_ns, c.end_ns, c.a, c.b) for c in ring.of(H2D)] == [
+        (1_010, 1_017, 40, 0),
+        (1_017, 1_024, 40, 1),
+        (2_000, 2_007, 40, 0),
+        (2_000, 2_007, 40, 0),
+    ]

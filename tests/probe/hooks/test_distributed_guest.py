@@ -1,0 +1,137 @@
+"""The hooks of torch.distributed harm nothing: errors, theirs and ours, and compiled code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import job_python
+from tests.support.job_python import needs_torch
+from tests.support.probing import install, longer
+from tests.support.ranks import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BLOCKING,
+    BROADCAST,
+    ISSUE,
+    WAIT,
+    launch,
+    operations,
+)
+
+needs_torch()
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
+def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path) -> None:
+    wrong = [
+        "dist.all_reduce('no tensor')",
+        "dist.broadcast(1, src=0)",
+        "dist.send(torch.ones(1), dst=0)",
+        "dist.all_to_all([1], 'ab')",
+        "dist.monitored_barrier(timeout='never')",
+        "dist.barrier(1, 2, 3, 4, 5)",
+    ]
+    code = "import traceback\n" + "".join(
+        f"""
+try:
+    {line}
+except Exception: traceback.print_exc(file=sys.stdout)
+dist.all_reduce(torch.ones(1))
+"""
+        for line in wrong
+    )
+    with_probe = launch(code, tmp_path, install(tmp_path / "run"), size=1)
+    without = launch(code, tmp_path, None, size=1)
+    assert without.stdout[0].count(b"Traceback") == len(wrong)
+    assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
+    # The calls that failed have taken a number and left no span; the next ones are recorded.
+    rows = [(operation.what, operation.form) for operation in operations(with_probe.rings[0])]
+    assert rows == [(ALL_REDUCE, BLOCKING)] * len(wrong)
+
+
+BROKEN = """
+from _clusterprof_probe.hooks import calls, process_groups, works, wrap
+works.ring.enter(0, 0, 0, 0)  # opens the ring, which sets `emit`
+def broken(*arguments, **keywords):
+    raise SystemExit("ours")
+{where} = broken
+t = torch.ones(1)
+dist.all_reduce(t)
+work = dist.all_reduce(t, async_op=True)
+work.wait()
+dist.all_reduce(t)
+print(t.tolist())
+import _clusterprof_probe
+print(_clusterprof_probe.on, calls.active_threads)
+"""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "works.ring.emit",
+        *longer(
+            "process_groups.compute_group_number",
+            "process_groups.Group.__init__",
+            "works.register_work",
+        ),
+    ],
+)
+def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
+    tmp_path: Path, where: str
+) -> None:
+    job = launch(BROKEN.format(where=where), tmp_path, install(tmp_path / "run"))
+    assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
+    # 1 + 1 = 2, then 4, then 8: the job's sums are right.
+    for output in job.stdout:
+        sums, state = output.split(b"\n", 1)
+        assert sums == b"[8.0]"
+        assert state.startswith(b"False ")
+
+
+COMPILED = """
+t = torch.ones(4)
+
+@torch.compile(backend="eager", fullgraph=True)
+def rewritten(x):
+    dist.all_reduce(x)
+    dist.all_gather_into_tensor(torch.ones(4 * size), x)
+    return x + 1
+
+@torch.compile(backend="eager")
+def broken_up(x):
+    x = x * 2
+    dist.barrier()
+    dist.broadcast(x, 0)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    return x + 1
+
+print(rewritten(t), broken_up(t))
+# How often, and into how many graphs: how a break is worded tells what was met on the way.
+counters = torch._dynamo.utils.counters
+print(sum(counters["graph_break"].values()), counters["stats"])
+"""
+
+
+@pytest.mark.long
+def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
+    with_probe = launch(COMPILED, tmp_path, install(tmp_path / "run"), size=1)
+    without = launch(COMPILED, tmp_path, None, size=1)
+    assert without.returncodes == [0], without.stderr
+    assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
+    # What is not compiled into a graph runs as it is written, and is seen; so is a graph that is
+    # run operator by operator, as this back end does.
+    rows = [(o.what, o.form) for o in operations(with_probe.rings[0])]
+    assert rows[:6] == [
+        (ALL_REDUCE, ISSUE),
+        (ALL_REDUCE, WAIT),
+        (ALL_GATHER, ISSUE),
+        (ALL_GATHER, WAIT),
+        (BARRIER, BLOCKING),
+        (BROADCAST, BLOCKING),
+    ]

@@ -1,0 +1,112 @@
+"""FSDP, ZeroRedundancyOptimizer and uneven inputs, in real gloo processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.job_python import needs_torch
+from tests.support.probing import install
+from tests.support.ranks import (
+    ALL_GATHER,
+    BROADCAST,
+    GRADIENTS,
+    REDUCE_SCATTER,
+    WAIT,
+    Job,
+    Operation,
+    launch,
+    operations,
+)
+
+needs_torch()
+pytestmark = pytest.mark.torch
+
+
+def both_ways(code: str, tmp_path: Path) -> Job:
+    """Run with us and without: nothing may differ."""
+    with_probe = launch(code, tmp_path, install(tmp_path / "run"))
+    without = launch(code, tmp_path, None)
+    assert without.returncodes == [0, 0], b"".join(without.stderr).decode()
+    assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
+    return with_probe
+
+
+def begun(rows: list[Operation]) -> list[tuple[int, int]]:
+    """What was begun, in order: the number of each operation and what it is."""
+    return [(o.number, o.what) for o in rows if o.form != WAIT]
+
+
+FSDP1 = """
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+torch.manual_seed(0)
+net = FSDP(torch.nn.Linear(8, 7), device_id=torch.device("cpu"))  # 63 numbers: two halves of 32
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    loss = net(torch.full((2, 8), rank + 1.0)).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex())
+"""
+
+
+def test_fsdp1_gathers_and_scatters(tmp_path: Path) -> None:
+    job = both_ways(FSDP1, tmp_path)
+    for ring in job.rings:
+        result = [o for o in operations(ring) if o.what in (ALL_GATHER, REDUCE_SCATTER)]
+        assert [(o.what, o.bytes) for o in result][-4:] == 2 * [
+            (ALL_GATHER, 128),
+            (REDUCE_SCATTER, 256),
+        ]
+        numbers = [number for number, _ in begun(operations(ring))]
+        assert numbers == list(range(len(numbers)))
+    assert begun(operations(job.rings[0])) == begun(operations(job.rings[1]))
+
+
+ZERO = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.manual_seed(0)
+net = DDP(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)))
+optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+for _ in range(2):
+    loss = net(torch.full((2, 8), rank + 1.0)).square().sum()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+"""
+
+
+@pytest.mark.long
+def test_a_sharded_optimizer_broadcasts_what_it_owns(tmp_path: Path) -> None:
+    job = both_ways(ZERO, tmp_path)
+    for ring in job.rings:
+        result = begun(operations(ring))
+        numbers = [number for number, _ in result]
+        assert numbers == list(range(len(numbers)))
+        assert [what for _, what in result].count(GRADIENTS) == 2
+        assert BROADCAST in [what for _, what in result]
+    assert begun(operations(job.rings[0])) == begun(operations(job.rings[1]))
+
+
+JOIN = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.manual_seed(0)
+net = DDP(torch.nn.Linear(8, 8))
+with net.join():
+    for step in range(2 + 2 * rank):  # rank 1 has two more batches
+        net(torch.full((2, 8), rank + 1.0)).sum().backward()
+        print(step, net.module.weight.grad.sum().item().hex())
+dist.barrier()
+"""
+
+
+@pytest.mark.long
+def test_ranks_with_less_to_do_count_on(tmp_path: Path) -> None:
+    job = both_ways(JOIN, tmp_path)
+    zero, rank_one = (begun(operations(ring)) for ring in job.rings)
+    # Four reductions of gradients: rank 0 has two of its own and reduces zeros in the other two.
+    assert [what for _, what in rank_one].count(GRADIENTS) == 4
+    assert zero == rank_one

@@ -1,0 +1,67 @@
+"""DeepSpeed: steps of the engine, and its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.frameworks import (
+    CHECKPOINT,
+    both_ways,
+    hooked,
+    needs,
+    one_rank,
+    run_once,
+    size_of,
+    steps_of,
+    trainer_of,
+)
+
+needs("deepspeed")
+
+CODE = """
+import logging, sys, warnings
+warnings.simplefilter("ignore")
+logging.disable(logging.CRITICAL)
+import deepspeed, torch
+
+torch.manual_seed(1)
+net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+groups = [{"params": layer.parameters()} for layer in net]
+config = {
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+    "zero_optimization": {"stage": STAGE}, "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+}
+engine, _, loader, _ = deepspeed.initialize(
+    model=net, optimizer=torch.optim.SGD(groups, lr=0.01), config=config,
+    training_data=list(torch.ones(24, 3)),
+)
+for batch in loader:
+    engine.backward(engine(batch).square().mean())
+    engine.step()
+engine.save_checkpoint(sys.argv[1] + "/saved")
+print([list(map(float, p.flatten())) for p in net.parameters()])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let DeepSpeed build its extension first: what the compiler says is not the job's output."""
+    folder = tmp_path_factory.mktemp("built")
+    run_once(CODE.replace("STAGE", "0"), folder, DS_ACCELERATOR="cpu", **one_rank())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_engine(tmp_path: Path, stage: int) -> None:
+    ring = trainer_of(
+        both_ways(CODE.replace("STAGE", str(stage)), tmp_path, DS_ACCELERATOR="cpu", **one_rank())
+    )
+    assert "deepspeed.runtime.engine" in hooked(ring)
+    # Six batches of 4 rows, two to a step; the optimizer has two groups of parameters.
+    assert steps_of(ring) == 3 * [(2, 8, -1)]
+    (save,) = ring.of(CHECKPOINT)
+    texts = (tmp_path / "with/saved/latest").stat().st_size
+    scripts = sum(path.stat().st_size for path in (tmp_path / "with/saved").glob("*.py"))
+    assert save.a == size_of(tmp_path / "with/saved") - texts - scripts

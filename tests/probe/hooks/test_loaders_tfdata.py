@@ -1,0 +1,32 @@
+"""tf.data: waits for the batches of a dataset that the job iterates over itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.frameworks import both_ways, hooked, needs
+from tests.support.probing import DATA_WAIT
+
+needs("tensorflow")
+
+CODE = """
+import time
+import tensorflow as tf
+
+def slow(x):
+    time.sleep(0.02)
+    return x
+
+dataset = tf.data.Dataset.range(8).map(lambda x: tf.py_function(slow, [x], tf.int64)).batch(2)
+print([batch.numpy().tolist() for batch in dataset])
+print([batch.tolist() for batch in dataset.as_numpy_iterator()])
+"""
+
+
+def test_dataset(tmp_path: Path) -> None:
+    (ring,) = both_ways(CODE, tmp_path, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+    assert "tensorflow.python.data.ops.iterator_ops" in hooked(ring)
+    waits = ring.of(DATA_WAIT)
+    assert [(wait.a, wait.b, wait.c, wait.d) for wait in waits] == 8 * [(-1, -1, -1, -1)]
+    # Two rows of 20 ms each, and nothing is made ahead.
+    assert all(wait.end_ns - wait.start_ns > 39_000_000 for wait in waits)

@@ -1,0 +1,232 @@
+"""clusterprof.step() and clusterprof.span(): the two words a job may say itself."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import job_python
+from tests.support.probing import DATA_WAIT, FETCH, STEP, Ring, clean_environment, install, recorded
+
+ROOT = str(Path(__file__).parents[2])
+
+CLOCK = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+clock = [1_000]
+def monotonic_ns():
+    clock[0] += 1
+    return clock[0]
+time.monotonic_ns = monotonic_ns
+import clusterprof
+import _clusterprof_probe as probe
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return install(tmp_path / "run")
+
+
+def marked(run_dir: Path, code: str) -> Ring:
+    (ring,) = recorded(CLOCK + code, run_dir, ROOT)
+    assert ring.switched_off == 0
+    return ring
+
+
+def test_nothing_happens_when_nobody_records() -> None:
+    code = (
+        "import clusterprof, sys\n"
+        "with clusterprof.span('x'): clusterprof.step()\n"
+        "print([name for name in sys.modules if name.startswith(('clusterprof.', '_cluster'))])"
+    )
+    command = [job_python.PYTHON, "-c", code]
+    result = subprocess.run(command, env=clean_environment(PYTHONPATH=ROOT), capture_output=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"[]\n", b"")
+
+
+def test_spans_carry_the_users_names(run_dir: Path) -> None:
+    code = (
+        "for name in ('augment', 'tokenise', 'augment'):\n"
+        "    with clusterprof.span(name): clock[0] += 100"
+    )
+    ring = marked(run_dir, code)
+    assert ring.names == {64: "augment", 65: "tokenise"}
+    # One reading of the clock before, 100 inside, one after: 101.
+    assert [(s.kind, s.end_ns - s.start_ns) for s in ring.spans] == [
+        (64, 101),
+        (65, 101),
+        (64, 101),
+    ]
+
+
+def test_a_span_ends_with_the_error_that_leaves_it(run_dir: Path) -> None:
+    code = (
+        "try:\n    with clusterprof.span('x'): 1 // 0\nexcept ZeroDivisionError: clusterprof.step()"
+    )
+    assert [span.kind for span in marked(run_dir, code).spans] == [64, STEP]
+
+
+def test_names_of_phases_mean_their_kinds(run_dir: Path) -> None:
+    names = ("data_wait", "h2d", "checkpoint", "forward", "backward", "collective", "eval")
+    code = f"for name in {(*names, 'compile')}:\n    with clusterprof.span(name): pass"
+    ring = marked(run_dir, code)
+    assert ring.names == {}
+    assert [(s.kind, s.a, s.b) for s in ring.spans] == [
+        (DATA_WAIT, -1, -1),
+        (4, -1, 0),
+        (5, -1, 0),
+        (9, 0, 0),
+        (10, 0, 0),
+        (11, 0, -1),
+        (12, 0, 0),
+        (13, 0, 0),
+    ]
+
+
+def test_a_fetch_of_ones_own_tells_cpu_time_from_waiting(run_dir: Path) -> None:
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
+        "with clusterprof.span('fetch'):\n"
+        "    time.sleep(0.03)\n"
+        "    began = time.thread_time()\n"
+        "    while time.thread_time() - began < 0.03: pass"
+    )
+    (ring,) = recorded(code, run_dir, ROOT)
+    (fetch,) = ring.of(FETCH)
+    # 30 ms asleep and 30 ms of CPU: the CPU time leaves out all of the sleep and none of the rest.
+    assert fetch.a == 1
+    assert 30_000_000 <= fetch.b + fetch.c <= fetch.end_ns - fetch.start_ns - 29_900_000
+
+
+def test_the_cpu_time_of_a_fetch_is_up_to_date(run_dir: Path) -> None:
+    # Nobody but us reads the thread's clock inside a fetch, and each begins after a sleep: what
+    # the thread used since its last scheduler tick, 0 to 4 of 10 ms, would else be missing.
+    # As many rounds as take 10 ms of CPU, independent of other load.
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
+        "rounds, began = 0, time.thread_time_ns()\n"
+        "while time.thread_time_ns() - began < 30_000_000:\n"
+        "    for _ in range(1000): pass\n"
+        "    rounds += 1000 / 3\n"
+        "with clusterprof.span('fetch'): used = 0  # opens the ring\n"
+        "for _ in range(10):\n"
+        "    time.sleep(0.003)\n"
+        "    began = time.thread_time_ns()\n"
+        "    with clusterprof.span('fetch'):\n"
+        "        for _ in range(int(rounds)): pass\n"
+        "    used += time.thread_time_ns() - began\n"
+        "open(sys.argv[2], 'w').write(str(used))"
+    )
+    note = run_dir / "note"
+    (ring,) = recorded(code, run_dir, ROOT, str(note))
+    used = int(note.read_text())
+    _, *fetches = ring.of(FETCH)
+    assert len(fetches) == 10
+    assert 0.95 * used <= sum(fetch.b + fetch.c for fetch in fetches) <= used + 10 * 1000
+
+
+def test_a_fetch_of_ones_own_tells_what_it_read_from_the_device(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    # The truth is the same thread's own counter of the bytes that came from block devices.
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
+        "def from_devices():\n"
+        "    text = open('/proc/thread-self/io').read()\n"
+        "    return int(text.partition('\\nread_bytes: ')[2].split()[0])\n"
+        "fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)\n"
+        "os.pwrite(fd, bytes(1 << 20), 0); os.fsync(fd)\n"
+        "with clusterprof.span('fetch'): pass\n"
+        "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+        "before = from_devices()\n"
+        "with clusterprof.span('fetch'): os.pread(fd, 1 << 20, 0)\n"
+        "open(sys.argv[3], 'w').write(str(from_devices() - before))"
+    )
+    note = run_dir / "note"
+    (ring,) = recorded(code, run_dir, ROOT, str(tmp_path / "data"), str(note))
+    read = int(note.read_text())
+    if not read:
+        pytest.skip("the temporary folder does not lie on a block device")
+    assert [fetch.d for fetch in ring.of(FETCH)] == [0, read]
+    assert read >= 1 << 20
+
+
+def test_a_name_too_long_is_cut_between_characters(run_dir: Path) -> None:
+    ring = marked(run_dir, "with clusterprof.span('x' + 'ü' * 30): pass")
+    # 48 bytes hold x and 23 characters of 2 bytes = 47; the 24th would end at byte 49.
+    assert ring.names == {64: "x" + "ü" * 23}
+
+
+def test_there_is_room_for_64_names(run_dir: Path) -> None:
+    code = "for i in range(70):\n    with clusterprof.span('name %d' % i): pass"
+    ring = marked(run_dir, code)
+    assert ring.names == {64 + i: f"name {i}" for i in range(64)}
+    assert [span.kind for span in ring.spans] == list(range(64, 128))
+
+
+def test_marked_steps_join_end_to_end(run_dir: Path) -> None:
+    code = (
+        "probe.emit(1, 500, 600)\n"
+        "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"
+        "for at in (2_000, 3_000, 4_000):\n"
+        "    clock[0] = at; clusterprof.step()"
+    )
+    assert [(s.start_ns, s.end_ns, s.a, s.b) for s in marked(run_dir, code).of(STEP)] == [
+        (500, 2_001, 0, 1),
+        (2_001, 3_001, 1, 1),
+        (3_001, 4_001, 2, 1),
+    ]
+
+
+def test_the_first_mark_ends_no_step_whose_beginning_nobody_saw(run_dir: Path) -> None:
+    code = "for at in (2_000, 3_000):\n    clock[0] = at; clusterprof.step()"
+    steps = marked(run_dir, code).of(STEP)
+    assert [(s.start_ns, s.end_ns, s.a, s.b) for s in steps] == [(2_001, 3_001, 0, 1)]
+
+
+def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import annotations\n"
+        "annotations.begin_first_step(1_500)\n"
+        "annotations.finish_optimizer_step(2_000)\n"  # step 0, before the marks are known
+        "clock[0] = 2_099; clusterprof.step()\n"  # the same step, said again: 2,100 begins step 1
+        "annotations.finish_optimizer_step(3_000)\n"
+        "clock[0] = 3_099; clusterprof.step()"
+    )
+    assert [(s.start_ns, s.end_ns, s.a, s.b) for s in marked(run_dir, code).of(STEP)] == [
+        (1_500, 2_000, 0, 0),
+        (2_100, 3_100, 1, 1),
+    ]
+
+
+def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import annotations\n"
+        "def fail(*arguments): raise SystemExit(3)\n"
+        "annotations.make_span = annotations.mark_step = fail\n"
+        "with clusterprof.span('x'): clusterprof.step()\n"
+        "assert not probe.on"
+    )
+    assert recorded(CLOCK + code, run_dir, ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "number, error", [("SIGALRM", "TimeoutError"), ("SIGINT", "KeyboardInterrupt")]
+)
+def test_what_a_signal_of_the_job_raises_inside_us_is_the_jobs(
+    run_dir: Path, number: str, error: str
+) -> None:
+    code = (
+        "import os, signal\n"
+        "def handler(number, frame): raise TimeoutError\n"
+        "signal.signal(signal.SIGALRM, handler)\n"
+        "from _clusterprof_probe import annotations\n"
+        f"def mark(): os.kill(os.getpid(), signal.{number}); time.sleep(1)\n"
+        "annotations.mark_step = mark\n"
+        f"try: clusterprof.step()\nexcept {error}: caught = True\n"
+        "assert caught and probe.on"
+    )
+    assert recorded(CLOCK + code, run_dir, ROOT) == []

@@ -1,0 +1,144 @@
+"""The importer: hooks run after an import, and no import ever notices."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support import job_python
+from tests.support.probing import install, run
+
+HEAD = """
+import sys
+import _clusterprof_probe as probe, _clusterprof_probe.import_hooks as import_hooks
+import _clusterprof_probe.hooks as hooks, types
+installed = []
+hook = types.ModuleType("_clusterprof_probe.hooks.spy")
+hook.install = lambda module: installed.append((module.__name__, module.value)) or True
+sys.modules[hook.__name__] = hook
+"""
+WATCH = "import_hooks.watch_imports([('wanted', 'spy'), ('box.inner', 'spy')])\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "modules"
+    (place / "box").mkdir(parents=True)
+    (place / "wanted.py").write_text("value = 1\n")
+    (place / "box/__init__.py").write_text("")
+    (place / "box/inner.py").write_text("value = 2\n")
+    (place / "broken.py").write_text("import no_such_module\n")
+    return place
+
+
+def out(tmp_path: Path, code: str, path: Path) -> str:
+    run_dir = install(tmp_path / "run")
+    result = run("-c", HEAD + code, run_dir=run_dir, PYTHONPATH=str(path))
+    assert (result.returncode, result.stderr) == (0, b""), result.stderr.decode()
+    return result.stdout.decode().strip()
+
+
+def test_a_hook_runs_after_the_module_did(tmp_path: Path, folder: Path) -> None:
+    code = WATCH + "import wanted, box.inner; print(installed)"
+    assert out(tmp_path, code, folder) == "[('wanted', 1), ('box.inner', 2)]"
+
+
+def test_a_module_that_is_already_there_is_hooked_at_once(tmp_path: Path, folder: Path) -> None:
+    code = "import wanted\n" + WATCH + "print(installed)"
+    assert out(tmp_path, code, folder) == "[('wanted', 1)]"
+
+
+def test_the_module_looks_as_it_does_without_us(tmp_path: Path, folder: Path) -> None:
+    code = WATCH + (
+        "import wanted, importlib.machinery as machinery\n"
+        "loader = wanted.__spec__.loader\n"
+        "print(type(loader) is machinery.SourceFileLoader, loader is wanted.__loader__)\n"
+        "print(sorted(vars(loader)), wanted.__spec__.origin == wanted.__file__, probe.on)"
+    )
+    assert out(tmp_path, code, folder) == "True True\n['name', 'path'] True True"
+
+
+def test_a_reload_is_hooked_again(tmp_path: Path, folder: Path) -> None:
+    code = WATCH + "import wanted, importlib; importlib.reload(wanted); print(len(installed))"
+    assert out(tmp_path, code, folder) == "2"
+
+
+def test_looking_for_a_module_runs_nothing(tmp_path: Path, folder: Path) -> None:
+    code = WATCH + (
+        "import importlib.util\n"
+        "print(importlib.util.find_spec('wanted').name, importlib.util.find_spec('absent'))\n"
+        "print(installed, 'wanted' in sys.modules)"
+    )
+    assert out(tmp_path, code, folder) == "wanted None\n[] False"
+
+
+@pytest.mark.skipif(job_python.version() < (3, 10), reason="zipimport has no exec_module: no hooks")
+def test_a_loader_shared_by_modules_hooks_each(tmp_path: Path, folder: Path) -> None:
+    archive = tmp_path / "modules.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in folder.rglob("*.py"):
+            file.write(path, path.relative_to(folder))
+    code = WATCH + "import wanted, box.inner, box; print(installed, 'zip/' in wanted.__file__)"
+    assert out(tmp_path, code, archive) == "[('wanted', 1), ('box.inner', 2)] True"
+
+
+def test_a_module_that_fails_fails_as_it_does_without_us(tmp_path: Path, folder: Path) -> None:
+    code = (
+        "import_hooks.watch_imports([('broken', 'spy'), ('absent', 'spy')])\n"
+        "import traceback\n"
+        "for name in ('broken', 'absent'):\n"
+        "    try: __import__(name)\n"
+        "    except ImportError as error:\n"
+        "        print(error, len(traceback.extract_tb(error.__traceback__)))\n"
+        "print(installed, probe.on)"
+    )
+    # broken: the line above and its own; absent: the line above. Python 3.10 raises again on a copy
+    # of the traceback, in which our line stays.
+    lines = 2 if job_python.version() >= (3, 11) else 3
+    text = f"No module named 'no_such_module' {lines}\nNo module named 'absent' 1\n[] True"
+    assert out(tmp_path, code, folder) == text
+
+
+@pytest.mark.parametrize(
+    "error, on",  # ValueError, StopIteration: a name that is not among those of a function
+    [
+        ("AttributeError", True),
+        ("ValueError", True),
+        ("StopIteration", True),
+        ("ZeroDivisionError", False),
+    ],
+)
+def test_a_hook_that_cannot_is_noted(tmp_path: Path, folder: Path, error: str, on: bool) -> None:
+    code = (
+        f"def fail(module): raise {error}('x')\n"
+        "hook.install = fail\n"
+        + WATCH
+        + "import wanted; print(wanted.value, import_hooks.notes[-1], probe.on)"
+    )
+    assert out(tmp_path, code, folder) == f"1 (0, 0) {on}"
+
+
+def test_a_finder_of_the_job_that_fails_fails_once_more_for_the_job(
+    tmp_path: Path, folder: Path
+) -> None:
+    code = WATCH + (
+        "class Odd:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'wanted': raise OSError('odd')\n"
+        "sys.meta_path.insert(1, Odd())\n"
+        "try: import wanted\n"
+        "except OSError as error: print(error, probe.on)"
+    )
+    assert out(tmp_path, code, folder) == "odd True"
+
+
+def test_two_finders_that_ask_everybody_do_not_ask_each_other_for_ever(
+    tmp_path: Path, folder: Path
+) -> None:
+    code = WATCH + (
+        "sys.meta_path.insert(0, import_hooks.HookFinder())\n"
+        "import wanted; print(set(installed), len(installed) <= 2, probe.on)"
+    )
+    assert out(tmp_path, code, folder) == "{('wanted', 1)} True True"

@@ -1,0 +1,97 @@
+"""Putting the probe in place: the files, the environment, and who will not look."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent.launch import launcher
+from clusterprof.errors import CannotStart
+from tests.support.probing import install
+
+
+def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:
+    run_dir = install(tmp_path / "run")
+    probe = run_dir / "probe"
+    assert sorted(path.name for path in probe.iterdir() if path.name != "__pycache__") == [
+        "_clusterprof_probe",
+        "config.json",
+        "sitecustomize.py",
+    ]
+    assert (probe / "_clusterprof_probe/hooks/dataloader.py").is_file()
+    assert not list(run_dir.glob("*.tmp"))
+
+
+def test_a_probe_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    run_dir = install(tmp_path / "run", gpu_events=False)
+    (run_dir / "probe/mark").write_text("")
+    launcher.install_probe(run_dir, gpu_events=True, strict=True)
+    assert (run_dir / "probe/mark").exists()
+    assert '"gpu_events": false' in (run_dir / "probe/config.json").read_text()
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "run/probe").mkdir(parents=True)
+    launcher.install_probe(tmp_path / "run", gpu_events=True, strict=False)
+    assert (tmp_path / "run/probe/sitecustomize.py").is_file()
+
+
+def test_a_run_directory_that_takes_no_files_cannot_start(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(CannotStart, match="the probe cannot be put into"):
+        launcher.install_probe(tmp_path / "run", gpu_events=True, strict=False)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ({}, "/run/probe"),
+        ({"PYTHONPATH": ""}, "/run/probe"),
+        ({"PYTHONPATH": "/a:/b"}, "/run/probe:/a:/b"),
+        ({"PYTHONPATH": "/a:/run/probe"}, "/a:/run/probe"),
+    ],
+)
+def test_pythonpath_keeps_what_it_had(before: dict[str, str], after: str) -> None:
+    result = launcher.with_probe_path(Path("/run"), {**before, "HOME": "/home"})
+    assert result == {"HOME": "/home", "PYTHONPATH": after, "CLUSTERPROF_RUN_DIR": "/run"}
+
+
+@pytest.mark.parametrize(
+    "command, letter",
+    [
+        ("python train.py", ""),
+        ("python3.12 -u -m torch.distributed.run -I", ""),
+        ("python -c pass -S", ""),
+        ("python -X dev -W error -I train.py", "I"),
+        ("/usr/bin/python3 -uE train.py", "E"),
+        ("python -S train.py", "S"),
+        ("pypy3 -I train.py", "I"),
+        ("python -WI train.py", ""),
+        ("python - -I", ""),
+        ("env A=1 nice -n 5 python -I train.py", "I"),
+        ("srun --ntasks=8 python train.py -I", ""),
+        ("bash -lc python", ""),
+        ("torchrun --nproc-per-node 8 train.py", ""),
+        ("pythonic -I", ""),
+        ("", ""),
+    ],
+)
+def test_options_that_shut_the_probe_out_are_named(command: str, letter: str) -> None:
+    reason = launcher.find_injection_obstacle(command.split())
+    assert (reason or "").startswith(f"python -{letter}" if letter else "")
+    assert (reason is None) == (not letter)
+
+
+@pytest.mark.parametrize("line, reason", [("python3 -I", "python -I"), ("env python3", None)])
+def test_the_first_line_of_a_script_counts(tmp_path: Path, line: str, reason: str | None) -> None:
+    script = tmp_path / "train"
+    script.write_text(f"#!/usr/bin/{line}\n")
+    os.chmod(script, 0o755)
+    injection_obstacle = launcher.find_injection_obstacle([str(script), "-E"])
+    assert (
+        injection_obstacle is None
+        if reason is None
+        else injection_obstacle is not None and injection_obstacle.startswith(reason)
+    )

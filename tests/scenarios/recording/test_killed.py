@@ -1,0 +1,271 @@
+"""kill -9 at random moments: of the recorder, forty times; of the job; of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import textwrap
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from clusterprof.agent.launch import election
+from clusterprof.agent.processes.registry import has_live_process
+from clusterprof.probe import layout
+from clusterprof.trace.reader import NodeReader, list_node_folders
+from clusterprof.trace.schema import Columns, Header, Record, Spans
+from tests.support.recording_runs import (
+    PYTHON,
+    RECORD,
+    environment,
+    own_job,
+    recorder_pid,
+    records_of,
+    run_dir_of,
+    wait_for_end,
+    wait_for_recording,
+    wait_until,
+)
+
+AT_ONCE = 4
+LOST_AT_MOST_NS = 1_000_000_000  # of the time in which a CPU could be had
+AFTER_KILL_S = 0.2
+
+# One process that has imported the launcher forks every job: a job costs its Python, not the
+# command line's. It answers each [out, job, command…] with "job status" when that job has ended.
+NURSERY = """
+import json, os, select, sys
+from pathlib import Path
+from clusterprof.agent.launch.launcher import LaunchRequest, record_command
+from clusterprof.agent.options import Plan
+
+jobs, rest, more = {}, b"", True
+while more or jobs:
+    if more and select.select([0], [], [], 0.02)[0]:
+        data = os.read(0, 65536)
+        more = bool(data)
+        *lines, rest = (rest + data).split(b"\\n")
+        for line in lines:
+            out, job, *command = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                os.environ["SLURM_JOB_ID"] = job
+                request = LaunchRequest(command, Path(out), Plan)
+                record_command(request, os.environ, lambda line: None)
+            jobs[child] = job
+    child, status = os.waitpid(-1, os.WNOHANG if more else 0) if jobs else (0, 0)
+    if child:
+        print(jobs.pop(child), status, flush=True)
+"""
+
+# Marks a span of its own every 2 ms through the real probe, until a file says to end. Says what it
+# computed: whatever happens to the recorder, that must be the same.
+TRAINER = """
+import os, sys, time
+import _clusterprof_probe as probe
+probe.prepare()
+steps, end = 0, time.monotonic() + 20
+while time.monotonic() < end and not os.path.exists(sys.argv[1]):
+    with probe.span("work"):
+        time.sleep(0.002)
+    steps += 1
+with open(sys.argv[2], "w") as file:
+    file.write("%d steps" % steps)
+sys.exit(7)
+"""
+
+
+class Nursery:
+    """Starts recorded jobs, several at once, and knows how each ended."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [PYTHON, "-c", NURSERY],
+            env=environment(),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.statuses: dict[str, int] = {}
+        self._reader = ThreadPoolExecutor(1)
+        self._reader.submit(self._read)
+
+    def start(self, out: Path, job: str, *command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(out), job, *command]) + "\n")
+        self._process.stdin.flush()
+
+    def status(self, job: str) -> int:
+        wait_until(lambda: job in self.statuses)
+        return self.statuses[job]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._reader.shutdown()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            job, status = line.split()
+            self.statuses[job] = int(status)
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+    prefix = f"{election.RUN_DIR_PREFIX}{os.geteuid()}-"
+    election.remove_stale_run_dirs(election.choose_base(os.environ), prefix, has_live_process)
+
+
+def span_ends(records: list[Record]) -> list[int]:
+    """Return the ends of all spans, which must follow each other without a hole."""
+    ends: list[int] = []
+    expected = 1
+    for record in records:
+        if isinstance(record, Spans):
+            assert (record.first_sequence, record.dropped) == (expected, 0)
+            expected += len(record.columns["end_ns"])
+            ends += list(record.columns["end_ns"])
+            assert set(record.columns["kind"]) <= {layout.FIRST_USER_KIND, layout.GC, layout.STEP}
+    return ends
+
+
+def lost_ns(records: list[Record], killed_ns: int) -> int:
+    """Return how much of the time before the kill is missing, of samples or spans."""
+    samples = [
+        int(t)
+        for record in records
+        if isinstance(record, Columns) and record.collector == "cpu"
+        for t in record.t_ns
+    ]
+    began_ns = next(record for record in records if isinstance(record, Header)).started[
+        "monotonic_ns"
+    ]
+    ends = span_ends(records)
+    return killed_ns - min(max(samples, default=began_ns), max(ends, default=killed_ns))
+
+
+def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
+    """Record a job, kill its recorder at a random moment, end the job; return what was lost."""
+    folder.mkdir()
+    out, stop, printed = folder / "out", folder / "stop", folder / "said"
+    job = own_job(f"kill{number}")
+    nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(printed))
+    agent = recorder_pid(job)
+    wait_until(lambda: list(run_dir_of(job).glob("rings/*.json")))  # it trains
+    before_ns = delay_ns(agent)
+    time.sleep(random.Random(number).uniform(0, 2.0))
+    killed_ns, delayed_ns = time.monotonic_ns(), delay_ns(agent) - before_ns
+    os.kill(agent, signal.SIGKILL)
+    time.sleep(AFTER_KILL_S)
+    stop.touch()
+    assert os.waitstatus_to_exitcode(nursery.status(job)) == 7
+    assert printed.read_text().endswith(" steps")
+    reader = NodeReader(list_node_folders(out)[0])
+    records = list(reader)  # opens, every time
+    assert reader.damage.damaged_places == 0
+    return lost_ns(records, killed_ns) - delayed_ns
+
+
+def delay_ns(pid: int) -> int:
+    """Return how long a process has waited for a CPU: on a busy machine it is late by that."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+
+
+def test_a_killed_recorder_leaves_a_readable_recording_and_an_unharmed_job(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        lost = list(threads.map(lambda n: kill_once(nursery, tmp_path / str(n), n), range(8)))
+    assert len(lost) == 8  # how much was lost is a matter of `make accept`
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("runs", [40, pytest.param(400, marks=pytest.mark.long)])
+def test_a_killed_recorder_loses_at_most_a_second(
+    nursery: Nursery, tmp_path: Path, runs: int
+) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        lost = list(threads.map(lambda n: kill_once(nursery, tmp_path / str(n), n), range(runs)))
+    assert len(lost) == runs
+    print("lost, ms:", [round(ns / 1e6) for ns in sorted(lost)])
+    assert max(lost) <= LOST_AT_MOST_NS
+
+
+def test_a_killed_job_keeps_its_last_spans(nursery: Nursery, tmp_path: Path) -> None:
+    out, job = tmp_path / "out", own_job("dies")
+    program = textwrap.dedent("""
+        import os, signal, time
+        import _clusterprof_probe as probe
+        probe.prepare()
+        with probe.span("first"):
+            pass
+        time.sleep(0.5)  # a ring comes with the first span; the recorder looks for it at 10 Hz
+        for number in range(5):
+            with probe.span("last"):
+                time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    script = tmp_path / "train.py"
+    script.write_text(program)
+    nursery.start(out, job, PYTHON, str(script))
+    assert nursery.status(job) == signal.SIGKILL
+    wait_for_end(out)
+    spans = [record for record in records_of(out) if isinstance(record, Spans)]
+    kinds = [kind for span in spans for kind in span.columns["kind"]]
+    assert kinds.count(layout.FIRST_USER_KIND + 1) == 5
+    assert spans[-1].names[layout.FIRST_USER_KIND + 1] == "last"
+
+
+def test_a_stopped_recorder_does_not_stop_the_job(nursery: Nursery, tmp_path: Path) -> None:
+    out, stop, printed, job = (
+        tmp_path / "out",
+        tmp_path / "stop",
+        tmp_path / "said",
+        own_job("stop"),
+    )
+    nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(printed))
+    agent = recorder_pid(job)
+    wait_until(lambda: list(run_dir_of(job).glob("rings/*.json")))  # it trains
+    time.sleep(0.3)
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(0.5)
+    stop.touch()
+    assert os.waitstatus_to_exitcode(nursery.status(job)) == 7
+    os.kill(agent, signal.SIGCONT)
+    wait_for_end(out)
+    steps = int(printed.read_text().split()[0])
+    assert len(span_ends(records_of(out))) >= steps  # 250 in half a second: the ring held them
+
+
+def test_a_job_whose_recorder_died_is_recorded_anew(tmp_path: Path) -> None:
+    job = own_job("again")
+    out, env = tmp_path / "out", environment(job)
+    first = subprocess.Popen([*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=env)
+    wait_for_recording(out)
+    os.kill(recorder_pid(job), signal.SIGKILL)
+    subprocess.run([*RECORD, "-o", str(out), "--", "/bin/true"], env=env, check=True)
+    agent = recorder_pid(job)
+    assert (run_dir_of(job) / "register" / f"{first.pid}.json").exists()
+    first.kill()
+    first.wait()
+    wait_until(lambda: not run_dir_of(job).exists())
+    folders = list_node_folders(out)
+    assert len(folders) == 2  # one for each recorder
+    exits = [
+        record.attributes
+        for record in NodeReader(folders[1])
+        if getattr(record, "kind", "") == "process-exited"
+    ]
+    assert {entry["pid"] for entry in exits} >= {first.pid}
+    assert agent

@@ -1,0 +1,275 @@
+"""`record -- CMD` is CMD: exit status, signals, pid, descriptors; and the recorder is no child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterprof.trace.schema import Clock, Columns, Header, Rows
+from tests.support.recording_runs import (
+    PYTHON,
+    RECORD,
+    environment,
+    events_of,
+    is_alive,
+    own_job,
+    record,
+    recorder_pid,
+    records_of,
+    run_dir_of,
+    run_launcher,
+    wait_for_end,
+    wait_for_recording,
+    wait_until,
+)
+
+
+@pytest.fixture
+def job() -> Iterator[str]:
+    name = own_job("launch")
+    yield name
+    wait_until(lambda: not run_dir_of(name).exists())  # every recorder left, and tidied up
+
+
+def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
+    printed = run_launcher(
+        tmp_path / "out",
+        job,
+        """
+        statuses = [status_of("/bin/sh", "-c", f"exit {code}") for code in range(256)]
+        print(statuses)
+        """,
+    )
+    assert printed.strip() == str([code << 8 for code in range(256)])
+
+
+def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
+    harmless = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+    stopping = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    fatal = sorted(set(range(1, 32)) - {int(n) for n in harmless | stopping})
+    printed = run_launcher(
+        tmp_path / "out",
+        job,
+        f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        print([status_of("/bin/sh", "-c", f"kill -{{n}} $$; sleep 9") & 0x7F for n in {fatal}])
+        """,
+    )
+    assert printed.strip() == str(fatal)
+
+
+def test_exit_codes_of_the_whole_command(tmp_path: Path) -> None:
+    for code in (0, 1, 7, 255):
+        done = record(tmp_path / str(code), "/bin/sh", "-c", f"exit {code}", env=environment())
+        assert done.returncode == code
+    killed = record(tmp_path / "killed", "/bin/sh", "-c", "kill -9 $$", env=environment())
+    assert killed.returncode == -9
+
+
+def test_output_is_the_commands_own_and_one_line_is_ours(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = record(out, "/bin/sh", "-c", "cat; echo err >&2", env=environment())
+    assert done.stdout == ""
+    ours, theirs = done.stderr.splitlines()
+    assert ours.startswith(f"clusterprof: recording to {out}; ")
+    assert ours.endswith(f"then: clusterprof analyze {out}")
+    assert theirs == "err"
+
+
+def test_the_pid_stays_and_the_recorder_has_no_parent_in_the_job(tmp_path: Path, job: str) -> None:
+    out = tmp_path / "out"
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(30)"
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(out), "--", PYTHON, "-c", program],
+        env=environment(job),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) == process.pid
+    agent = recorder_pid(job)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children == []
+    assert os.getsid(agent) not in (os.getsid(process.pid), process.pid)
+    assert os.readlink(f"/proc/{agent}/cwd") == "/"
+    for number in (0, 1):
+        assert os.readlink(f"/proc/{agent}/fd/{number}") == "/dev/null"
+    process.kill()
+    process.wait()
+    wait_for_end(out)
+    (exited,) = events_of(out, "process-exited")
+    assert exited.attributes["signal"] == signal.SIGKILL
+    assert exited.attributes["pid"] == process.pid
+    wait_until(lambda: not is_alive(agent))
+
+
+def test_no_descriptor_of_ours_is_left_open(tmp_path: Path) -> None:
+    program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int))"
+    plain = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, check=True)
+    done = record(
+        tmp_path / "out", PYTHON, "-c", program, options=("--inject", "off"), env=environment()
+    )
+    assert done.stdout == plain.stdout
+
+
+def test_signal_dispositions_and_mask_are_untouched(tmp_path: Path) -> None:
+    program = ["/bin/grep", "^Sig[BIC]", "/proc/self/status"]
+
+    def ignore_hangup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+    plain = subprocess.run(
+        program, capture_output=True, text=True, check=True, preexec_fn=ignore_hangup
+    )
+    done = subprocess.run(
+        [*RECORD, "-o", str(tmp_path / "out"), "--", *program],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=ignore_hangup,
+        env=environment(),
+    )
+    ignored = next(line for line in plain.stdout.splitlines() if line.startswith("SigIgn"))
+    assert int(ignored.split()[1], 16) & 1  # SIGHUP is signal 1; others may come from our parent
+    assert done.stdout == plain.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_is_delivered_once(tmp_path: Path, job: str, number: signal.Signals) -> None:
+    program = textwrap.dedent(f"""
+        import signal, time
+        count = []
+        signal.signal({int(number)}, lambda *_: count.append(1))
+        print("ready", flush=True)
+        while not count:
+            time.sleep(0.05)
+        end = time.monotonic() + 0.5  # in which a second one would come
+        while time.monotonic() < end:
+            time.sleep(0.05)
+        print(len(count))
+        """)
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(tmp_path / "out"), "--", PYTHON, "-c", program],
+        env=environment(job),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, number)  # as a terminal or a resource manager does: to the whole group
+    assert process.stdout.read() == "1\n"
+    assert process.wait() == 0
+    wait_for_end(tmp_path / "out")
+
+
+def test_a_recording_has_header_clock_samples_and_an_end(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    burn = "import time\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
+    record(out, PYTHON, "-c", burn, env=environment(), options=("--inject", "off"))
+    records = records_of(out)
+    assert isinstance(records[0], Header)
+    assert isinstance(records[1], Clock)
+    names = {item.collector for item in records if isinstance(item, Columns)}
+    assert {"cpu", "memory", "disk", "self"} <= names
+    cpu = [
+        t
+        for item in records
+        if isinstance(item, Columns) and item.collector == "cpu"
+        for t in item.t_ns
+    ]
+    missed = [
+        values[-1]
+        for item in records
+        if isinstance(item, Columns)
+        for signal, values in zip(item.signals, item.values)
+        if signal == "self.ticks_missed_total"
+    ]
+    # 1.2 s at 10 Hz, with the launch before and the end after; a busy machine's misses are counted.
+    assert len(cpu) + max(missed) >= 10
+    threads = [item for item in records if isinstance(item, Rows) and item.table == "threads"]
+    command = events_of(out, "process-registered")[0].attributes["pid"]
+    assert any(command in thread.columns[thread.names.index("tid")] for thread in threads)
+    (stopped,) = events_of(out, "recorder-stopped")
+    assert stopped.attributes["reason"] == "no process is left"
+
+
+def test_the_first_frame_is_there_before_the_command_starts(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = record(out, "/bin/sh", "-c", f"cat {out}/*/000001.cpf | wc -c", env=environment())
+    assert int(done.stdout) > 1000
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["no-such-command"], 127, "no-such-command: command not found"),
+        (["/no/such/command"], 127, "/no/such/command: command not found"),
+        (["/etc/passwd"], 126, "/etc/passwd: permission denied"),
+        (["/etc"], 126, "/etc: is a directory"),
+    ],
+)
+def test_what_cannot_be_executed_is_reported_as_a_shell_would(
+    tmp_path: Path, command: list[str], code: int, words: str
+) -> None:
+    done = subprocess.run(
+        [*RECORD, "-o", str(tmp_path / "out"), "--", *command],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, f"clusterprof: {words}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_script_without_a_first_line_is_run_by_a_shell(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("exit 9\n")
+    script.chmod(0o755)
+    assert record(tmp_path / "out", str(script), env=environment()).returncode == 9
+
+
+def test_a_recording_that_cannot_start_never_stops_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    command = ["--", "/bin/echo", "trained"]
+    env = environment()
+    done = subprocess.run(
+        [*RECORD, "-o", str(file), *command], capture_output=True, text=True, env=env, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.startswith("clusterprof: not recording: ")
+    assert len(done.stderr.splitlines()) == 1
+    strict = subprocess.run(
+        [*RECORD, "-o", str(file), "--inject", "strict", *command],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert (strict.returncode, strict.stdout) == (125, "")
+
+
+def test_the_recorder_leaves_within_two_seconds(tmp_path: Path, job: str) -> None:
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(tmp_path / "out"), "--", "/bin/sleep", "60"], env=environment(job)
+    )
+    wait_for_recording(tmp_path / "out")
+    agent = recorder_pid(job)
+    wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    process.terminate()
+    process.wait()
+    wait_until(lambda: not is_alive(agent))
+    (exited,), (stopped,) = (
+        events_of(tmp_path / "out", kind) for kind in ("process-exited", "recorder-stopped")
+    )
+    assert 0 <= stopped.t_ns - exited.t_ns <= 2_000_000_000

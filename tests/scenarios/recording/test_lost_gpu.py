@@ -1,0 +1,116 @@
+"""One of two GPUs hangs, crashes its driver or falls off the bus while a real job is recorded."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterprof.trace.schema import Columns, Gap, Record, Rows
+from tests.support.nvml.simulated import Scenario, build, uuid
+from tests.support.nvml.simulated import environment as nvml_environment
+from tests.support.recording_runs import (
+    RECORD,
+    counters_too,
+    environment,
+    events_of,
+    is_alive,
+    own_job,
+    recorder_pid,
+    records_of,
+    wait_until,
+)
+
+TICK_NS = 100_000_000
+TROUBLE_S = 3.0
+
+TROUBLES = {
+    "hangs": ("0 * hang", "collector-hung"),
+    "crashes": ("0 GetPowerUsage segv", "helper-died"),
+    "is lost": ("0 * error 15", ""),
+}
+
+
+def times_of(records: list[Record], collector: str) -> set[int]:
+    """Return when a collector's rows were taken."""
+    collected: set[int] = set()
+    for record in records:
+        if isinstance(record, Columns) and record.collector == collector:
+            collected |= {int(t) for t in record.t_ns}
+        elif isinstance(record, Rows) and record.table == collector:
+            collected |= {int(t) for t in record.columns[0]}
+    return collected
+
+
+def times_of_device(records: list[Record], device: str) -> set[int]:
+    """Return when every value of a device was there."""
+    collected: set[int] = set()
+    for record in records:
+        if (
+            isinstance(record, Columns)
+            and record.collector == "gpu_nvidia"
+            and device in record.devices
+        ):
+            masks = [mask for name, mask in zip(record.devices, record.masks) if name == device]
+            for row, t in enumerate(record.t_ns):
+                if not any(mask is not None and mask[row] for mask in masks):
+                    collected.add(int(t))
+    return collected
+
+
+def enough(times: set[int], began_ns: int, ended_ns: int) -> bool:
+    """Return whether a third of the ticks at 10 Hz between two times were taken.
+
+    A machine with other work may cost some; a loop that waits for a driver takes one in ten.
+    """
+    inside = [t for t in times if began_ns <= t <= ended_ns]
+    return len(inside) >= (ended_ns - began_ns) / TICK_NS / 3
+
+
+@pytest.mark.parametrize(("line", "event"), TROUBLES.values(), ids=TROUBLES.keys())
+def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "scenario", devices=2, gpm=True)
+    nvml = nvml_environment(build(tmp_path / "lib"), scenario)
+    own = {name: nvml[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}
+    job, out = own_job("gpu"), tmp_path / "out"
+    profile = counters_too(tmp_path)
+    process = subprocess.Popen(
+        [*RECORD, "-o", str(out), *profile, "--inject", "off", "--", "/bin/sleep", "60"],
+        env=environment(job, **own),
+    )
+    wait_until(lambda: out.exists() and times_of_device(records_of(out), uuid(0)))
+    agent = recorder_pid(job)
+    scenario.write(line)
+    began_ns = time.monotonic_ns()
+    time.sleep(TROUBLE_S)
+    if event == "helper-died":  # both were in the process that died: one of them comes back
+        died, *_ = wait_until(lambda: events_of(out, event))
+        wait_until(lambda: max(times_of_device(records_of(out), uuid(1))) > died.t_ns)
+    ended_ns = time.monotonic_ns()
+    process.terminate()
+    process.wait()
+    wait_until(lambda: not is_alive(agent))  # whatever the driver still holds up
+    scenario.write()
+
+    records = records_of(out)
+    others = {name: times_of(records, name) for name in ("cpu", "pressure", "disk", "threads")}
+    seen = {name for name, times in others.items() if times}  # not every kernel has them all
+    assert {"cpu", "threads"} <= seen
+    for name in seen:
+        assert enough(others[name], began_ns, ended_ns), name
+    assert not enough(times_of_device(records, uuid(0)), began_ns, ended_ns)  # there was trouble
+    healthy = times_of_device(records, uuid(1))
+    if event != "helper-died":
+        assert enough(healthy, began_ns, ended_ns)
+    if event:
+        assert events_of(out, event)
+    gaps = {
+        gap.device
+        for gap in records
+        if isinstance(gap, Gap) and gap.t_ns >= began_ns and gap.collector == "gpu_nvidia"
+    }
+    assert uuid(0) in gaps
+    if event != "helper-died":
+        assert gaps == {uuid(0)}

@@ -1,0 +1,12 @@
+"""The tree that node_exporter is tested on, and the table of what both know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs/agreement.md"
+SHARED = Path(__file__).parents[2].parent / "shared/data/node-exporter-fixtures"
+
+
+def of(theirs: dict, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
+    return {labels: value for (name, labels), value in theirs.items() if name == metric}

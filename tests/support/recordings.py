@@ -1,0 +1,260 @@
+"""Recordings made of records in memory: one rank, its worker and its device, whatever they do."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from clusterprof.probe import layout
+from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Rows, Spans
+from clusterprof.trace.writer import RecordingWriter
+from tests.support.builders import activity, header, ns, spent_ns
+
+MAIN, WORKER = 100, 201
+SECOND = 1_000_000_000
+_THREAD_COLUMNS = (
+    "t_ns",
+    "pid",
+    "tid",
+    "state",
+    "on_cpu_ns_total",
+    "run_delay_ns_total",
+    "user_ns_total",
+    "system_ns_total",
+    "block_io_delay_ns_total",
+    "major_faults_total",
+    "wchan",
+)
+_RUNS = ("R", 0)
+_LETTERS = {
+    "U": _RUNS,
+    "K": _RUNS,
+    "R": _RUNS,
+    "D": ("D", 1),
+    "S": ("S", 2),
+    "I": ("S", 3),
+    "N": ("D", 4),
+    "W": ("S", 5),
+    "L": ("S", 6),
+    "F": ("D", 7),
+}
+_RECEIVED = "network.receive_bytes_total"
+WCHAN = (
+    "0",
+    "folio_wait_bit_common",
+    "schedule_timeout",
+    "do_poll.constprop.0",
+    "rpc_wait_bit_killable",
+    "sk_wait_data",
+    "futex_wait_queue",
+    "jbd2_log_wait_commit",
+)
+
+
+@dataclass
+class Script:
+    """What happened, in seconds; turned into records by `seconds`."""
+
+    end: float
+    main_spans: list[tuple] = field(default_factory=list)
+    """(kind, start, end, a, b, c, d)"""
+    worker_spans: list[tuple] = field(default_factory=list)
+    main: str = ""
+    """Activity of the main thread, as in `builders.activity`."""
+    worker: str = ""
+    busy: Sequence[tuple[float, float]] | None = None
+    """When the device was busy; None = there is no device."""
+    unread: Sequence[int] = ()
+    """Device samples (10 per second) that failed."""
+    sampled: bool = True
+    """False = no thread was sampled."""
+    written: int = 0
+    """Bytes that each process writes per second."""
+    variables: dict[str, str] = field(default_factory=lambda: {"RANK": "0"})
+    gauges: dict[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
+    """Signal of the device -> (start, end, value); a reading is the mean since the one before."""
+    writes: Sequence[tuple[float, float]] = ()
+    """When the main thread writes, 100 MB a second."""
+    network: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(signal, device) -> growth of a counter per second, or the value of a gauge."""
+
+
+def write(script: Script, folder: Path) -> Path:
+    """Write the recording of one node as the recorder would, a second at a time."""
+    now = [0]
+
+    def clock() -> Clock:
+        return Clock(now[0], now[0], now[0])
+
+    writer = RecordingWriter(folder, _header(script, folder.name), clock, keep_free_bytes=0)
+    for second, records in enumerate(seconds(script)):
+        now[0] = second * SECOND
+        writer.append(*records)
+    writer.close()
+    return folder
+
+
+def _header(script: Script, key: str) -> Header:
+    devices = [] if script.busy is None else [{"id": "emulated-0", "emulated": True, "pid": MAIN}]
+    plain = header()
+    node = {**plain.node, "key": key, "display": key, "boot_id": f"boot of {key}"}
+    nics = [{"name": d, "physical": True} for n, d in script.network if n == _RECEIVED]
+    return replace(plain, node=node, devices=devices, host={**plain.host, "nics": nics})
+
+
+def seconds(script: Script) -> Iterator[list[Record]]:
+    """Yield what belongs to each second; spans are handed over in the second they end in."""
+    rows = {MAIN: activity(script.main), WORKER: activity(script.worker)}
+    handed: dict[int, int] = {MAIN: 0, WORKER: 0}
+    for second in range(int(script.end) + 1):
+        low, high = second * SECOND, min((second + 1) * SECOND, ns(script.end))
+        times = range(low, high + (1 if high == ns(script.end) else 0), SECOND // 10)
+        records: list[Record] = []
+        if second == 0:
+            records.append(Event(0, "process-registered", _registration(script)))
+        if script.busy is not None and times:
+            records.append(_device(script, times))
+        if script.network and times:
+            records.append(_network(script, times[0]))
+        if times and script.sampled:
+            records.append(_threads(rows, times))
+            records.append(_processes(times[0], script.written, script.writes))
+        for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
+            mine = sorted(spans, key=lambda span: span[2])
+            new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
+            if new:
+                records.append(_spans(pid, handed[pid] + 1, new))
+                handed[pid] += len(new)
+        yield records
+
+
+def _registration(script: Script) -> dict:
+    return {
+        "pid": MAIN,
+        "started_ticks": 1,
+        "role": "python",
+        "variables": script.variables,
+        "device": "" if script.busy is None else "emulated-0",
+    }
+
+
+def _device(script: Script, times: Sequence[int]) -> Columns:
+    busy = script.busy or ()
+    total = [sum(max(0, min(t, ns(e)) - min(t, ns(s))) for s, e in busy) for t in times]
+    mask = bytes(1 if t // (SECOND // 10) in script.unread else 0 for t in times)
+    gauges = [array("d", _means(of, times)) for of in script.gauges.values()]
+    return Columns(
+        "gpu_emulated",
+        ["gpu.busy_ns_total", *script.gauges],
+        ["emulated-0"] * (1 + len(gauges)),
+        array("q", times),
+        [array("q", total), *gauges],
+        [mask if any(mask) else None, *(None for _ in gauges)],
+    )
+
+
+def _means(held: Sequence[tuple[float, float, float]], times: Sequence[int]) -> list[float]:
+    tick = SECOND // 10
+    return [
+        sum(v * max(0, min(t, ns(e)) - max(t - tick, ns(s))) for s, e, v in held) / tick
+        for t in times
+    ]
+
+
+def _network(script: Script, t_ns: int) -> Columns:
+    """One reading a second."""
+    values = [
+        round(value * t_ns / SECOND) if name.endswith("_total") else round(value)
+        for (name, _), value in script.network.items()
+    ]
+    return Columns(
+        "network",
+        [name for name, _ in script.network],
+        [device for _, device in script.network],
+        array("q", [t_ns]),
+        [array("q", [value]) for value in values],
+        [None] * len(values),
+    )
+
+
+def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
+    table = []
+    for t in times:
+        for pid, doing in rows.items():
+            letter = next((k for s, e, k in doing if s <= t < e), "I")
+            state, wchan = _LETTERS[letter]
+            on_cpu = [spent_ns(doing, letters, 0, t) for letters in ("UK", "R", "U", "K")]
+            table.append([t, pid, pid, ord(state), *on_cpu, -1, 0, wchan])
+    columns = [array("q", column) for column in zip(*table)]
+    return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
+
+
+def _processes(t_ns: int, written: int, writes: Sequence[tuple[float, float]]) -> Rows:
+    wrote = sum(max(0, min(t_ns, ns(e)) - min(t_ns, ns(s))) for s, e in writes) // 10
+    evenly = written * t_ns // SECOND
+    names = (
+        "t_ns",
+        "pid",
+        "parent_pid",
+        "started_ticks",
+        "rss_bytes",
+        "read_chars_total",
+        "write_chars_total",
+        "read_bytes_total",
+        "write_bytes_total",
+        "threads_count",
+        "name",
+    )
+    table = [
+        [
+            t_ns,
+            pid,
+            parent,
+            1,
+            1 << 20,
+            t_ns // 1000,
+            evenly,
+            t_ns // 1000,
+            evenly + wrote * (pid == MAIN),
+            1,
+            0,
+        ]
+        for pid, parent in ((MAIN, 1), (WORKER, MAIN))
+    ]
+    return Rows(
+        "processes", names, [array("q", column) for column in zip(*table)], {"name": ("python",)}
+    )
+
+
+def _spans(pid: int, sequence: int, spans: Sequence[tuple]) -> Spans:
+    rows = [[ns(s[1]), ns(s[2]), s[0], *(*s[3:], 0, 0, 0, 0)[:4]] for s in spans]
+    columns = {name: array("q", [row[i] for row in rows]) for i, name in enumerate(SPAN_FIELDS)}
+    return Spans(pid, 1, sequence, 0, {}, columns)
+
+
+def training(
+    steps: Sequence[tuple[float, float]], *, begin: float = 1.0, hidden: bool = False
+) -> Script:
+    """A job of steps (wait_s, compute_s); for half of each wait a worker reads, then it decodes.
+
+    The device computes for compute_s after each wait; with `hidden` also all through the waits.
+    """
+    script = Script(end=0.0, busy=[])
+    main, worker, busy = [f"U{begin}"], [f"I{begin}"], []
+    script.worker_spans.append((layout.WORKER_START, 0.5, 0.5, 0, 1, MAIN))
+    at = begin
+    for number, (wait, compute) in enumerate(steps):
+        half = round(wait / 2, 6)
+        cpu = [ns(wait - half), 0]
+        script.worker_spans.append((layout.FETCH, at, at + wait, 8, *cpu, 1 << 20))
+        script.main_spans.append((layout.DATA_WAIT, at, at + wait, number, WORKER, 1, number == 0))
+        script.main_spans.append((layout.STEP, at, at + wait + compute, number))
+        busy.append((at if hidden else at + wait, at + wait + compute))
+        main += [f"I{wait}", f"U{compute}"]
+        worker += [f"D{half}", f"U{wait - half}", f"I{compute}"]
+        at = round(at + wait + compute, 6)
+    script.main, script.worker = " ".join(main), " ".join(worker)
+    script.busy, script.end = busy, at + 1.0
+    return script
