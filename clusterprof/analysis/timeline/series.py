@@ -251,7 +251,10 @@ SNAPSHOT_VALID_NS = 2_500_000_000
 
 
 def get_busy_readings(rank: Rank) -> tuple[Int, Float]:
-    """Return sample times and cumulative busy time; a NaN or a decrease marks unmeasured time."""
+    """Return sample times and cumulative busy time of the rank's device: int64[n], float64[n], ns.
+
+    A NaN or a decrease marks unmeasured time.
+    """
     known = rank.chunk.shared.get((_READINGS, rank.device))
     if known is None:
         known = rank.chunk.shared[_READINGS, rank.device] = _read_busy_time(rank)

@@ -107,7 +107,7 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
                 entry = by_object.get(id(members))
                 group = entry[1] if entry and entry[0]() is members else find(c10d, members)
             if group is not None:
-                size, code = 0, operation
+                size, code, by = 0, operation, _get_caller_flag(thread)
                 if input_name:
                     tensors = arguments[input_at] if count > input_at else keywords.get(input_name)
                     single = tensors if type(tensors) is tensor else None
@@ -123,8 +123,6 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
             if group is not None:
                 b = next(group.operations)
                 inside.add(thread)
-                if thread != main_thread().ident:
-                    by = layout.OTHER_THREAD
                 start = ring.enter(group.number, b, size, code | by)
         except BaseException as error:
             handle_error(error)
@@ -147,6 +145,10 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
         return result
 
     return wrapper
+
+
+def _get_caller_flag(thread: int) -> int:
+    return 0 if thread == main_thread().ident else layout.OTHER_THREAD
 
 
 def _locate_arguments(original: Any, operation: int, input_at: int) -> Tuple[int, int, int, str]:

@@ -7,6 +7,8 @@ often. Percentages refer to time, to the multiprocessors or to the theoretical m
 PCIe and NVLink are in MiB per second.
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
 
+Busy time, summed from the driver's samples or from means of GPM.
+
 Links and memory of a GPU: NVLink traffic and errors, remapped rows, retired pages.
 """
 
@@ -42,6 +44,93 @@ GPM_TOO_SLOW = Unavailable(
     "set sampling.gpm in the profile to true to read it anyway",
 )
 GPM_UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
+
+
+_QUIET_NS = 1_000_000_000
+_MAX_SAMPLE_AGE_NS = 30_000_000_000
+"""A driver keeps samples for some 20 s; an older or a future time stamp is of another clock."""
+_CLOCK_TOLERANCE_NS = 2_000_000
+
+
+class BusyIntegral:
+    """Busy time summed from the driver's sample buffer, or from snapshots where it has none.
+
+    A buffer sample (timestamp, percent) covers the time since the previous sample. The
+    buffer of an idle GPU may be empty, which is neither an error nor zero: after a second
+    without samples the snapshot's share applies to the elapsed time.
+    """
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self.until_ns: int | None = None
+        """Time on the recording's clock up to which `total_ns` counts; None = no sample yet."""
+        self.last_us = 0
+        """Driver timestamp in µs up to which time is counted; 0 = no sample yet."""
+        self._read_ns: int | None = None
+        """When samples or a snapshot were last counted, ns."""
+
+    def add(
+        self,
+        samples: Sequence[tuple[int, int]],
+        percent: int | None,
+        now_ns: int,
+        driver_now_ns: int,
+        has_buffer: bool = True,
+    ) -> None:
+        """Add (timestamp µs, percent) samples, or the current `percent` when there are none.
+
+        now_ns: time of the reading on the recording's clock. driver_now_ns: the same instant
+        on the clock of the timestamps, which is the time of day.
+        """
+        newest_us = max((t_us for t_us, _ in samples), default=0)
+        if self._read_ns is None:  # time before the first reading is not counted
+            self._read_ns = now_ns
+            self.last_us = newest_us
+            if newest_us:
+                self._advance(now_ns, driver_now_ns)
+            return
+        elapsed_ns = now_ns - self._read_ns
+        if samples:
+            if (
+                newest_us + _MAX_SAMPLE_AGE_NS // 1000 < self.last_us
+            ):  # the driver's clock went back
+                self.last_us = newest_us
+            for t_us, value in sorted(samples):
+                if t_us > self.last_us:
+                    if self.last_us:
+                        self.total_ns += self._limit_period(t_us, elapsed_ns) * value // 100
+                    self.last_us = t_us
+            self._read_ns = now_ns
+            self._advance(now_ns, driver_now_ns)
+        elif (elapsed_ns >= _QUIET_NS or not has_buffer) and percent is not None:
+            self.total_ns += elapsed_ns * percent // 100
+            self._read_ns = now_ns
+            if self.last_us:
+                self.last_us += elapsed_ns // 1000
+                self._advance(now_ns, driver_now_ns)
+            else:
+                self.until_ns = now_ns
+
+    def add_mean(self, share: float, elapsed_ns: int, now_ns: int, driver_now_ns: int) -> None:
+        """Add a mean that ends now, of a counter without gaps; samples may follow it."""
+        self.total_ns += round(share * elapsed_ns)
+        self.until_ns = self._read_ns = now_ns
+        self.last_us = driver_now_ns // 1000
+
+    def restart(self) -> None:
+        """Count from 0 again: the time since the last value was not measured."""
+        self.total_ns = 0
+
+    def _limit_period(self, t_us: int, elapsed_ns: int) -> int:
+        """Return the length of a sample's period, ns; a jump of the driver's clock is none."""
+        return min((t_us - self.last_us) * 1000, elapsed_ns + _QUIET_NS)
+
+    def _advance(self, now_ns: int, driver_now_ns: int) -> None:
+        """Set `until_ns` to the newest timestamp if that can be of the time of day."""
+        age_ns = driver_now_ns - self.last_us * 1000
+        is_plausible = -_CLOCK_TOLERANCE_NS <= age_ns <= _MAX_SAMPLE_AGE_NS
+        until_ns = now_ns - max(age_ns, 0) if is_plausible else now_ns
+        self.until_ns = until_ns if self.until_ns is None else max(until_ns, self.until_ns)
 
 
 class Gpm:

@@ -210,8 +210,8 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         other = counts & operations.by_other_thread
         if other.any():
             own = merge_intervals((table.start_ns[counts & ~other], table.end_ns[counts & ~other]))
-            beside = merge_intervals((table.start_ns[other], table.end_ns[other]))
-            return merge_intervals(own, _find_exposed_part(rank, beside))
+            other_operations = merge_intervals((table.start_ns[other], table.end_ns[other]))
+            return merge_intervals(own, _find_exposed_part(rank, other_operations))
         if counts.all():
             return merge_intervals((table.start_ns, table.end_ns))
         return merge_intervals((table.start_ns[counts], table.end_ns[counts]))

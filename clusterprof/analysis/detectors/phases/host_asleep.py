@@ -90,6 +90,7 @@ class HostAsleep:
         "The training thread sleeps or waits for something outside training",
         "Find the line that sleeps with py-spy, and move it out of the step",
         precedence=740,
+        tone=1,
         hidden_cost="interval",
         manual_check=(
             "`py-spy dump --pid PID` some times in a pause: the line where the main thread sleeps; "
