@@ -48,8 +48,6 @@ MAX_CONFIDENCE = 0.98
 _SAMPLE_INTERVAL_S = 0.1
 """Sampling interval in all of the corpus, seconds."""
 _MARGIN_WEIGHT = 0.2
-_UNKNOWN_WEIGHT = 0.5
-"""Part of the confidence that a claim loses if all lost time but it has no cause."""
 _COVERAGE_FLOOR = 0.8
 
 
@@ -76,7 +74,7 @@ def compute_confidence_score(
 
 
 def estimate_confidence(
-    score: float, lost_ns: int, marked_steps: int = 0, unattributed_ns: int = 0
+    score: float, lost_ns: int, marked_steps: int = 0, unknown_ratio: float = 0.0
 ) -> float:
     """Estimate the probability that a cause of this much lost GPU time is right.
 
@@ -86,14 +84,12 @@ def estimate_confidence(
     lost_ns: lost GPU time, ns.
     marked_steps: steps of ranks in which the job's own marks timed it; 9 of them weigh as
     much as 0.9 s of samples.
-    unattributed_ns: lost time of the job without a cause: as much as the claim itself takes a
-    quarter of the confidence, because it can hide a larger cause.
+    unknown_ratio: part of the job's lost time that has no cause; it can hide a larger cause.
     """
     sizes, precisions = zip(*PRECISION_BY_GPU_S)
     size = math.log(max(lost_ns * 1e-9, marked_steps * _SAMPLE_INTERVAL_S, 1e-9))
     precision = float(np.interp(size, [math.log(size_s) for size_s in sizes], precisions))
-    unknown = _UNKNOWN_WEIGHT * unattributed_ns / max(lost_ns + unattributed_ns, 1)
-    return min(MAX_CONFIDENCE, precision * score / MEAN_CORPUS_SCORE) * (1 - unknown)
+    return min(MAX_CONFIDENCE, precision * score / MEAN_CORPUS_SCORE) * (1 - unknown_ratio)
 
 
 def choose_main_grade(by_grade: Mapping[str, int]) -> Grade:

@@ -49,9 +49,10 @@ def build_findings(
     for rank in ranks:
         for bucket in rank.buckets:
             by_id.setdefault(bucket.id, []).append((rank, bucket))
-    unattributed_ns = sum(ns for rank in ranks for _, ns in rank.reasons)
+    unknown_ns = sum(ns for rank in ranks for _, ns in rank.reasons)
+    unknown_ratio = unknown_ns / max(sum(rank.ledger.lost_ns for rank in ranks), 1)
     findings = [
-        _build_finding(id_, lines, ranks, totals, observer, in_step_ns, unattributed_ns)
+        _build_finding(id_, lines, ranks, totals, observer, in_step_ns, unknown_ratio)
         for id_, lines in by_id.items()
         if _is_large(lines, in_step_ns)
     ]
@@ -80,7 +81,7 @@ def _build_finding(
     totals: Sequence[CulpritTotals],
     observer: CulpritObserver | None,
     in_step_ns: int,
-    unattributed_ns: int,
+    unknown_ratio: float,
 ) -> Finding:
     lost_ns = sum(bucket.lost_ns for _, bucket in lines)
     grades: dict[str, int] = {}
@@ -111,7 +112,7 @@ def _build_finding(
         lost_ns=lost_ns,
         share_ratio=lost_ns / in_step_ns if in_step_ns else 0.0,
         recoverable_ns=gain_ns,
-        confidence_ratio=estimate_confidence(sure_ns / lost_ns, lost_ns, marked, unattributed_ns)
+        confidence_ratio=estimate_confidence(sure_ns / lost_ns, lost_ns, marked, unknown_ratio)
         if lost_ns
         else 0.0,
         grade=choose_main_grade(grades),

@@ -62,8 +62,12 @@ from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
-_TIMER_PLACES = ("nanosleep", "do_wait", "kernel_wait", "kernel_clone_wait", "wait_for_vfork")
-"""Parts of kernel function names in which only a thread sleeps that asked for it."""
+_TIMER = "nanosleep"
+"""Part of the names of kernel functions in which a thread sleeps that asked for a time."""
+_PROCESS_PLACES = ("do_wait", "kernel_wait", "kernel_clone", "wait_for_vfork")
+"""Beginnings of the names of kernel functions in which a thread waits for a process; "do_wait" also
+ends the name of a wait for a lock, `futex_do_wait`.
+"""
 _CONNECTION_PLACES = (
     "sk_wait",
     "wait_woken",
@@ -146,7 +150,7 @@ def _may_wait_unseen(rank: Rank) -> bool:
 
 
 def _is_timer(name: str) -> bool:
-    return any(part in name for part in _TIMER_PLACES)
+    return _TIMER in name or name.startswith(_PROCESS_PLACES)
 
 
 def _is_connection(name: str) -> bool:
