@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.timeline import series
-from tests.support.builders import counter, gauge, ints
+from clusterprof.analysis.timeline.model import Rank
+from tests.support.builders import counter, gauge, ints, process, rank
 
 NAN = float("nan")
 READ = counter([0, 0.1, 0.2], [10, 30, 90])
@@ -73,3 +74,69 @@ def test_a_gauge_holds_until_the_next_reading() -> None:
 def test_a_missing_gauge_has_no_weight() -> None:
     busy = gauge([0, 1, 2, 3], [1.0, NAN, 0.0, 0.0])
     np.testing.assert_allclose(series.compute_mean(busy, ints([0, 1]), ints([3, 2])), [0.5, NAN])
+
+
+NAME = "gpu.sm_active_ratio"
+
+
+def device_with(**series_of: series.Series) -> Rank:
+    """A rank whose device has these series: `busy`, `until`, `active`."""
+    names = {"busy": "gpu.busy_ns_total", "until": "gpu.busy_until_ns", "active": NAME}
+    table = {(names[key], "gpu-0"): value for key, value in series_of.items()}
+    return rank(10, process(100), device="gpu-0", series=table)
+
+
+def test_busy_time_counts_up_to_the_end_of_the_drivers_period() -> None:
+    # polled at 1.0, 1.1, ...; the driver's periods ended a little before. The third poll got the
+    # period of the second again (and the same total): it is dropped.
+    busy = counter([1.0, 1.1, 1.2, 1.3], [0, 5, 5, 25])
+    until = gauge([1.0, 1.1, 1.2, 1.3], [0.97e9, 1.06e9, 1.06e9, 1.27e9])
+    t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
+    assert t_ns.tolist() == ints([0.97, 1.06, 1.27]).tolist()
+    assert busy_ns.tolist() == [0, 5, 25]
+
+
+def test_an_end_that_cannot_be_right_leaves_the_time_of_the_poll() -> None:
+    # at 1.1 the driver's clock was not understood, at 1.2 it was ahead of ours, at 1.3 the end was
+    # not read at all
+    busy = counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 9, 12, 20])
+    until = gauge([1.0, 1.1, 1.2, 1.4], [0.97e9, NAN, 1.25e9, 1.38e9])
+    t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
+    assert t_ns.tolist() == ints([0.97, 1.1, 1.2, 1.3, 1.38]).tolist()
+    assert busy_ns.tolist() == [0, 5, 9, 12, 20]
+
+
+def test_times_increase_where_an_end_lies_before_the_last_one() -> None:
+    # the second reading keeps its poll's time, 1.1; the third ended before that, at 1.05; so did
+    # the fourth, which would follow the third
+    busy = counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 6, 7, 20])
+    until = gauge([1.0, 1.1, 1.2, 1.3, 1.4], [0.97e9, NAN, 1.05e9, 1.08e9, 1.38e9])
+    t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
+    assert t_ns.tolist() == ints([0.97, 1.1, 1.38]).tolist()
+    assert busy_ns.tolist() == [0, 5, 20]
+
+
+def test_without_ends_busy_time_counts_up_to_its_poll() -> None:
+    busy = counter([1.0, 1.1, 1.2], [0, 5, 5])
+    for given in (device_with(busy=busy), device_with(busy=busy, until=gauge([], []))):
+        t_ns, busy_ns = series.get_busy_readings(given)
+        assert (t_ns.tolist(), busy_ns.tolist()) == (ints([1.0, 1.1, 1.2]).tolist(), [0, 5, 5])
+
+
+def test_a_missing_total_is_left_out_before_it_is_moved() -> None:
+    busy = counter([1.0, 1.1, 1.2], [0, NAN, 8])
+    until = gauge([1.0, 1.1, 1.2], [0.97e9, 1.07e9, 1.17e9])
+    t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
+    assert (t_ns.tolist(), busy_ns.tolist()) == (ints([0.97, 1.17]).tolist(), [0, 8])
+
+
+def test_a_mean_ends_where_the_drivers_period_does() -> None:
+    active = gauge([1.0, 1.1, 1.2], [0.5, 0.7, 0.7])
+    until = gauge([1.0, 1.1, 1.2], [0.97e9, 1.06e9, 1.06e9])
+    moved = series.get_means_at_driver_times(device_with(active=active, until=until), NAME)
+    assert moved is not None
+    assert moved.t_ns.tolist() == ints([0.97, 1.06]).tolist()  # the third is the second again
+    assert moved.values.tolist() == [0.5, 0.7]
+    alone = series.get_means_at_driver_times(device_with(active=active), NAME)
+    assert alone is active
+    assert series.get_means_at_driver_times(device_with(until=until), NAME) is None

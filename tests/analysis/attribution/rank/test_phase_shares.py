@@ -1,0 +1,180 @@
+"""Idle time that many windows together place in the phases of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER
+from clusterprof.analysis.attribution.rank.phase_shares import (
+    MIN_WINDOWS,
+    NO_SHARES,
+    PHASES,
+    PhaseShares,
+    allocate_by_shares,
+    solve_shares,
+)
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Int
+
+MS = 1_000_000
+TWO_PHASES = (PHASE_DATA_WAIT, PHASE_COMPUTE)
+MAX_ERROR = 0.03
+"""Bound of an estimated share where phases differ in length by a factor of up to 10: what is
+within 0.02 of 0 or 1 is rounded, the rest is for the assumption that phases are alike."""
+LEARNING = 128
+"""Windows after which the bound holds."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Rows of windows: every window has each phase once, in the same order."""
+
+    window: Int
+    phase: Int
+    room_ns: Int
+    idle_ns: Int
+
+    def cut(self, low: int, high: int) -> Windows:
+        rows = (self.window >= low) & (self.window < high)
+        return Windows(
+            self.window[rows] - low, self.phase[rows], self.room_ns[rows], self.idle_ns[low:high]
+        )
+
+    def allocate(self, known: PhaseShares = NO_SHARES) -> tuple[Int, PhaseShares]:
+        return allocate_by_shares(self.window, self.phase, self.room_ns, self.idle_ns, known)
+
+
+def build(parts_ns: Int, phases: tuple[int, ...], idle_ns: Int) -> Windows:
+    """parts_ns: int64[windows, phases], the length of each phase in each window."""
+    count = len(parts_ns)
+    window = np.repeat(np.arange(count, dtype=np.int64), len(phases))
+    phase = np.tile(np.array(phases, np.int64), count)
+    return Windows(window, phase, parts_ns.ravel().astype(np.int64), idle_ns.astype(np.int64))
+
+
+def draw_windows(
+    seed: int, phases: tuple[int, ...], shares: tuple[float, ...], count: int, noise: float = 0.0
+) -> Windows:
+    """Windows with phases of 10 to 100 ms each.
+
+    noise: how far the idle part of a phase is from its share in a window at most, as a part of
+    what the share leaves on either side: its mean stays the share.
+    """
+    rng = np.random.default_rng(seed)
+    parts_ns = rng.integers(10 * MS, 100 * MS, (count, len(phases)))
+    share = np.array(shares)
+    share = share + noise * rng.uniform(-1, 1, parts_ns.shape) * np.minimum(share, 1 - share)
+    return build(parts_ns, phases, np.rint((parts_ns * share).sum(axis=1)))
+
+
+def check_sums(windows: Windows, allocated_ns: Int) -> None:
+    """Every nanosecond is placed once, in a row that has room for it."""
+    per_window = np.bincount(windows.window, allocated_ns, minlength=windows.idle_ns.size)
+    np.testing.assert_array_equal(per_window.astype(np.int64), windows.idle_ns)
+    assert (allocated_ns >= 0).all()
+    assert (allocated_ns <= windows.room_ns).all()
+
+
+def test_three_windows_of_two_phases_give_two_shares() -> None:
+    # The example of the module: parts of 200 are (0.3, 0.7) (0.6, 0.4) (0.05, 0.95), of which
+    # 0.4, 0.65 and 0.185 were idle. Normal equations: 0.4525 p + 0.4975 q = 0.51925 and
+    # 0.4975 p + 1.5525 q = 0.71575, so p = 0.989 (nearly 1: it is 1) and q = 0.144.
+    parts = np.array([[60, 140], [120, 80], [10, 190]]) / 200
+    idle = np.array([80, 130, 37]) / 200
+    products, idle_products = np.zeros((PHASES, PHASES)), np.zeros(PHASES)
+    products[np.ix_(TWO_PHASES, TWO_PHASES)] = parts.T @ parts
+    idle_products[list(TWO_PHASES)] = parts.T @ idle
+    shares = solve_shares(products, idle_products)
+    assert shares[PHASE_DATA_WAIT] == 1.0
+    assert shares[PHASE_COMPUTE] == pytest.approx(0.144, abs=0.003)
+
+
+def test_until_enough_windows_were_seen_the_wait_is_filled_first() -> None:
+    # 15 windows: nothing is known; the wait of 60 is full, 20 are left for computing
+    windows = build(np.tile([60 * MS, 140 * MS], (MIN_WINDOWS - 1, 1)), TWO_PHASES, idle(80, 15))
+    allocated_ns, known = windows.allocate()
+    assert allocated_ns.tolist() == [60 * MS, 20 * MS] * 15
+    assert (known.windows, known.shares) == (15, ())
+
+
+def idle(each_ms: int, count: int) -> Int:
+    return np.full(count, each_ms * MS, np.int64)
+
+
+def test_the_difference_of_a_window_goes_where_idle_time_varies() -> None:
+    # The device is idle in every wait and in a fifth of computing. Then two windows of 50 and 150:
+    # 50 + 30 are expected. 95: the wait has no more room, so computing gets the other 15. 65: 15
+    # too few; weights are 50 * 0.01 of the wait and 150 * 0.2 * 0.8 = 24 of computing, so the
+    # wait loses 15 * 0.5 / 24.5 = 0.306.
+    learnt = draw_windows(1, TWO_PHASES, (1.0, 0.2), MIN_WINDOWS)
+    _, known = learnt.allocate()
+    assert known.shares[PHASE_DATA_WAIT] == 1.0
+    assert known.shares[PHASE_COMPUTE] == pytest.approx(0.2, abs=0.001)
+    parts_ns = np.array([[50, 150], [50, 150]]) * MS
+    windows = build(parts_ns, TWO_PHASES, np.array([95, 65]) * MS)
+    allocated_ns, _ = windows.allocate(known)
+    check_sums(windows, allocated_ns)
+    assert (allocated_ns / MS).tolist() == pytest.approx([50, 45, 49.694, 15.306], abs=0.01)
+
+
+def test_a_phase_in_which_the_device_never_idles_gets_nothing() -> None:
+    # By the fixed order the wait would be filled first, although its queue lasts through it.
+    learnt = draw_windows(2, TWO_PHASES, (0.0, 0.5), MIN_WINDOWS)
+    _, known = learnt.allocate()
+    windows = build(np.array([[60, 140]]) * MS, TWO_PHASES, np.array([70 * MS]))
+    allocated_ns, _ = windows.allocate(known)
+    assert (allocated_ns / MS).tolist() == pytest.approx([0.0, 70.0], abs=0.1)
+
+
+@st.composite
+def true_shares(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Two to four phases and the idle share of each."""
+    phases = draw(st.lists(st.sampled_from(FILL_ORDER), min_size=2, max_size=4, unique=True))
+    shares = draw(
+        st.lists(st.floats(0.0, 1.0), min_size=len(phases), max_size=len(phases)).map(tuple)
+    )
+    return tuple(phases), shares
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@given(true_shares(), SEEDS, st.integers(LEARNING, 300))
+def test_shares_are_learnt_and_time_is_neither_lost_nor_made(
+    truth: tuple[tuple[int, ...], tuple[float, ...]], seed: int, count: int
+) -> None:
+    phases, shares = truth
+    windows = draw_windows(seed, phases, shares, count)
+    allocated_ns, known = windows.allocate()
+    check_sums(windows, allocated_ns)
+    assert known.windows == count
+    for phase, share in zip(phases, shares):
+        assert known.shares[phase] == pytest.approx(share, abs=MAX_ERROR)
+
+
+@given(true_shares(), SEEDS, st.floats(0.0, 1.0))
+def test_idle_time_that_varies_is_placed_exactly_too(
+    truth: tuple[tuple[int, ...], tuple[float, ...]], seed: int, noise: float
+) -> None:
+    windows = draw_windows(seed, *truth, 300, noise)
+    allocated_ns, _ = windows.allocate()
+    check_sums(windows, allocated_ns)
+
+
+@given(true_shares(), SEEDS, st.integers(0, 300))
+def test_the_cut_changes_nothing(
+    truth: tuple[tuple[int, ...], tuple[float, ...]], seed: int, cut: int
+) -> None:
+    windows = draw_windows(seed, *truth, 300, noise=0.5)
+    whole_ns, at_once = windows.allocate()
+    first_ns, known = windows.cut(0, cut).allocate()
+    rest_ns, in_two = windows.cut(cut, 300).allocate(known)
+    # Sums of floats in another order: a nanosecond may fall on the other side.
+    assert np.abs(np.concatenate([first_ns, rest_ns]) - whole_ns).max() <= 2
+    assert in_two.windows == at_once.windows
+    np.testing.assert_allclose(in_two.shares, at_once.shares, atol=1e-9)
+    np.testing.assert_allclose(in_two.products, at_once.products, atol=1e-9)

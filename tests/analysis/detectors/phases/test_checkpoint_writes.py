@@ -1,0 +1,129 @@
+"""Blocked writes of the main thread: those of a save, of a log, and of neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.phases.checkpoint import Checkpoint
+from clusterprof.analysis.detectors.phases.eval_host import EvalHost
+from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, ProcessIo
+from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.probe import layout
+from tests.support.builders import activity, io, lost, process, rank, spans, thread
+from tests.support.data_waits import feeding
+
+KIB, MIB = 1 << 10, 1 << 20
+Piece = tuple[float, float, float, int]
+
+
+def claim(
+    doing: str,
+    *pieces: Piece,
+    wrote: ProcessIo | None = None,
+    marks: Mapping[int, SpanTable] | None = None,
+) -> tuple[Claims, Claims]:
+    """What `checkpoint` and `eval-host` claim of a rank whose main thread does something."""
+    rows = activity(doing)
+    end = rows[-1][1] / 1e9
+    main = process(100, spans=marks, thread=thread(rows, end), io=wrote)
+    timeline, pieces_ns = rank(end, main), lost(*pieces, source=2, step=3)
+    fed = feeding(*({} for _ in pieces))
+    saved, logged = (
+        detector.claim(timeline, pieces_ns, fed, detector.Limits())
+        for detector in (Checkpoint(), EvalHost())
+    )
+    assert saved is not None and logged is not None
+    return saved, logged
+
+
+def written(*columns: int, read: int = 0) -> ProcessIo:
+    """Readings once a second of what the process wrote so far, and of what it read in each."""
+    return io(
+        range(len(columns)),
+        write_chars=columns,
+        write_bytes=columns,
+        read_bytes=[read * second for second in range(len(columns))],
+    )
+
+
+@pytest.mark.parametrize(
+    ("begins_s", "shares"),
+    [
+        (1.0, (1.0, 0.0)),
+        (1.3, (1.0, 0.0)),  # 0.3 s after the save's end: still its own
+        (1.4, (0.0, 1.0)),  # a line of a log
+    ],
+)
+def test_a_write_right_after_a_save_belongs_to_it(
+    begins_s: float, shares: tuple[float, float]
+) -> None:
+    # the save's span is [0.5, 1); then the main thread is blocked for 0.5 s, in all of which the
+    # device idles. A few kB are written in each second.
+    pieces = ((0.5, 1, 0.5, PHASE_CHECKPOINT), (1, 2, 0.5, PHASE_COMPUTE))
+    doing = f"U{begins_s} F0.5 U{1.5 - begins_s + 1:.1f}"
+    marks = {layout.CHECKPOINT: spans((0.5, 1, -1))}
+    saved, logged = claim(doing, *pieces, wrote=written(0, 4 * KIB, 8 * KIB, 8 * KIB), marks=marks)
+    np.testing.assert_allclose(saved.share, [1.0, shares[0]])
+    np.testing.assert_allclose(logged.share, [0.0, shares[1]])
+    assert saved.grade == "A"  # the span has as much as the write after it
+
+
+def test_a_save_needs_no_bytes_where_a_span_says_what_it_is() -> None:
+    # fsync in the pages of the file: 0.9 s after a span that has 0.1 s
+    pieces = ((0.9, 1, 0.1, PHASE_CHECKPOINT), (1, 2, 0.9, PHASE_COMPUTE))
+    marks = {layout.CHECKPOINT: spans((0.9, 1, -1))}
+    saved, logged = claim("U1 D0.9 U0.1", *pieces, marks=marks)
+    np.testing.assert_allclose(saved.share, [1.0, 1.0])
+    np.testing.assert_array_equal(logged.share, [0.0, 0.0])
+    assert saved.grade == "B"
+    values = {item.name: item.value for item in saved.evidence}
+    assert values["thread.writing_ratio"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("letter", ["F", "D"])  # in the journal, or in pages that are written
+@pytest.mark.parametrize(("bytes_", "is_save"), [(16 * MIB - 1, False), (16 * MIB, True)])
+def test_a_models_worth_of_bytes_is_a_save_without_a_span(
+    letter: str, bytes_: int, is_save: bool
+) -> None:
+    # blocked for 1 s of 3, in which the device lost 2 s: half of it
+    piece = (0, 3, 2.0, PHASE_COMPUTE)
+    saved, logged = claim(f"U1 {letter}1 U1", piece, wrote=written(0, 0, bytes_, bytes_))
+    np.testing.assert_allclose(saved.share, [0.5 if is_save else 0.0])
+    np.testing.assert_allclose(logged.share, [0.0 if is_save else 0.5])
+    assert (saved.grade, logged.grade) == (("B", "A") if is_save else ("A", "B"))
+
+
+@pytest.mark.parametrize(("blocked_s", "is_save"), [(0.2, False), (0.3, True)])
+def test_a_short_block_is_no_save_however_much_was_written(blocked_s: float, is_save: bool) -> None:
+    piece = (0, 2, blocked_s, PHASE_COMPUTE)
+    doing = f"U1 F{blocked_s} U{1 - blocked_s:.1f}"
+    saved, logged = claim(doing, piece, wrote=written(0, 0, 64 * MIB))
+    np.testing.assert_allclose(saved.share, [float(is_save)])
+    np.testing.assert_allclose(logged.share, [float(not is_save)])
+
+
+def test_bytes_are_counted_from_a_little_before_the_block() -> None:
+    # 64 MiB in [1, 2), the block begins at 2.2: within 0.3 s; another one at 4.5 is a log
+    wrote = written(0, 0, 64 * MIB, 64 * MIB + 1, 64 * MIB + 1, 64 * MIB + 2, 64 * MIB + 2)
+    pieces = ((2, 3, 0.4, PHASE_COMPUTE), (4, 5, 0.4, PHASE_COMPUTE))
+    saved, logged = claim("U2.2 F0.4 U1.9 F0.4 U1.1", *pieces, wrote=wrote)
+    np.testing.assert_allclose(saved.share, [1.0, 0.0])
+    np.testing.assert_allclose(logged.share, [0.0, 1.0])
+
+
+def test_pages_of_a_process_that_reads_are_neither() -> None:
+    piece = (0, 3, 2.0, PHASE_COMPUTE)
+    wrote = written(0, 0, 64 * MIB, 64 * MIB, read=4 * KIB)
+    saved, logged = claim("U1 D1 U1", piece, wrote=wrote)
+    np.testing.assert_array_equal(saved.share, [0.0])
+    np.testing.assert_array_equal(logged.share, [0.0])
+
+
+def test_pages_of_a_process_whose_bytes_are_unknown_are_neither() -> None:
+    saved, logged = claim("U1 D1 U1", (0, 3, 2.0, PHASE_COMPUTE))
+    np.testing.assert_array_equal(saved.share, [0.0])
+    np.testing.assert_array_equal(logged.share, [0.0])

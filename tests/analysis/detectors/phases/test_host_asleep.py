@@ -1,0 +1,145 @@
+"""A main thread that sleeps where no span says why: timers, connections, and what is neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.phases.host_asleep import HostAsleep
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_NONE
+from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.probe import layout
+from tests.support.builders import activity, lost, process, rank, spans, thread
+from tests.support.data_waits import feeding
+
+Piece = tuple[float, float, float, int]
+HOOKED = {
+    layout.DATA_WAIT: spans((9, 9.1, 0, 201, 1)),
+    layout.COLLECTIVE: spans((9.2, 9.3, 7, 0, 1, layout.ALL_REDUCE)),
+}
+"""A wait for data and one for other ranks, both elsewhere: such waits have spans in this run."""
+
+
+def claim(
+    doing: str,
+    *pieces: Piece,
+    marks: Mapping[int, SpanTable] | None = None,
+    other: str = "",
+    world_size: str = "2",
+    denied: Sequence[str] = (),
+    marked: bool = True,
+) -> Claims:
+    """`doing`: what the main thread does; `other`: another thread of the process."""
+    rows = activity(doing)
+    end = rows[-1][1] / 1e9
+    main = process(
+        100,
+        spans=HOOKED if marks is None else marks,
+        thread=thread(rows, end, denied=denied),
+        registration={"variables": {"WORLD_SIZE": world_size}},
+    )
+    if other:
+        main.threads[101] = thread(activity(other), end)  # type: ignore[index]
+    timeline = rank(end, main, marked=marked)
+    fed = feeding(*({} for _ in pieces))
+    got = HostAsleep().claim(timeline, lost(*pieces, source=2, step=3), fed, HostAsleep.Limits())
+    assert got is not None
+    return got
+
+
+def evidence(got: Claims) -> dict[str, float]:
+    return {item.name: item.value for item in got.evidence}
+
+
+def test_sleep_in_a_timer_is_claimed_as_far_as_chance_would_have_it() -> None:
+    # [0, 1): asleep for 0.4 s, idle for 0.5: by chance both for 0.4 * 0.5 = 0.2 of the 0.5 s lost.
+    # [1, 2): asleep for 0.9 s and idle for 0.8: 0.72 of 0.8. [2, 3): asleep and idle all the time.
+    pieces = [(i, i + 1, idle_s, PHASE_COMPUTE) for i, idle_s in enumerate((0.5, 0.8, 1.0))]
+    got = claim("U0.6 S0.4 S0.9 U0.1 S1", *pieces)
+    np.testing.assert_allclose(got.share, [0.4, 0.9, 1.0])
+    assert got.grade == "B"
+    # by the idle time of the three: (0.5 * 0.4 + 0.8 * 0.9 + 1.0 * 1.0) / 2.3
+    assert evidence(got) == {"thread.in_timer_ratio": pytest.approx(1.92 / 2.3)}
+
+
+def test_a_connection_counts_only_for_idle_time_that_cannot_lie_elsewhere() -> None:
+    # [0, 1): on the connection all the time, busy for 0.3 s: 0.7 idle, all of it meanwhile.
+    # [1, 2): on it for 0.6 s, busy for 0.5: at least 0.1 s of the 0.5 idle.
+    # [2, 3): on it for 0.4 s, busy for 0.5: possibly none.
+    pieces = [(i, i + 1, idle_s, PHASE_COMPUTE) for i, idle_s in enumerate((0.7, 0.5, 0.5))]
+    got = claim("W1 U0.4 W0.6 U0.6 W0.4", *pieces)
+    np.testing.assert_allclose(got.share, [1.0, 0.2, 0.0])
+    assert got.grade == "C"
+    # by the idle time of the two that are claimed: (0.7 * 1.0 + 0.5 * 0.6) / 1.2
+    assert evidence(got) == {"thread.on_connection_ratio": pytest.approx(1.0 / 1.2)}
+
+
+def test_a_poll_is_a_connection_and_another_thread_that_runs_takes_its_time() -> None:
+    # idle for 0.7 s and polling all the time; another thread computes for 0.4 of that second
+    piece = (0, 1, 0.7, PHASE_COMPUTE)
+    np.testing.assert_allclose(claim("I1", piece).share, [1.0])
+    np.testing.assert_allclose(claim("I1", piece, other="U0.4 I0.6").share, [3 / 7])
+    np.testing.assert_array_equal(claim("I1", piece, other="U0.8 I0.2").share, [0.0])
+
+
+@pytest.mark.parametrize(
+    ("marked_kinds", "world_size", "share"),
+    [
+        ((), "2", 0.0),
+        ((layout.COLLECTIVE,), "2", 0.0),  # it may be a wait for a worker
+        ((layout.DATA_WAIT,), "2", 0.0),  # or for another rank
+        ((layout.DATA_WAIT,), "1", 1.0),  # of which there is none
+        ((layout.DATA_WAIT, layout.COLLECTIVE), "2", 1.0),
+    ],
+)
+def test_a_connection_counts_where_waits_for_workers_and_ranks_have_spans(
+    marked_kinds: tuple[int, ...], world_size: str, share: float
+) -> None:
+    marks = {kind: HOOKED[kind] for kind in marked_kinds}
+    piece = (0, 1, 0.7, PHASE_COMPUTE)
+    np.testing.assert_allclose(claim("W1", piece, marks=marks, world_size=world_size).share, share)
+    timer = claim("S1", piece, marks=marks, world_size=world_size)
+    np.testing.assert_allclose(timer.share, [1.0])  # a timer is one in any case
+
+
+@pytest.mark.parametrize("doing", ["L1", "D1", "N1", "M1", "F1", "R1", "U1"])
+def test_locks_disks_and_work_are_not_claimed(doing: str) -> None:
+    np.testing.assert_array_equal(claim(doing, (0, 1, 1.0, PHASE_COMPUTE)).share, [0.0])
+
+
+def test_half_of_the_samples_is_half_of_the_sleep() -> None:
+    # asleep all the time, five samples in a timer and five on a lock: 0.5 s of the 1 s
+    np.testing.assert_allclose(claim("S0.5 L0.5", (0, 1, 1.0, PHASE_COMPUTE)).share, [0.5])
+
+
+def test_waiting_for_the_device_is_no_sleep() -> None:
+    piece = (0, 1, 1.0, PHASE_COMPUTE)
+    waits = {**HOOKED, layout.SYNC: spans((0, 1, layout.WHOLE_NS, 1))}
+    np.testing.assert_array_equal(claim("S1", piece, marks=waits).share, [0.0])
+    np.testing.assert_array_equal(claim("I1", piece, marks=waits).share, [0.0])
+    # of 1 s asleep, 0.6 s wait for the device: the samples of the other 0.4 s are in a timer
+    waits = {**HOOKED, layout.SYNC: spans((0, 0.6, layout.WHOLE_NS, 1))}
+    np.testing.assert_allclose(claim("I0.6 S0.4", piece, marks=waits).share, [0.4])
+
+
+def test_where_a_sleep_was_not_read_nothing_is_claimed() -> None:
+    piece = (0, 1, 1.0, PHASE_COMPUTE)
+    np.testing.assert_array_equal(claim("S1", piece, denied=["wchan"]).share, [0.0])
+    np.testing.assert_array_equal(claim("S1", piece, denied=["on_cpu_ns"]).share, [0.0])
+
+
+def test_only_computing_is_looked_at() -> None:
+    pieces = ((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_NONE), (2, 3, 1.0, PHASE_COMPUTE))
+    np.testing.assert_array_equal(claim("S3", *pieces).share, [0.0, 0.0, 1.0])
+    # without spans nothing is known to be a step
+    np.testing.assert_array_equal(claim("S3", *pieces, marked=False).share, [0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(("idle_s", "claimed"), [(1.9, False), (2.1, True)])
+def test_little_sleep_is_nobodys(idle_s: float, claimed: bool) -> None:
+    # 10 s, 1 s of them asleep: 0.1 of the idle time, which must be 0.2 s (2 %) at least
+    got = claim("U9 S1", (0, 10, idle_s, PHASE_COMPUTE))
+    assert got.share.any() == claimed
