@@ -23,8 +23,8 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from clusterprof.errors import UsageError
@@ -220,17 +220,19 @@ MIN_HZ = 0.01
 MAX_HZ = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Plan(NamedTuple):
     """Which collectors to sample how often, and how much disk space to use."""
 
     hz: float = DEFAULT_HZ
     """Rate of the fast group; slower collectors keep their own interval."""
-    collectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    collectors: Mapping[str, Mapping[str, Any]] = _NOTHING
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
-    recording: Mapping[str, int] = field(default_factory=dict)
+    recording: Mapping[str, int] = _NOTHING
     """segment_bytes, max_bytes, keep_free_bytes."""
-    profile: Mapping[str, Any] = field(default_factory=dict)
+    profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
 
     def enabled(self, name: str) -> bool:
@@ -350,15 +352,7 @@ def parse_duration(text: str) -> int:
     return round(value)
 
 
-def _make_roots() -> Roots:
-    """Import the module of kernel files, which loads msgspec, only for a recorder's request."""
-    from clusterprof.agent.linux.files import Roots
-
-    return Roots()
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingRequest:
+class RecordingRequest(NamedTuple):
     """The request for one recording of one node."""
 
     out: Path
@@ -366,13 +360,14 @@ class RecordingRequest:
     run_dir: Path
     plan: Plan
     job: str
+    roots: Roots
+    """Where the kernel's files lie."""
     follow: bool = False
     """End when the last registered process has exited."""
     duration_ns: int | None = None
     """End after this time, ns; None = no limit."""
     pid: int | None = None
     """Attach to this running process."""
-    roots: Roots = field(default_factory=_make_roots)
 
 
 class UnavailableCollector(NamedTuple):
