@@ -41,3 +41,20 @@ def test_what_marks_time_is_seen_as_often_as_it_is_marked(
     lost_s: float, marked: int, right: float
 ) -> None:
     assert estimate_confidence(0.86, round(lost_s * S), marked) == pytest.approx(right, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("score", "lost_s", "unknown", "right"),
+    [
+        (0.86, 0.9, 0.0, 0.93),
+        (0.86, 0.9, 0.5, 0.465),  # half of what was lost has no cause: half as sure
+        (0.86, 0.2, 0.1, 0.621),  # nine tenths of 0.69
+        (0.95, 3600.0, 0.25, 0.735),  # of the highest confidence, 0.98, not of 1.04
+        (0.86, 0.9, 1.0, 0.0),
+    ],
+)
+def test_what_has_no_cause_could_be_any(
+    score: float, lost_s: float, unknown: float, right: float
+) -> None:
+    estimated = estimate_confidence(score, round(lost_s * S), unknown_ratio=unknown)
+    assert estimated == pytest.approx(right, abs=5e-4)

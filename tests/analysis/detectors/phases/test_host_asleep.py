@@ -110,6 +110,24 @@ def test_locks_disks_and_work_are_not_claimed(doing: str) -> None:
     np.testing.assert_array_equal(claim(doing, (0, 1, 1.0, PHASE_COMPUTE)).share, [0.0])
 
 
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("do_wait", 1.0),  # for a process
+        ("kernel_clone", 1.0),
+        ("clock_nanosleep", 1.0),
+        ("futex_do_wait", 0.0),  # for a lock, although a wait for a process is called nearly so
+        ("futex_wait_queue", 0.0),
+    ],
+)
+def test_places_are_known_by_their_names(
+    monkeypatch: pytest.MonkeyPatch, name: str, share: float
+) -> None:
+    names = ("0", "1", "2", "3", name)  # the letter S is the fifth
+    monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", names)
+    np.testing.assert_allclose(claim("S1", (0, 1, 1.0, PHASE_COMPUTE)).share, [share])
+
+
 def test_half_of_the_samples_is_half_of_the_sleep() -> None:
     # asleep all the time, five samples in a timer and five on a lock: 0.5 s of the 1 s
     np.testing.assert_allclose(claim("S0.5 L0.5", (0, 1, 1.0, PHASE_COMPUTE)).share, [0.5])
