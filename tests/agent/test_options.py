@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from clusterprof.agent.options import Plan, build_plan, decode_plan, encode_plan, parse_duration
@@ -45,14 +47,21 @@ def test_a_profile_and_the_command_line_make_a_plan() -> None:
     assert build_plan(PROFILE, hz=20).hz == 20  # the command line comes first
 
 
-def test_the_helper_of_nvml_leaves_counters_alone_unless_a_profile_asks() -> None:
-    left_alone = build_plan(PROFILE)
-    assert left_alone.helper_options("gpu_nvidia") == ("--gpm", "off")
-    assert left_alone.helper_options("gpu_gaudi") == ()
-    sampling = {**PROFILE["sampling"], "gpm": True}
+@pytest.mark.parametrize(
+    ("gpm", "options"), [("auto", ()), (True, ("--gpm", "on")), (False, ("--gpm", "off"))]
+)
+def test_the_helper_of_nvml_reads_counters_as_the_profile_says(
+    gpm: object, options: tuple[str, ...]
+) -> None:
+    sampling = {**PROFILE["sampling"], "gpm": gpm}
     plan = decode_plan(encode_plan(build_plan({**PROFILE, "sampling": sampling})))
-    assert plan.helper_options("gpu_nvidia") == ()
-    assert Plan(profile={"sampling": "odd"}).helper_options("gpu_nvidia") == ("--gpm", "off")
+    assert plan.helper_options("gpu_nvidia") == options
+    assert plan.helper_options("gpu_gaudi") == ()
+
+
+@pytest.mark.parametrize("profile", [PROFILE, {}, {"sampling": "odd"}])
+def test_where_a_profile_says_nothing_the_helper_of_nvml_decides(profile: Any) -> None:
+    assert Plan(profile=profile).helper_options("gpu_nvidia") == ()
 
 
 def test_a_plan_survives_its_file() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterprof.agent.collectors.gpu.nvml_counters import GPM_OFF
 from clusterprof.agent.collectors.registry import select_collectors
 from clusterprof.agent.linux.files import Roots
 from tests.support.commands import command
+from tests.support.nvml.healthy import NO_PERIOD
 from tests.support.nvml.simulated import Scenario, build, environment, uuid
 
 NAMES = [kind.name for kind in select_collectors(Roots())]  # type: ignore[attr-defined]
@@ -192,8 +195,17 @@ def test_counters_are_opened_only_as_a_recording_here_would(
     scenario, changes = gpus
     scenario.gpm = True
     scenario.write()
-    off = looks(**changes)["gpu_nvidia"]
-    assert {hole["message"] for hole in off["holes"]} == {"GPM is disabled"}  # type: ignore[attr-defined]
-    profile = tmp_path / "counters.yaml"
-    profile.write_text("extends: default\nsampling: {gpm: true}\n")
-    assert looks(**changes, CLUSTERPROF_PROFILE=str(profile))["gpu_nvidia"]["holes"] == []
+    holes: dict[str, set[tuple[str, ...]]] = {}
+    for gpm in ("true", "false"):
+        profile = tmp_path / "counters.yaml"
+        profile.write_text(f"extends: default\nsampling: {{gpm: {gpm}}}\n")
+        source: Any = looks(**changes, CLUSTERPROF_PROFILE=str(profile))["gpu_nvidia"]
+        holes[gpm] = {(*hole["signals"], hole["message"]) for hole in source["holes"]}
+    assert holes == {
+        "true": set(),
+        # Busy time then comes from the driver's buffer, which is empty here.
+        "false": {
+            ("gpu.sm_active_ratio", GPM_OFF.message),
+            ("gpu.busy_until_ns", NO_PERIOD.message),
+        },
+    }

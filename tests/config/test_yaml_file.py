@@ -81,7 +81,7 @@ def test_a_profile_lies_over_the_one_it_extends(tmp_path: Path) -> None:
     assert profile.origins["recording.max_bytes"].startswith("profiles/default.yaml:")
     assert profile.section("sampling") == {
         "hz": 5.0,
-        "gpm": False,
+        "gpm": "auto",
         "collectors": {"mounts": {"hz": 0.5}, "network": {"enabled": False}},
     }
     assert profile.effective()["gate"]["assertions"][0] == "gpu.busy_ratio >= 70%"

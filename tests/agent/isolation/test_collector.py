@@ -15,11 +15,12 @@ from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.nvml.healthy import NAMES_WITH_GPM
+from tests.support.nvml.healthy import MEANS, NAMES_WITH_GPM
 from tests.support.nvml.rig import LIVENESS_SECONDS, SECOND_NS, Rig, wait_gone
 from tests.support.nvml.simulated import uuid
 
 WIDTH = len(NAMES_WITH_GPM)
+BUSY_RATIO = NAMES_WITH_GPM.index("gpu.busy_ratio")
 PARKED = "paused after it crashed the driver's library"
 
 
@@ -41,6 +42,11 @@ def first(values: list[Any]) -> list[Any]:
     return values[:WIDTH]
 
 
+def is_read(values: list[Any]) -> bool:
+    """Return whether the values of a device hold its utilization."""
+    return bool(values[BUSY_RATIO] == 0.97)
+
+
 def second(values: list[Any]) -> list[Any]:
     return values[WIDTH:]
 
@@ -58,8 +64,11 @@ def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: Rig) -
     before_ns = time.monotonic_ns()
     values = rig.tick()
     assert all(isinstance(value, int | float) for value in values)
-    assert first(values)[:2] == [0.97, 0.4]
+    assert first(values)[: len(MEANS)] == list(MEANS.values())
+    assert first(values)[BUSY_RATIO : BUSY_RATIO + 2] == [0.97, 0.4]
     assert 0 < rig.collector.sampled_ns < before_ns
+    until_ns = first(values)[NAMES_WITH_GPM.index("gpu.busy_until_ns")]
+    assert 0 < until_ns < before_ns  # on the recording's clock
     assert events_without_slow_calls(rig) == []
 
 
@@ -98,7 +107,7 @@ def test_no_library_is_absent_for_good(rig: Rig, tmp_path: Path) -> None:
 
 def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
     rig.collector.open()
-    rig.until(lambda values: second(values)[0] == 0.97)
+    rig.until(lambda values: is_read(second(values)))
     rig.scenario.write("1 GetPowerUsage hang")
     rig.until(lambda _: "collector-hung" in rig.kinds())
     where = {"collector": "gpu_nvidia", "device": uuid(1), "call": "GetPowerUsage"}
@@ -106,14 +115,14 @@ def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
 
     taken = set()
     for _ in range(20):
-        values = rig.until(lambda values: first(values)[0] == 0.97)
+        values = rig.until(lambda values: is_read(first(values)))
         taken.add(rig.collector.sampled_ns)
         hung = Unavailable("failed", "no answer for over a second (inside nvml GetPowerUsage)")
         assert second(values) == [hung] * WIDTH
     assert len(taken) == 20  # each a sample of its own, none repeated
 
     rig.scenario.write()
-    rig.until(lambda values: second(values)[0] == 0.97)
+    rig.until(lambda values: is_read(second(values)))
     hung, recovered = events_without_slow_calls(rig)
     assert (hung[0], recovered[0]) == ("collector-hung", "collector-recovered")
     assert recovered[1]["hung_ns"] >= SECOND_NS
@@ -170,17 +179,17 @@ def test_a_library_that_hangs_at_start_is_waited_for_once(rig: Rig) -> None:
             break
         except Unavailable:
             time.sleep(0.02)
-    rig.until(lambda values: first(values)[0] == 0.97)
+    rig.until(lambda values: is_read(first(values)))
     assert rig.pids == {pid}  # the same helper all along
     assert [kind for kind, _ in events_without_slow_calls(rig)] == ["collector-recovered"]
 
 
 def test_a_crash_names_the_device_and_the_others_go_on(rig: Rig) -> None:
     rig.collector.open()
-    rig.until(lambda values: second(values)[0] == 0.97)
+    rig.until(lambda values: is_read(second(values)))
     rig.scenario.write("1 GetPowerUsage segv")
     rig.until(lambda _: "helper-restarted" in rig.kinds())
-    values = rig.until(lambda values: first(values)[0] == 0.97)
+    values = rig.until(lambda values: is_read(first(values)))
     assert {message(value) for value in second(values)} == {PARKED}
     died = {
         "collector": "gpu_nvidia",
@@ -200,11 +209,11 @@ def test_a_device_that_crashes_again_is_left_alone_for_longer(rig: Rig) -> None:
         rig.until(lambda _, n=crashes: rig.kinds().count("helper-died") == n)
         parked = rig.collector._devices[1].parked
         rests.append(parked._rest_ns // SECOND_NS)
-        rig.until(lambda values: first(values)[0] == 0.97)
+        rig.until(lambda values: is_read(first(values)))
         rig.clock.shift_ns += parked.until_ns - rig.clock()  # the rest is over
     assert rests == [1, 2, 4, 8, 16, 32, 60]
     rig.scenario.write()
-    rig.until(lambda values: second(values)[0] == 0.97)
+    rig.until(lambda values: is_read(second(values)))
     # Putting the clock forward also makes answers late: only what the helpers did is compared.
     helpers = [kind for kind in rig.kinds() if kind.startswith("helper")]
     assert helpers == ["helper-died", "helper-restarted"] * 7
@@ -222,7 +231,7 @@ def test_a_library_that_crashes_at_start_is_left_alone(rig: Rig) -> None:
     rig.clock.shift_ns += SECOND_NS
     rig.collector._first = True  # wait as at the start, instead of a loop here
     rig.collector.open()
-    assert first(rig.tick())[0] == 0.97
+    assert is_read(first(rig.tick()))
 
 
 def test_a_device_that_crashes_when_opened_does_not_cost_the_other(rig: Rig) -> None:
@@ -230,7 +239,7 @@ def test_a_device_that_crashes_when_opened_does_not_cost_the_other(rig: Rig) -> 
     columns = rig.collector.open()
     assert {device for _, device in columns} == {uuid(0), "nvidia-1"}
     values = rig.tick()
-    assert first(values)[0] == 0.97
+    assert is_read(first(values))
     assert {message(value) for value in second(values)} == {PARKED}
     rig.scenario.write()
     rig.clock.shift_ns += SECOND_NS
@@ -247,7 +256,7 @@ def test_a_killed_helper_is_replaced(rig: Rig) -> None:
     rig.until(lambda _: "helper-died" in rig.kinds())
     assert rig.seen[0][1]["signal"] == signal.SIGKILL
     rig.clock.shift_ns += SECOND_NS  # nobody to blame: the whole helper rests
-    values = rig.until(lambda values: first(values)[0] == second(values)[0] == 0.97)
+    values = rig.until(lambda values: is_read(first(values)) and is_read(second(values)))
     assert len(values) == 2 * WIDTH
     assert rig.collector.pid != pid
     assert [kind for kind, _ in events_without_slow_calls(rig)] == [

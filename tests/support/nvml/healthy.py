@@ -13,10 +13,12 @@ from clusterprof.errors import Unavailable
 from tests.support.nvml.simulated import uuid
 
 NO_GPM = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
+NO_PERIOD = Unavailable("failed", "NVML: no sampling period has ended yet")
 HEALTHY: dict[str, Any] = {
     "gpu.busy_ratio": 0.97,
     "gpu.memory_busy_ratio": 0.4,
     "gpu.busy_ns_total": 0,
+    "gpu.busy_until_ns": NO_PERIOD,  # its buffer of samples is empty
     "gpu.sm_clock_hertz": 1_980_000_000,
     "gpu.throttle_bits": 4,
     "gpu.memory_used_bytes": 1 << 30,
@@ -64,8 +66,8 @@ MEANS: dict[str, Any] = {
 }
 """What GPM makes of the lines `simulated.GPM`: MiB per second and percent."""
 _FIRST = list(HEALTHY).index("gpu.sm_active_ratio")
-NAMES_WITH_GPM = [*list(HEALTHY)[:_FIRST], *MEANS, *list(HEALTHY)[_FIRST + 3 :]]
-"""Signals of a GPU that has GPM, in their order: the eight stand where three stood."""
+NAMES_WITH_GPM = [*MEANS, *list(HEALTHY)[:_FIRST], *list(HEALTHY)[_FIRST + 3 :]]
+"""Signals of a GPU that has GPM, in their order: the eight come first, in place of three."""
 
 
 def entry(index: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from clusterprof.errors import Unavailable
-from tests.support.nvml.healthy import HEALTHY, NO_GPM
+from tests.support.nvml.healthy import HEALTHY, NO_GPM, NO_PERIOD
 
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
 REASONS = {
@@ -161,6 +161,7 @@ def _state(gpu: Gpu, values: dict[str, Any]) -> None:
         "GetUtilizationRates",
         f"{busy['gpu']} {busy['memory']}",
         busy_ns_total=0,
+        busy_until_ns=NO_PERIOD,
         busy_ratio=busy["gpu"] / 100,
         memory_busy_ratio=busy["memory"] / 100,
     )

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 from clusterprof.agent.collectors.gpu.nvml_queries import GPM_DRIVER_TOO_OLD
+from tests.support.nvml.healthy import NO_PERIOD
 from tests.support.nvml.inventories import NOT_SUPPORTED, Gpu, Told, together
 
 MIB = 1 << 20
@@ -96,6 +97,7 @@ def _printed(gpu: Gpu, document: Any) -> None:
             busy_ratio=busy / 100,
             memory_busy_ratio=memory / 100,
             busy_ns_total=0,
+            busy_until_ns=NO_PERIOD,
         )
     rows = [
         _word(document, f"remapped_rows/remapped_row_{name}")
@@ -151,8 +153,9 @@ def _watts(gpu: Gpu, document: Any) -> None:
 def _split(gpu: Gpu) -> None:
     """What is unknown of a GPU in MIG mode."""
     gpu.entry["tells_busy"] = False
-    for signal in ("busy_ratio", "memory_busy_ratio", "busy_ns_total", "sm_active_ratio"):
+    for signal in ("busy_ratio", "busy_ns_total", "busy_until_ns", "memory_busy_ratio"):
         del gpu.values[f"gpu.{signal}"]
+    del gpu.values["gpu.sm_active_ratio"]
 
 
 def _slice(gpu: Gpu, document: Any, versions: dict[str, str]) -> Gpu:

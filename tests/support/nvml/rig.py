@@ -39,7 +39,8 @@ class Rig:
             Context(Roots(), None, lambda: []),
             environment=environment(build(folder / "lib", *flags), self.scenario),
             clock=self.clock,
-            options=("--grace-ns", str(grace_ns)),
+            # Not "auto": how long a reading takes here is this machine's doing.
+            options=("--grace-ns", str(grace_ns), "--gpm", "on"),
         )
 
     def tick(self) -> list[Any]:

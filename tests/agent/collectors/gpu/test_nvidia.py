@@ -119,7 +119,8 @@ def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
     impossible = Unavailable("failed", "NVML: impossible value 137 %")
     assert result["gpu.busy_ratio"] == result["gpu.memory_busy_ratio"] == impossible
     # Neither samples nor a utilisation: not a busy time that stands still.
-    assert result["gpu.busy_ns_total"] == Unavailable("absent", "NVML: not found")
+    not_found = Unavailable("absent", "NVML: not found")
+    assert result["gpu.busy_ns_total"] == result["gpu.busy_until_ns"] == not_found
 
 
 def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) -> None:
@@ -131,13 +132,15 @@ def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) ->
             scenario.write("0 GetMemoryInfo error 15")
         if tick == 7:
             scenario.write("0 * segv")  # any call on that handle would end this test run
+        # Without samples the utilization of 97 % counts, each second up to the reading.
+        since = {"gpu.busy_ns_total": tick * 970_000_000, "gpu.busy_until_ns": clock.now_ns}
+        busy = since if tick else {}
         values = lost_one.sample()
         if tick < 5:
-            assert named(values) == {**HEALTHY, "gpu.busy_ns_total": values[2]}
+            assert named(values) == {**HEALTHY, **busy}
         else:
             assert values == [LOST] * len(HEALTHY)
-        healthy = named(other.sample())
-        assert healthy == {**HEALTHY, "gpu.busy_ns_total": healthy["gpu.busy_ns_total"]}
+        assert named(other.sample()) == {**HEALTHY, **busy}
         clock.now_ns += SECOND_NS
     processes = ("device-processes", {"held": [[901, 5], [902, 6], [903, 7]]})
     lost = ("device-lost", {"message": "GPU is lost", "call": "GetMemoryInfo"})

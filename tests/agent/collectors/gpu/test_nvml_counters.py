@@ -48,6 +48,10 @@ class World:
         return NvmlLibrary(lambda _, call: self.calls.append(call), clock=self, pause=self.pause)
 
 
+# The first mean: the compute engine is active for 80 % of the 100 ms from 1,000 ms on.
+BUSY = {"gpu.busy_ns_total": 80 * MS, "gpu.busy_until_ns": 1_100 * MS}
+
+
 def sampled(library: NvmlLibrary) -> dict[str, Any]:
     device = library.devices[0]
     return dict(zip(device.signals, device.sample(), strict=True))
@@ -62,7 +66,7 @@ def test_means_in_base_units_stand_in_for_the_look_at_pcie(scenario: Scenario) -
     scenario.write(*GPM.splitlines())
     world = World()
     samples = sampled(world.open())
-    assert samples == {**HEALTHY, **MEANS}
+    assert samples == {**HEALTHY, **BUSY, **MEANS}
     assert "GetPcieThroughput:RX" not in world.calls
     assert world.waits == [0.1]  # the first two samples lie 100 ms apart
 
@@ -88,6 +92,7 @@ def test_a_metric_that_is_not_reported_takes_no_other_with_it(scenario: Scenario
     samples = sampled(World().open())
     assert samples == {
         **HEALTHY,
+        **BUSY,
         **MEANS,
         "gpu.sm_active_ratio": 1.0,  # rounding
         "gpu.sm_occupancy_ratio": Unavailable("absent", "not supported by this GPU or driver"),
@@ -174,7 +179,7 @@ def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scen
     scenario.write(*dead)
     library = world.open()
     collected = []
-    for reading in range(12):
+    for reading in range(13):
         if reading == 6:
             scenario.write(*dead, "* GetUtilizationRates = 5 0")  # it has nothing to do
         if reading == 7:
@@ -186,7 +191,9 @@ def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scen
         "GPM counts nothing while the GPU is busy",
         "check for Xid lines in the kernel log",
     )
-    assert collected == [0, 0, 0, 0, why, why, 0, 0, 0, 0, 0, why]
+    # GPM is read before the utilization: it contradicts that of the sample before, so the first
+    # reading contradicts nothing, and the idle utilization of reading 6 excuses reading 7.
+    assert collected == [0, 0, 0, 0, 0, why, why, 0, 0, 0, 0, 0, why]
 
 
 def test_a_gpu_that_is_lost_while_gpm_is_tried_is_left_alone(scenario: Scenario) -> None:

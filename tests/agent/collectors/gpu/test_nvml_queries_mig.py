@@ -129,7 +129,7 @@ def test_without_gpm_an_instance_tells_memory_and_processes_and_why_no_more(
     samples = sampled(World().open())
     gap = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
     silent = {**dict.fromkeys(BUSY, NO_UTILIZATION), **dict.fromkeys(GPM_SIGNALS, gap)}
-    unsaid = (*BUSY, "gpu.memory_busy_ratio", "gpu.sm_active_ratio")
+    unsaid = (*BUSY, "gpu.busy_until_ns", "gpu.memory_busy_ratio", "gpu.sm_active_ratio")
     assert samples == {
         uuid(0): {name: value for name, value in HEALTHY.items() if name not in unsaid},
         uuid(1): HEALTHY,
