@@ -1,0 +1,153 @@
+"""Operations that other threads of a rank call: hidden while the main thread is active."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from clusterprof.analysis.attribution.rank.host_phases import split_host_phases
+from clusterprof.analysis.timeline.intervals import EMPTY
+from clusterprof.analysis.timeline.model import (
+    PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    PHASE_HIDDEN_COLLECTIVE,
+    Rank,
+)
+from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.probe import layout
+from tests.support.builders import activity, busy_counter, ns, process, rank, spans, thread
+from tests.support.lost_time import BUSY, settle_all
+
+COMPUTE, HIDDEN, EXPOSED = PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE, PHASE_COLLECTIVE
+GROUP = 7
+OTHER = layout.ALL_REDUCE | layout.OTHER_THREAD
+Part = tuple[float, float, int]
+
+
+def build(
+    doing: str,
+    *operations: Sequence[float],
+    marks: Mapping[int, SpanTable] | None = None,
+    end: float = 1,
+    hz: float = 1,
+    sampled_s: float | None = None,
+    busy: Sequence[tuple[float, float]] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Rank:
+    """A rank with one step; its operations are (start, end, code). `doing`: its main thread."""
+    table = {
+        layout.STEP: spans((0, end, 0)),
+        layout.COLLECTIVE: spans(
+            *(
+                (start, stop, GROUP, at, 0, code)
+                for at, (start, stop, code) in enumerate(operations)
+            )
+        ),
+        **(marks or {}),
+    }
+    samples = thread(activity(doing), sampled_s or end, hz) if doing else None
+    registration = {"variables": variables or {}}
+    main = process(100, spans=table, thread=samples, registration=registration)
+    series = {BUSY: busy_counter(busy, end)}
+    return rank(end, main, series=series)
+
+
+def split(given: Rank, end: float = 1) -> list[Part]:
+    """The phases of a rank, in seconds; neighbors of one phase are joined."""
+    phases = split_host_phases(given, 0, ns(end), EMPTY)
+    parts: list[Part] = []
+    for start_ns, end_ns, phase in zip(
+        *(c.tolist() for c in (phases.start_ns, phases.end_ns)), phases.phase.tolist()
+    ):
+        if parts and parts[-1][2] == phase:
+            parts[-1] = (parts[-1][0], end_ns / 1e9, phase)
+        else:
+            parts.append((start_ns / 1e9, end_ns / 1e9, phase))
+    return parts
+
+
+def test_what_the_main_thread_can_have_waited_lies_at_the_end() -> None:
+    # samples at 0 and 1, active for 0.4 s between; the operation lasts for 0.8 s: of these the main
+    # thread waited for 0.6 at most
+    result = split(build("U0.1 I0.6 U0.3", (0.1, 0.9, OTHER)))
+    assert result == [
+        (0.0, 0.1, COMPUTE),
+        (0.1, 0.3, HIDDEN),
+        (0.3, 0.9, EXPOSED),
+        (0.9, 1.0, COMPUTE),
+    ]
+
+
+@pytest.mark.parametrize("doing", ["U1", "K1", "R1", "U0.5 R0.5"])
+def test_a_main_thread_that_is_active_waits_for_nothing(doing: str) -> None:
+    result = split(build(doing, (0.1, 0.9, OTHER)))
+    assert result == [(0.0, 0.1, COMPUTE), (0.1, 0.9, HIDDEN), (0.9, 1.0, COMPUTE)]
+
+
+@pytest.mark.parametrize("doing", ["I1", "L1", ""])
+def test_a_main_thread_that_sleeps_or_was_not_sampled_waits_all_the_time(doing: str) -> None:
+    result = split(build(doing, (0.1, 0.9, OTHER)))
+    assert result == [(0.0, 0.1, COMPUTE), (0.1, 0.9, EXPOSED), (0.9, 1.0, COMPUTE)]
+
+
+def test_every_two_samples_are_looked_at_by_themselves() -> None:
+    # active in the first half second, asleep in the other
+    result = split(build("U0.5 I0.5", (0.1, 0.9, OTHER), hz=2))
+    assert result == [
+        (0.0, 0.1, COMPUTE),
+        (0.1, 0.5, HIDDEN),
+        (0.5, 0.9, EXPOSED),
+        (0.9, 1.0, COMPUTE),
+    ]
+
+
+def test_time_beyond_the_samples_counts_in_full() -> None:
+    # sampled in [0, 1) only, where the main thread works
+    given = build("U1", (0.1, 1.5, OTHER), end=2, sampled_s=1)
+    result = split(given, 2)
+    assert result[1:3] == [(0.1, 1.0, HIDDEN), (1.0, 1.5, EXPOSED)]
+
+
+def test_a_wait_for_data_is_no_wait_for_the_operation() -> None:
+    # asleep for 0.6 s, 0.2 of them in a wait for data: of the 0.6 s of the operation outside it,
+    # the main thread waited for the last 0.4
+    marks = {layout.DATA_WAIT: spans((0.5, 0.7, 0, 201, 1))}
+    result = split(build("U0.3 I0.6 U0.1", (0.1, 0.9, OTHER), marks=marks))
+    assert result == [
+        (0.0, 0.1, COMPUTE),
+        (0.1, 0.3, HIDDEN),
+        (0.3, 0.5, EXPOSED),
+        (0.5, 0.7, PHASE_DATA_WAIT),
+        (0.7, 0.9, EXPOSED),
+        (0.9, 1.0, COMPUTE),
+    ]
+
+
+def test_an_operation_of_the_main_thread_counts_in_full() -> None:
+    # it spins in its own, [0.5, 0.8); another thread is in one for [0.2, 0.6)
+    given = build("U1", (0.2, 0.6, OTHER), (0.5, 0.8, layout.ALL_REDUCE))
+    assert split(given) == [
+        (0.0, 0.2, COMPUTE),
+        (0.2, 0.5, HIDDEN),
+        (0.5, 0.8, EXPOSED),
+        (0.8, 1.0, COMPUTE),
+    ]
+
+
+@pytest.mark.parametrize("code", [OTHER, layout.ALL_REDUCE])
+def test_a_rank_that_is_alone_waits_for_no_other(code: int) -> None:
+    operation = (0.1, 0.9, code)
+    assert split(build("I1", operation, variables={"WORLD_SIZE": "1"})) == [(0.0, 1.0, COMPUTE)]
+    assert split(build("I1", operation, variables={"WORLD_SIZE": "2"}))[1] == (0.1, 0.9, EXPOSED)
+
+
+def test_idle_time_in_a_hidden_operation_is_lost_while_computing() -> None:
+    # The device idles for [0.4, 0.6); the main thread works, so it has not launched anything.
+    given = build("U1", (0.1, 0.9, OTHER), hz=10, busy=[(0, 0.4), (0.6, 1)])
+    rows, _, _ = settle_all(given)
+    assert [row[:4] for row in rows] == [(0.4, 0.5, 0.1, COMPUTE), (0.5, 0.6, 0.1, COMPUTE)]
+    given = build("I1", (0.1, 0.9, OTHER), hz=10, busy=[(0, 0.4), (0.6, 1)])
+    rows, _, _ = settle_all(given)
+    assert [row[:4] for row in rows] == [(0.4, 0.5, 0.1, EXPOSED), (0.5, 0.6, 0.1, EXPOSED)]

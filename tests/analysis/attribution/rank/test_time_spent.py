@@ -1,0 +1,122 @@
+"""Lost time in operations that threads of one rank call at the same time: by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
+from clusterprof.analysis.timeline.collectives.rows import (
+    BLOCKED,
+    END,
+    HEAD_ROWS,
+    RankOperations,
+    read_block,
+)
+from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE
+from clusterprof.probe import layout
+from tests.support.builders import lost, ns, process, rank, spans
+
+GROUP, END_S = 7, 100
+OTHER = layout.ALL_REDUCE | layout.OTHER_THREAD
+Operation = tuple[float, float, int]  # start, end, code
+
+
+class Kept:
+    """A store that returns what it is given."""
+
+    why_full = ""
+
+    def put(self, data: bytes) -> bytes:
+        return data
+
+
+def record(operations: list[Operation], idle: list[tuple[float, float, float]]) -> RankOperations:
+    """The operations of a rank; `idle`: intervals in operations and what was lost in each."""
+    table = spans(
+        *((start, end, GROUP, at, 0, code) for at, (start, end, code) in enumerate(operations))
+    )
+    timeline = rank(END_S, process(100, spans={layout.COLLECTIVE: table}))
+    spending = TimeSpent(("storage-local",), Kept())
+    pieces = lost(*((*piece, PHASE_COLLECTIVE) for piece in idle))
+    spending.add(timeline, Segment(0, ns(END_S), False), pieces, {})
+    result = spending.operations()
+    assert result is not None
+    return result
+
+
+def blocked_s(operations: list[Operation], *idle: tuple[float, float, float]) -> list[float]:
+    """The lost time in each operation, in the order in which they end."""
+    (block,) = record(operations, list(idle)).blocks
+    table = np.zeros((HEAD_ROWS + 2 * 3, block.rows), np.int64)
+    assert isinstance(block.location, bytes)
+    read_block(block.location, block, np.arange(3), table)
+    return (table[BLOCKED] / 1e9).tolist()
+
+
+def test_an_enclosed_operation_and_the_time_around_it() -> None:
+    # The outer one lasts for [0, 100), the inner one for [20, 50). The device idles all the time:
+    # the inner one has its 30, the outer one the rest.
+    both = [(20, 50, OTHER), (0, 100, layout.ALL_REDUCE)]
+    assert blocked_s(both, (0, 100, 100)) == [30, 70]
+
+
+def test_time_before_the_inner_one_is_its_own_as_far_as_it_has_room() -> None:
+    # Idle for half of each: 10 before, 15 in and 25 after the inner one, which has room for 15.
+    both = [(20, 50, OTHER), (0, 100, layout.ALL_REDUCE)]
+    assert blocked_s(both, (0, 100, 50)) == [25, 25]
+    # 20 before, 25 of 30 in it: room for 5; the outer one has the other 15 and the 50 after it
+    assert blocked_s(both, (0, 20, 20), (20, 50, 25), (50, 100, 50)) == [30, 65]
+    # nothing was lost before it
+    assert blocked_s(both, (20, 50, 6), (50, 100, 50)) == [6, 50]
+
+
+def test_several_inner_ones_take_what_lies_before_each() -> None:
+    # [10, 20) and [60, 80) inside [0, 100): before them 5 and 20 were lost, inside 2 and 10, after
+    # 10. Room for 8 and 10: the first takes 5, the second 10 of the 20.
+    operations = [(10, 20, OTHER), (60, 80, OTHER), (0, 100, layout.ALL_REDUCE)]
+    idle = ((0, 10, 5), (10, 20, 2), (20, 60, 20), (60, 80, 10), (80, 100, 10))
+    assert blocked_s(operations, *idle) == [7, 20, 20]
+
+
+def test_operations_side_by_side_share_nothing_twice() -> None:
+    # [0, 60) ends first, [40, 100) began later: it has what was lost after 60
+    overlapping = [(0, 60, OTHER), (40, 100, layout.ALL_REDUCE)]
+    assert blocked_s(overlapping, (0, 100, 100)) == [60, 40]
+    # one after the other
+    assert blocked_s([(0, 60, OTHER), (60, 100, OTHER)], (0, 100, 50)) == [30, 20]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_nanosecond_is_counted_once(seed: int) -> None:
+    # Any operations of three threads, each with those of its own one after another: what is lost
+    # inside their union is counted once, and none has more than its length.
+    rng = np.random.default_rng(seed)
+    operations: list[Operation] = []
+    for _ in range(3):
+        edges = np.sort(rng.choice(np.arange(1, END_S), 6, replace=False)).tolist()
+        operations += [(edges[at], edges[at + 1], OTHER) for at in (0, 2, 4)]
+    operations.sort(key=lambda operation: operation[:2])
+    pieces = [
+        (start, start + 1, float(rng.choice([0.0, 0.25, 0.5, 1.0])))
+        for start in range(END_S)
+        if any(low <= start < high for low, high, _ in operations)
+    ]
+    shares = blocked_s(operations, *pieces)
+    by_end = sorted(operations, key=lambda operation: operation[END])
+    assert sum(shares) == pytest.approx(sum(piece[2] for piece in pieces))
+    for share, (start, end, _) in zip(shares, by_end):
+        assert 0 <= share <= end - start
+
+
+def test_halves_of_an_operation_match_whichever_thread_began_it() -> None:
+    issue = OTHER | layout.ISSUE << layout.FORM_SHIFT
+    wait = layout.ALL_REDUCE | layout.WAIT << layout.FORM_SHIFT
+    table = spans((10, 11, GROUP, 0, 0, issue), (40, 60, GROUP, 0, 0, wait))
+    timeline = rank(END_S, process(100, spans={layout.COLLECTIVE: table}))
+    spending = TimeSpent(("storage-local",), Kept())
+    spending.add(timeline, Segment(0, ns(END_S), False), lost(), {})
+    result = spending.operations()
+    assert result is not None
+    assert ([block.rows for block in result.blocks], result.left_out) == ([1], {})

@@ -1,0 +1,92 @@
+"""When a rank counts its operations from the beginning again, and when threads are in disorder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.timeline.collectives.rows import ChannelNumbering
+
+GROUP = 7
+
+
+def assign(
+    numbers: Sequence[int], channels: ChannelNumbering | None = None, begin: int = 0
+) -> list[int]:
+    """The incarnation of each operation of one group; they arrive one after another."""
+    channels = ChannelNumbering() if channels is None else channels
+    same = np.full(len(numbers), GROUP, np.int64)
+    arrive_ns = 1000 * (begin + np.arange(len(numbers), dtype=np.int64))
+    number = np.array(numbers, np.int64)
+    channel = channels.assign(same, same * 0 - 1, same * 0, arrive_ns, number)
+    return [channels.channels[at][3] for at in channel.tolist()]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [0, 1, 3, 2, 4, 5],  # two threads began at the same time
+        [0, 1, 4, 3, 2, 5],
+        [1, 2, 5, 1, 6],  # by four
+        [*range(200), 136, 200],  # by 63
+    ],
+)
+def test_threads_out_of_order_are_no_restart(numbers: list[int]) -> None:
+    assert assign(numbers) == [0] * len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "incarnations"),
+    [
+        ([0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 1, 1]),
+        ([5, 0, 1], [0, 1, 1]),
+        ([0, 1, 0, 1, 0], [0, 0, 1, 1, 2]),
+        ([*range(130), 66, 67], [0] * 130 + [0, 0]),  # from 129 to 66: by 63
+        ([*range(131), 66, 67], [0] * 131 + [1, 1]),  # from 130 to 66: by 64
+    ],
+)
+def test_counting_from_zero_or_far_back_is_a_restart(
+    numbers: list[int], incarnations: list[int]
+) -> None:
+    assert assign(numbers) == incarnations
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "incarnations"),
+    [
+        ([0, 1, 3], [2, 4], [0, 0]),  # in disorder across two blocks
+        ([0, 1, 2], [0, 1], [1, 1]),
+        ([*range(100, 200)], [136, 137], [0, 0]),
+        ([*range(100, 200)], [135, 136], [1, 1]),
+    ],
+)
+def test_what_a_block_says_of_the_next_is_the_same(
+    first: list[int], then: list[int], incarnations: list[int]
+) -> None:
+    channels = ChannelNumbering()
+    assign(first, channels)
+    assert assign(then, channels, begin=len(first)) == incarnations
+    assert assign([*first, *then])[len(first) :] == incarnations
+
+
+def test_an_operation_that_began_before_the_last_one_is_merely_late() -> None:
+    channels = ChannelNumbering()
+    assign([*range(1, 200)], channels, begin=10)
+    assert assign([0], channels, begin=5) == [0]  # it began first and ended last
+    assert assign([0], channels, begin=500) == [1]
+
+
+def test_channels_count_by_themselves() -> None:
+    channels = ChannelNumbering()
+    group = np.array([7, 8, 7, 8], np.int64)
+    none = np.zeros(4, np.int64)
+    numbers = np.array([4, 0, 5, 1], np.int64)
+    channel = channels.assign(group, none - 1, none, np.arange(4) * 1000, numbers)
+    assert [channels.channels[at] for at in channel.tolist()] == [
+        (7, -1, 0, 0),
+        (8, -1, 0, 0),
+        (7, -1, 0, 0),
+        (8, -1, 0, 0),
+    ]
