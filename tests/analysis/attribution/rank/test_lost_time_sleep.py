@@ -1,0 +1,100 @@
+"""Without a device, a main thread that sleeps in a step launches nothing: by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    SOURCE_HOST_SPANS,
+    SOURCE_STREAM_EVENTS,
+)
+from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.probe import layout
+from tests.support.builders import activity, busy_counter, ns, process, rank, spans, thread
+from tests.support.lost_time import BUSY, WORKER, settle_all
+
+HOST = SOURCE_HOST_SPANS
+Row = tuple[float, float, float, int, int, int]
+
+
+def settle(
+    doing: str,
+    marks: Mapping[int, SpanTable] | None = None,
+    busy: Sequence[tuple[float, float]] | None = None,
+    denied: Sequence[str] = (),
+    sampled: bool = True,
+) -> list[Row]:
+    """The lost time of one step, [0, 4), in which the main thread does something."""
+    samples = thread(activity(doing), 4, denied=denied) if sampled else None
+    main = process(100, spans={layout.STEP: spans((0, 4, 0)), **(marks or {})}, thread=samples)
+    series = None if busy is None else {BUSY: busy_counter(busy, 4)}
+    rows, _, _ = settle_all(rank(4, main, series=series, device="" if busy is None else BUSY[1]))
+    return rows
+
+
+@pytest.mark.parametrize("letter", ["S", "L", "I", "W", "D", "F"])
+def test_sleep_inside_a_step_is_lost_whatever_it_waits_for(letter: str) -> None:
+    assert settle(f"U1 {letter}1 U1 {letter}1") == [(0.0, 4.0, 2.0, PHASE_COMPUTE, HOST, 0)]
+
+
+@pytest.mark.parametrize("doing", ["U4", "K4", "U2 R2", "R4"])
+def test_a_thread_that_works_or_wants_a_cpu_does_not_sleep(doing: str) -> None:
+    assert settle(doing) == []
+
+
+def test_a_wait_counts_in_full_and_sleep_in_the_rest() -> None:
+    # [1, 2) is a wait for data; of the two seconds after it one is asleep
+    marks = {layout.DATA_WAIT: spans((1, 2, 0, WORKER, 1))}
+    assert settle("U1 I1 U1 S1", marks) == [
+        (1.0, 2.0, 1.0, PHASE_DATA_WAIT, HOST, 0),
+        (2.0, 4.0, 1.0, PHASE_COMPUTE, HOST, 0),
+    ]
+    # awake in the wait, asleep before and after it
+    assert settle("S1 U1 S2", marks) == [
+        (0.0, 1.0, 1.0, PHASE_COMPUTE, HOST, 0),
+        (1.0, 2.0, 1.0, PHASE_DATA_WAIT, HOST, 0),
+        (2.0, 4.0, 2.0, PHASE_COMPUTE, HOST, 0),
+    ]
+
+
+def test_a_wait_for_the_device_is_its_work() -> None:
+    marks = {layout.SYNC: spans((1, 2, layout.WHOLE_NS, 1))}
+    assert settle("U1 I1 U2", marks) == []
+    assert settle("U1 I1 U1 S1", marks) == [(0.0, 4.0, 1.0, PHASE_COMPUTE, HOST, 0)]
+    # of 1 s of many short waits 0.4 s were waited: the other 0.6 s asleep are its own
+    marks = {layout.SYNC: spans((1, 2, ns(0.4), 50))}
+    assert settle("U1 I1 U2", marks) == [(0.0, 4.0, 0.6, PHASE_COMPUTE, HOST, 0)]
+
+
+def test_a_wait_that_events_measured_has_no_sleep_of_its_own() -> None:
+    # asleep for 1 s in a wait, of which the device had no work for 0.2
+    marks = {
+        layout.DATA_WAIT: spans((1, 2, 0, WORKER, 1), first_sequence=2),
+        layout.EXPOSED: spans((1, 2, 2, ns(0.2))),
+    }
+    assert settle("U1 I1 U2", marks) == [(1.8, 2.0, 0.2, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 0)]
+
+
+def test_sleep_behind_another_threads_operation_is_lost_while_computing() -> None:
+    # another thread is in an operation for [1, 3), the main thread works until 2 and sleeps to 3:
+    # samples show that it can have waited there
+    code = layout.ALL_REDUCE | layout.OTHER_THREAD
+    marks = {layout.COLLECTIVE: spans((1, 3, 7, 0, 0, code))}
+    rows = settle("U2 I1 U1", marks)
+    assert sum(row[2] for row in rows) == pytest.approx(1.0)
+    assert min(row[0] for row in rows) == 2.0
+
+
+def test_unread_threads_do_not_sleep() -> None:
+    assert settle("S4", sampled=False) == []
+    assert settle("S4", denied=["on_cpu_ns"]) == []
+    # how long it wanted a CPU is unknown: the rest of 4 s is the bound
+    assert settle("U1 S3", denied=["run_delay_ns"]) == [(0.0, 4.0, 3.0, PHASE_COMPUTE, HOST, 0)]
+
+
+def test_with_a_device_its_samples_count() -> None:
+    assert settle("S4", busy=[(0, 4)]) == []

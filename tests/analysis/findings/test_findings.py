@@ -1,0 +1,95 @@
+"""The order of findings, and what time without a cause takes from them: by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
+from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
+from clusterprof.analysis.findings.findings import build_findings
+from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
+from clusterprof.report.model import Finding
+from tests.support.rank_results import S, books
+
+STORAGE, PREPROCESS, CONTENTION = "storage-local", "cpu-preprocess", "cpu-contention"
+
+
+def lose(number: int = 0, unattributed_s: int = 0, **lost_s: int) -> RankResult:
+    """A rank with 100 s in steps that lost so many seconds to each cause ("_" for "-")."""
+    named = {name.replace("_", "-"): seconds for name, seconds in lost_s.items()}
+    plain = books(number, lost=(sum(named.values()) + unattributed_s) * S)
+    claimed = {
+        (cause, "A", SOURCE_DEVICE_SAMPLES): seconds * S * SHARE_SCALE
+        for cause, seconds in named.items()
+    }
+    unexplained = {"peers-unknown": unattributed_s * S * SHARE_SCALE} if unattributed_s else {}
+    accumulator = replace(plain.accumulator, claimed=claimed, unexplained=unexplained)
+    return with_attributed_waits(plain, accumulator, {}, {})
+
+
+def find(*ranks: RankResult) -> list[Finding]:
+    """The findings inside steps."""
+    totals = [CulpritTotals(dict(rank.ledger.buckets), {}) for rank in ranks]
+    in_step_ns = sum(rank.ledger.in_step_ns for rank in ranks)
+    findings = build_findings(ranks, totals, None, in_step_ns, 110 * S)
+    return [finding for finding in findings if not finding.outside_steps]
+
+
+def list_ids(*ranks: RankResult) -> list[str]:
+    return [finding.cause.id for finding in find(*ranks)]
+
+
+def test_the_family_that_lost_most_leads() -> None:
+    # 8 s of storage, and 6 + 5 s of CPUs: no cause of theirs lost more, together they did
+    rank = lose(storage_local=8, cpu_preprocess=6, cpu_contention=5)
+    assert list_ids(rank) == [PREPROCESS, CONTENTION, STORAGE]
+    # 6 + 1 s are less than 8
+    rank = lose(storage_local=8, cpu_preprocess=6, cpu_contention=1)
+    assert list_ids(rank) == [STORAGE, PREPROCESS, CONTENTION]
+
+
+def test_behind_the_leading_family_the_largest_cause_comes_first() -> None:
+    # CPUs lead with 11 s; then 9 s of a copy, 8 s of storage and 2 more, whatever their families
+    rank = lose(storage_local=8, cpu_preprocess=6, cpu_contention=5, h2d_copy=9, storage_metadata=2)
+    assert list_ids(rank) == [PREPROCESS, CONTENTION, "h2d-copy", STORAGE, "storage-metadata"]
+
+
+def test_families_are_summed_over_ranks() -> None:
+    # 4 s of the disk on each rank, 3 s of preprocessing on one and of contention on both
+    ranks = (
+        lose(0, storage_local=4, cpu_preprocess=3, cpu_contention=3),
+        lose(1, storage_local=4, cpu_contention=3),
+    )
+    assert list_ids(*ranks) == [CONTENTION, PREPROCESS, STORAGE]
+
+
+def test_families_that_lost_the_same_are_led_by_the_larger_cause() -> None:
+    rank = lose(storage_local=8, cpu_preprocess=5, cpu_contention=3)
+    assert list_ids(rank) == [STORAGE, PREPROCESS, CONTENTION]
+
+
+def test_a_cause_too_small_for_a_finding_does_not_lead_either() -> None:
+    # below 1 % of 200 s: 1 s of contention makes no finding, and does not help its family
+    ranks = (lose(0, storage_local=9, cpu_preprocess=8), lose(1, cpu_contention=1))
+    assert list_ids(*ranks) == [STORAGE, PREPROCESS]
+
+
+def test_the_part_without_a_cause_lowers_every_confidence() -> None:
+    # 15 s of 20 s have a cause: three quarters of what is sure without the others
+    known = find(lose(storage_local=10, cpu_preprocess=5))
+    clouded = find(lose(storage_local=10, cpu_preprocess=5, unattributed_s=5))
+    for alone, beside in zip(known, clouded):
+        assert beside.cause.id == alone.cause.id
+        assert beside.confidence_ratio == pytest.approx(0.75 * alone.confidence_ratio)
+    # of another rank it is as much: 5 of 20 s of the job
+    ranks = lose(0, storage_local=10, cpu_preprocess=5), lose(1, unattributed_s=5)
+    assert [finding.confidence_ratio for finding in find(*ranks)] == pytest.approx(
+        [finding.confidence_ratio for finding in clouded]
+    )
+
+
+def test_no_loss_has_no_findings() -> None:
+    assert find(lose()) == []
