@@ -50,6 +50,8 @@ _QUIET_NS = 1_000_000_000
 _MAX_SAMPLE_AGE_NS = 30_000_000_000
 """A driver keeps samples for some 20 s; an older or a future time stamp is of another clock."""
 _CLOCK_TOLERANCE_NS = 2_000_000
+_MAX_LAG_NS = 2_000_000_000
+"""A sample covers up to a second and is handed over up to that much later."""
 
 
 class BusyIntegral:
@@ -90,30 +92,39 @@ class BusyIntegral:
                 self._advance(now_ns, driver_now_ns)
             return
         elapsed_ns = now_ns - self._read_ns
-        if samples:
-            if (
-                newest_us + _MAX_SAMPLE_AGE_NS // 1000 < self.last_us
-            ):  # the driver's clock went back
-                self.last_us = newest_us
-            for t_us, value in sorted(samples):
-                if t_us > self.last_us:
-                    if self.last_us:
-                        self.total_ns += self._limit_period(t_us, elapsed_ns) * value // 100
-                    self.last_us = t_us
-            self._read_ns = now_ns
-            self._advance(now_ns, driver_now_ns)
+        is_new_clock = False
+        if samples and not self._follows(newest_us, elapsed_ns):
+            counted_ns = self._read_ns if self.until_ns is None else self.until_ns
+            ended_ns = _locate(newest_us, now_ns, driver_now_ns)
+            is_new_clock = ended_ns is None  # nothing says where its timestamps go on
+            self.last_us = newest_us - ((ended_ns or counted_ns) - counted_ns) // 1000
+        new = sorted(sample for sample in samples if sample[0] > self.last_us)
+        if new:
+            for t_us, value in new:
+                self.total_ns += (t_us - self.last_us) * 1000 * value // 100
+                self.last_us = t_us
         elif (elapsed_ns >= _QUIET_NS or not has_buffer) and percent is not None:
             self.total_ns += elapsed_ns * percent // 100
-            self._read_ns = now_ns
-            if self.last_us:
+            if self.last_us and not is_new_clock:
                 self.last_us += elapsed_ns // 1000
-                self._advance(now_ns, driver_now_ns)
-            else:
-                self.until_ns = now_ns
+            if self.last_us * 1000 > driver_now_ns + _CLOCK_TOLERANCE_NS:
+                self.last_us = 0  # the clock went back: the driver has nothing newer for long
+        else:
+            return
+        self._read_ns = now_ns
+        self._advance(now_ns, driver_now_ns)
 
     def add_mean(self, share: float, elapsed_ns: int, now_ns: int, driver_now_ns: int) -> None:
-        """Add a mean that ends now, of a counter without gaps; samples may follow it."""
-        self.total_ns += round(share * elapsed_ns)
+        """Add a mean that ends now, for the time not counted yet; samples may follow it.
+
+        Samples may have counted a part of it, or end a little before it. After a time that
+        neither covers the sum begins again.
+        """
+        uncounted_ns = elapsed_ns if self.until_ns is None else now_ns - self.until_ns
+        if uncounted_ns > elapsed_ns + _MAX_LAG_NS:
+            self.restart()
+            uncounted_ns = elapsed_ns
+        self.total_ns += round(share * uncounted_ns)
         self.until_ns = self._read_ns = now_ns
         self.last_us = driver_now_ns // 1000
 
@@ -121,16 +132,23 @@ class BusyIntegral:
         """Count from 0 again: the time since the last value was not measured."""
         self.total_ns = 0
 
-    def _limit_period(self, t_us: int, elapsed_ns: int) -> int:
-        """Return the length of a sample's period, ns; a jump of the driver's clock is none."""
-        return min((t_us - self.last_us) * 1000, elapsed_ns + _QUIET_NS)
+    def _follows(self, newest_us: int, elapsed_ns: int) -> bool:
+        """Return whether the newest timestamp can follow the last one: no clock has jumped."""
+        period_ns = (newest_us - self.last_us) * 1000
+        return bool(self.last_us) and -_MAX_SAMPLE_AGE_NS <= period_ns <= elapsed_ns + _QUIET_NS
 
     def _advance(self, now_ns: int, driver_now_ns: int) -> None:
         """Set `until_ns` to the newest timestamp if that can be of the time of day."""
-        age_ns = driver_now_ns - self.last_us * 1000
-        is_plausible = -_CLOCK_TOLERANCE_NS <= age_ns <= _MAX_SAMPLE_AGE_NS
-        until_ns = now_ns - max(age_ns, 0) if is_plausible else now_ns
+        ended_ns = _locate(self.last_us, now_ns, driver_now_ns)
+        until_ns = now_ns if ended_ns is None else ended_ns
         self.until_ns = until_ns if self.until_ns is None else max(until_ns, self.until_ns)
+
+
+def _locate(t_us: int, now_ns: int, driver_now_ns: int) -> int | None:
+    """Return a timestamp on the recording's clock; None if it cannot be of the time of day."""
+    age_ns = driver_now_ns - t_us * 1000
+    is_plausible = -_CLOCK_TOLERANCE_NS <= age_ns <= _MAX_SAMPLE_AGE_NS
+    return now_ns - max(age_ns, 0) if is_plausible else None
 
 
 class Gpm:

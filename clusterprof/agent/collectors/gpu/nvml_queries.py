@@ -227,8 +227,6 @@ def _count_busy_time(memory: DeviceState, share: Value) -> None:
     if isinstance(share, Unavailable):
         return
     assert isinstance(memory.gpm, Gpm)
-    if not memory.gpm.is_gapless:
-        memory.integral.restart()
     ended_ns = memory.gpm.taken_ns
     driver_ns = memory.wall_clock() - (memory.clock() - ended_ns)
     memory.integral.add_mean(share, memory.gpm.elapsed_ns, ended_ns, driver_ns)

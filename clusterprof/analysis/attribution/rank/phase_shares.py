@@ -33,12 +33,12 @@ from clusterprof.analysis.timeline.model import Float, Int
 PHASES = max(FILL_ORDER) + 1
 MIN_WINDOWS = 16
 """Number of windows before shares are estimated."""
-_UPDATE_INTERVAL = 128
+_UPDATE_INTERVAL = 1024
 _MIN_VARIANCE = 0.01
 """Least variance of a share: the difference of a window must fit somewhere."""
 _ROUNDING = 0.02
 """A share this near to 0 or 1 is 0 or 1: samples are not exact to a percent."""
-_ROUNDS, _DESCENT_ROUNDS = 8, 60
+_ROUNDS, _DESCENT_ROUNDS, _CONVERGED = 8, 200, 1e-5
 _RIDGE = 1e-3
 """Weight of the assumption that all phases are alike, for phases that windows cannot tell apart."""
 
@@ -128,13 +128,30 @@ def solve_shares(products: Float, idle_products: Float) -> Float:
     mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
     ridge = _RIDGE * float(np.trace(products)) / len(products) + 1e-12
     shares = np.full(len(products), min(max(mean, 0.0), 1.0))
-    diagonal = np.diag(products) + ridge
-    for _ in range(_DESCENT_ROUNDS):
-        for at in range(len(shares)):
-            rest = idle_products[at] + ridge * mean - products[at] @ shares
-            shares[at] += rest / diagonal[at] - ridge * shares[at] / diagonal[at]
-            shares[at] = min(max(shares[at], 0.0), 1.0)
+    (present,) = np.diag(products).nonzero()
+    matrix = products[np.ix_(present, present)] + ridge * np.eye(present.size)
+    target = idle_products[present] + ridge * mean
+    solved = np.linalg.solve(matrix, target) if present.size else target
+    if (solved < 0).any() or (solved > 1).any():
+        solved = _descend(matrix, target, np.clip(solved, 0.0, 1.0))
+    shares[present] = solved
     return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
+
+
+def _descend(matrix: Float, target: Float, shares: Float) -> Float:
+    """Minimize x * matrix * x / 2 - target * x for 0 <= x <= 1, from these shares: float64[k]."""
+    values = shares.tolist()
+    rows = matrix.tolist()
+    for _ in range(_DESCENT_ROUNDS):
+        largest_change = 0.0
+        for at, row in enumerate(rows):
+            rest = target[at] - sum(a * x for a, x in zip(row, values)) + row[at] * values[at]
+            new = min(max(rest / row[at], 0.0), 1.0)
+            largest_change = max(largest_change, abs(new - values[at]))
+            values[at] = new
+        if largest_change < _CONVERGED:
+            break
+    return np.array(values)
 
 
 def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...]) -> Float:
