@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterprof.agent.collectors.gpu.nvml_counters import GPM_OFF, GPM_TOO_SLOW
 from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.agent.isolation import drivers
 from clusterprof.errors import Unavailable
@@ -14,6 +17,7 @@ from tests.support.nvml.healthy import HEALTHY, MEANS, NO_GPM
 from tests.support.nvml.simulated import GPM, Scenario, load
 
 MS = 1_000_000
+DAY_MS = 1_790_000_000_000
 DENIED = Unavailable(
     "denied",
     "NVML: no permission",
@@ -36,6 +40,8 @@ class World:
         self.now_ns = 1_000 * MS
         self.waits: list[float] = []
         self.calls: list[str] = []
+        self.reading_ns: Iterator[int] = repeat(0)
+        """How long each of the readings of GPM takes with which a device is opened."""
 
     def __call__(self) -> int:
         return self.now_ns
@@ -44,8 +50,13 @@ class World:
         self.waits.append(seconds)
         self.now_ns += round(seconds * 1e9)
 
-    def open(self) -> NvmlLibrary:
-        return NvmlLibrary(lambda _, call: self.calls.append(call), clock=self, pause=self.pause)
+    def mark(self, _: int, call: str) -> None:
+        self.calls.append(call)
+        if call == "GpmSampleGet":
+            self.now_ns += next(self.reading_ns)
+
+    def open(self, gpm: str = "auto") -> NvmlLibrary:
+        return NvmlLibrary(self.mark, clock=self, pause=self.pause, gpm=gpm)
 
 
 # The first mean: the compute engine is active for 80 % of the 100 ms from 1,000 ms on.
@@ -141,16 +152,109 @@ def test_without_gpm_pcie_is_looked_at_as_before(
     assert sampled(World().open()) == {**HEALTHY, **dict.fromkeys(names, why)}
 
 
+SLOW_NS = 2 * MS + 1
+
+
+def test_where_every_reading_is_slow_it_is_not_used_and_the_reason_says_how_to(
+    scenario: Scenario,
+) -> None:
+    scenario.write(*GPM.splitlines())
+    world = World()
+    world.reading_ns = repeat(SLOW_NS)
+    library = world.open()
+    scenario.write(*GPM.splitlines(), "* GpmSampleGet segv")
+    assert sampled(library) == {**HEALTHY, "gpu.sm_active_ratio": GPM_TOO_SLOW}
+    assert world.calls.count("GetPcieThroughput:RX") == 1
+    assert world.calls.count("GpmSampleGet") == 6  # the first one also loads what it needs
+    assert (GPM_TOO_SLOW.kind, GPM_TOO_SLOW.remedy) == (
+        "absent",
+        "set sampling.gpm in the profile to true to read it anyway",
+    )
+
+
+def test_one_quick_reading_of_five_is_enough(scenario: Scenario) -> None:
+    """The others waited for a processor: the machine is shared."""
+    scenario.write(*GPM.splitlines())
+    world = World()
+    world.reading_ns = chain([9 * MS, 9 * MS, SLOW_NS, 2 * MS, 9 * MS, 9 * MS], repeat(0))
+    sample = sampled(world.open())
+    assert {name: sample[name] for name in MEANS} == MEANS
+
+
+def test_the_first_reading_does_not_count(scenario: Scenario) -> None:
+    scenario.write(*GPM.splitlines())
+    world = World()
+    world.reading_ns = chain([0], repeat(SLOW_NS))
+    assert sampled(world.open())["gpu.sm_active_ratio"] == GPM_TOO_SLOW
+
+
+def test_a_profile_can_have_it_read_however_slow_it_is(scenario: Scenario) -> None:
+    scenario.write(*GPM.splitlines())
+    world = World()
+    world.reading_ns = repeat(50 * MS)
+    sample = sampled(world.open("on"))
+    assert {name: sample[name] for name in MEANS} == MEANS
+    assert world.calls.count("GpmSampleGet") == 1  # and no time is spent on measuring it
+
+
+def test_a_gpu_that_is_lost_while_a_reading_is_timed_is_left_alone(scenario: Scenario) -> None:
+    scenario.write(*GPM.splitlines())
+    world = World()
+
+    def lose() -> Iterator[int]:
+        yield 0
+        scenario.write(*GPM.splitlines(), "* GpmSampleGet error 15")
+        yield 0
+
+    world.reading_ns = lose()  # a third reading would end this test
+    device = world.open().devices[0]
+    scenario.write("0 * segv")  # and so would any call
+    (lost,) = set(device.sample())
+    assert isinstance(lost, Unavailable) and lost.message == "GPU is lost"
+
+
+def test_busy_time_goes_from_gpm_to_samples_and_back(scenario: Scenario) -> None:
+    world = World()
+    scenario.write(*GPM.splitlines())
+    library = world.open()
+    library.devices[0]._memory.wall_clock = lambda: world.now_ns + DAY_MS * MS
+    stamps = " ".join(f"{(DAY_MS + end_ms) * 1000}:100" for end_ms in (900, 1_050, 1_200))
+    collected = []
+    for trouble in ("", "0 GpmSampleGet error 10", "0 GpmMetricsGet error 10", ""):
+        scenario.write(*GPM.splitlines(), trouble, f"0 GetSamples = {stamps}")
+        sample = sampled(library)
+        collected.append((sample["gpu.busy_ns_total"] / MS, sample["gpu.busy_until_ns"] / MS))
+        world.now_ns += 200 * MS
+    # 80 % from 1,000 to 1,100 ms; samples at 100 % up to 1,200; none newer; 80 % of the 500 ms
+    # since, though the mean began at 1,100.
+    assert collected == [(80, 1_100), (180, 1_200), (180, 1_200), (580, 1_700)]
+
+
+def test_without_the_compute_engines_activity_samples_count_busy_time(scenario: Scenario) -> None:
+    lines = [line for line in GPM.splitlines() if ":1 " not in line]
+    world = World()
+    scenario.write(*lines)
+    library = world.open()
+    library.devices[0]._memory.wall_clock = lambda: world.now_ns + DAY_MS * MS
+    collected = []
+    for end_ms in (1_000, 1_200):
+        scenario.write(*lines, f"0 GetSamples = {(DAY_MS + end_ms) * 1000}:40")
+        sample = sampled(library)
+        collected.append((sample["gpu.busy_ns_total"] / MS, sample["gpu.busy_until_ns"] / MS))
+        world.now_ns += 200 * MS
+    assert sample["gpu.sm_active_ratio"] == MEANS["gpu.sm_active_ratio"]
+    assert collected == [(0, 1_000), (80, 1_200)]
+
+
 def test_where_it_is_switched_off_it_is_never_touched(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines(), "* GpmQueryDeviceSupport segv", "* GpmSampleGet segv")
     calls: list[str] = []
     library = drivers.get_library_opener("gpu_nvidia", {"--gpm": "off"})(
         lambda _, call: calls.append(call), ()
     )
-    remedy = "set sampling.gpm in the profile to true"
-    off = Unavailable("absent", "GPM is disabled", remedy)
-    assert sampled(library) == {**HEALTHY, "gpu.sm_active_ratio": off}
-    assert not [call for call in calls if call.startswith("GpmSample")]
+    assert sampled(library) == {**HEALTHY, "gpu.sm_active_ratio": GPM_OFF}
+    # The name under which the reason is kept; nothing is called: the scenario would crash.
+    assert [call for call in calls if call.startswith("Gpm")] == ["GpmQueryDeviceSupport"]
 
 
 def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Scenario) -> None:
