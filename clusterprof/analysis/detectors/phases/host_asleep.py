@@ -124,6 +124,8 @@ class HostAsleep:
         connection = find_sleep_samples(thread, names, _is_connection)
         if _may_wait_unseen(rank):
             connection[:] = False
+        if not timer.any() and not connection.any():
+            return Claims(none, "B")
         length_ns = (lost.end_ns - lost.start_ns).astype(np.float64)
         asleep_ns = measure_sleep(rank, lost, inside)
         timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)

@@ -122,6 +122,9 @@ def _find_write_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     pages = find_sleep_samples(thread, names, lambda name: name.startswith(_PAGE_WAIT_PREFIXES))
     write_only = _find_write_only_samples(rank, thread.t_ns)
     saves, logs = np.zeros((2, writes.size), np.bool_)
+    has_saves = layout.CHECKPOINT in rank.main.spans
+    if not has_saves and not (writes | (pages & write_only)).any():
+        return logs, saves
     for first, last in zip(*(side.tolist() for side in find_runs(thread.t_ns, writes | pages))):
         run = slice(first, last + 1)
         start_ns = int(thread.t_ns[first])
