@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.probe import layout
 from tests.support.job_python import needs_torch
 from tests.support.probing import Ring, install
 from tests.support.ranks import (
@@ -227,3 +228,29 @@ dist.barrier()
     both = [(group_of("0,1"), n) for n in range(3)]
     assert [(o.group, o.number) for o in rank_one] == both
     assert [(o.group, o.number) for o in zero] == [*both[:2], (group_of("0"), 0), both[2]]
+
+
+def test_an_operation_of_another_thread_says_so(tmp_path: Path) -> None:
+    code = """
+import threading
+t = torch.ones(10)
+def call(*arguments, **keywords):
+    thread = threading.Thread(target=dist.all_reduce, args=arguments, kwargs=keywords)
+    thread.start()
+    thread.join()
+dist.all_reduce(t)
+call(t)
+call(tensor=t, op=dist.ReduceOp.MAX)
+dist.broadcast(t, src=0)
+"""
+    for ring in recorded(code, tmp_path, install(tmp_path / "run")):
+        by_other = [bool(span.d & layout.OTHER_THREAD) for span in ring.of(layout.COLLECTIVE)]
+        assert by_other == [False, True, True, False]
+        # all else is as if the main thread had called it
+        matched = [(o.what, o.number, o.form, o.peer) for o in operations(ring)]
+        assert matched == [
+            (ALL_REDUCE, 0, BLOCKING, None),
+            (ALL_REDUCE, 1, BLOCKING, None),
+            (ALL_REDUCE, 2, BLOCKING, None),
+            (BROADCAST, 3, BLOCKING, None),
+        ]
