@@ -92,9 +92,9 @@ class BusyIntegral:
                 self._advance(now_ns, driver_now_ns)
             return
         elapsed_ns = now_ns - self._read_ns
+        counted_ns = self._read_ns if self.until_ns is None else self.until_ns
         is_new_clock = False
         if samples and not self._follows(newest_us, elapsed_ns):
-            counted_ns = self._read_ns if self.until_ns is None else self.until_ns
             ended_ns = _locate(newest_us, now_ns, driver_now_ns)
             is_new_clock = ended_ns is None  # nothing says where its timestamps go on
             self.last_us = newest_us - ((ended_ns or counted_ns) - counted_ns) // 1000
@@ -103,16 +103,16 @@ class BusyIntegral:
             for t_us, value in new:
                 self.total_ns += (t_us - self.last_us) * 1000 * value // 100
                 self.last_us = t_us
+            self._read_ns = now_ns
+            self._advance(now_ns, driver_now_ns)
         elif (elapsed_ns >= _QUIET_NS or not has_buffer) and percent is not None:
             self.total_ns += elapsed_ns * percent // 100
+            self.until_ns = counted_ns + elapsed_ns
+            self._read_ns = now_ns
             if self.last_us and not is_new_clock:
                 self.last_us += elapsed_ns // 1000
             if self.last_us * 1000 > driver_now_ns + _CLOCK_TOLERANCE_NS:
                 self.last_us = 0  # the clock went back: the driver has nothing newer for long
-        else:
-            return
-        self._read_ns = now_ns
-        self._advance(now_ns, driver_now_ns)
 
     def add_mean(self, share: float, elapsed_ns: int, now_ns: int, driver_now_ns: int) -> None:
         """Add a mean that ends now, for the time not counted yet; samples may follow it.

@@ -137,11 +137,35 @@ def test_when_the_time_of_day_jumps_back_the_utilization_counts_until_samples_ar
     reader.stamp_ms -= jump_ms
     # The driver has nothing newer than was asked for.
     assert reader.read(50_400, (50_300, 90), filters=True, percent=90) == (200, 50_100)
-    assert reader.read(51_200, (51_100, 90), filters=True, percent=90) == (1100, 51_200)
+    assert reader.read(51_200, (51_100, 90), filters=True, percent=90) == (1100, 51_100)
     # Then samples count again, from where the utilization ended.
     samples = ((51_100, 90), (51_300, 100), (51_500, 50))
-    assert reader.read(51_600, *samples, filters=True) == (1300, 51_500)
-    assert reader.read(51_800, *samples, (51_700, 100), filters=True) == (1500, 51_700)
+    assert reader.read(51_600, *samples, filters=True) == (1400, 51_500)
+    assert reader.read(51_800, *samples, (51_700, 100), filters=True) == (1600, 51_700)
+
+
+def test_when_the_time_of_day_jumps_forward_while_the_gpu_is_idle_no_time_is_added(
+    reader: Reader,
+) -> None:
+    reader.day_ms += 10_000
+    reader.stamp_ms += 10_000
+    assert reader.read(51_000, percent=0) == (0, 50_900)
+    assert reader.read(52_000, percent=0) == (0, 51_900)
+    assert reader.read(52_200, (52_100, 100), filters=True) == (200, 52_100)
+
+
+def test_a_sample_stamped_before_the_time_of_day_jumped_takes_nothing_back(reader: Reader) -> None:
+    reader.day_ms += 10_000
+    assert reader.read(50_200, (50_100, 100), filters=True) == (200, 49_900)
+
+
+def test_other_timestamps_of_another_clock_begin_where_the_utilization_ends() -> None:
+    reader = Reader()
+    reader.stamp_ms = 0
+    assert reader.read(50_000, (49_900, 100)) == (0, 50_000)
+    reader.stamp_ms = HOUR_MS
+    assert reader.read(51_500, (51_400, 100), filters=True, percent=50) == (750, 51_500)
+    assert reader.read(51_700, (51_600, 100), filters=True) == (950, 51_700)
 
 
 def test_a_driver_that_hands_over_everything_goes_on_after_its_clock_went_back(
