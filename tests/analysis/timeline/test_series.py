@@ -106,6 +106,15 @@ def test_an_end_that_cannot_be_right_leaves_the_time_of_the_poll() -> None:
     assert busy_ns.tolist() == [0, 5, 9, 12, 20]
 
 
+def test_the_end_of_a_later_poll_is_no_end_of_this_one() -> None:
+    # the poll at 1.1 read no end; that of 1.2 lies before it, and its reading is dropped
+    busy = counter([1.0, 1.1, 1.2, 1.3], [0, 5, 9, 12])
+    until = gauge([1.0, 1.2, 1.3], [0.97e9, 1.08e9, 1.28e9])
+    t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
+    assert t_ns.tolist() == ints([0.97, 1.1, 1.28]).tolist()
+    assert busy_ns.tolist() == [0, 5, 12]
+
+
 def test_times_increase_where_an_end_lies_before_the_last_one() -> None:
     # the second reading keeps its poll's time, 1.1; the third ended before that, at 1.05; so did
     # the fourth, which would follow the third
