@@ -123,6 +123,14 @@ def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
     assert result["gpu.busy_ns_total"] == result["gpu.busy_until_ns"] == not_found
 
 
+def test_an_impossible_sample_is_no_busy_time(scenario: Scenario) -> None:
+    scenario.write("0 GetSamples = 1000000:50 1200000:137")
+    result = collected()[uuid(0)]
+    impossible = Unavailable("failed", "NVML: impossible value 137 %")
+    assert result["gpu.busy_ns_total"] == result["gpu.busy_until_ns"] == impossible
+    assert result["gpu.busy_ratio"] == 0.97
+
+
 def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) -> None:
     clock = Clock()
     library = NvmlLibrary(unmarked, clock=clock)
