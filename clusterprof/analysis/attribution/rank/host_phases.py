@@ -41,8 +41,10 @@ from clusterprof.analysis.timeline.model import (
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_NONE,
     PHASE_STARTUP,
+    Float,
     Int,
     Rank,
+    ThreadTable,
 )
 from clusterprof.analysis.timeline.series import compute_differences
 from clusterprof.analysis.timeline.spans import (
@@ -68,6 +70,16 @@ _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.COMPILE, PHASE_STARTUP),
     (layout.EXPOSED_COLLECTIVE, PHASE_COLLECTIVE),
 )
+_OWN_WAITS = (
+    layout.DATA_WAIT,
+    layout.H2D,
+    layout.GC,
+    layout.EVAL,
+    layout.CHECKPOINT,
+    layout.COMPILE,
+    layout.SYNC,
+)
+"""Kinds of spans in which the main thread waits, or does something outside training."""
 # The order in which idle device time of a sample window is allocated to host phases.
 FILL_ORDER = (
     PHASE_STARTUP,
@@ -247,22 +259,13 @@ def _find_exposed_part(rank: Rank, operations: Intervals) -> Intervals:
     thread = rank.main.threads.get(rank.pid)
     if thread is None or len(thread.t_ns) < 2:
         return operations
-    own_waits = rank.main.spans.get(layout.DATA_WAIT)
-    if own_waits is not None:
-        operations = subtract_intervals(
-            operations, merge_intervals((own_waits.start_ns, own_waits.end_ns))
-        )
+    own_waits = find_own_waits(rank)
+    operations = subtract_intervals(operations, own_waits)
+    if not operations.start_ns.size:
+        return operations
     start, end = thread.t_ns[:-1], thread.t_ns[1:]
-    active_ns = compute_differences(thread.on_cpu_ns)[0] + np.maximum(
-        compute_differences(thread.run_delay_ns)[0], 0.0
-    )
     inside_ns = measure_overlap((start, end), operations)
-    free_ns = end - start - active_ns
-    if own_waits is not None:
-        free_ns -= measure_overlap(
-            (start, end), merge_intervals((own_waits.start_ns, own_waits.end_ns))
-        )
-    hidden_ns = inside_ns - np.clip(free_ns, 0, inside_ns)
+    hidden_ns = inside_ns - np.clip(measure_free_sleep(thread, own_waits), 0, inside_ns)
     # Time inside operations so far, and the instants at which a part of it has passed.
     edges = np.stack(operations, axis=1).ravel()
     passed = np.repeat(np.cumsum(operations.end_ns - operations.start_ns), 2)
@@ -275,6 +278,38 @@ def _find_exposed_part(rank: Rank, operations: Intervals) -> Intervals:
     kept = merge_intervals((samples.start_ns[nonempty], samples.end_ns[nonempty]))
     unsampled = subtract_intervals(operations, Intervals(start[:1], end[-1:]))
     return merge_intervals(find_intersection(operations, kept), unsampled)
+
+
+def find_own_waits(rank: Rank) -> Intervals:
+    """Return the time in which the main thread was in a marked wait or phase outside training.
+
+    int64[n] starts and ends, ns, disjoint and sorted.
+    """
+    sets = [
+        (table.start_ns, table.end_ns)
+        for kind in _OWN_WAITS
+        if (table := rank.main.spans.get(kind)) is not None
+    ]
+    table = rank.main.spans.get(layout.COLLECTIVE)
+    if table is not None:
+        operations = CollectiveSpans.from_table(table)
+        own = (operations.form != layout.ISSUE) & ~operations.by_other_thread
+        sets.append((table.start_ns[own], table.end_ns[own]))
+    return merge_intervals(*sets) if sets else EMPTY
+
+
+def measure_free_sleep(thread: ThreadTable, own_waits: Intervals) -> Float:
+    """Measure how long a thread slept between each two samples, outside its own waits.
+
+    own_waits: as `find_own_waits` returns them. Returns float64[samples - 1], ns, at least 0:
+    neither on a CPU nor ready to run, less the waits, in which it sleeps too.
+    """
+    start, end = thread.t_ns[:-1], thread.t_ns[1:]
+    active_ns = compute_differences(thread.on_cpu_ns)[0] + np.maximum(
+        compute_differences(thread.run_delay_ns)[0], 0.0
+    )
+    free_ns: Float = end - start - active_ns - measure_overlap((start, end), own_waits)
+    return np.maximum(free_ns, 0.0)
 
 
 def _find_gaps_between_saves(rank: Rank, saves: SpanTimes) -> Pair:

@@ -13,15 +13,14 @@ dry, and it waits until the thread goes on.
 
 ## How it decides
 
-The scheduler's counters give how long the thread slept in each lost segment outside any
-wait for data, other ranks, copies, saves and evaluation. Its samples show where
-(`wchan`). A timer, or waiting for a process, counts for as much of the GPU's idle time
-there as chance would have it at least, because a host also sleeps when it waits for its
-GPU. A connection or a pipe can also be a wait for the device or for another
-thread, so it counts only as far as the GPU must have been idle while the thread slept,
-and not while another thread of the process ran. The grade is B for timers and
-processes, C for connections and pipes. Locks are not claimed: who holds one is not known
-(`cpu-gil` decides where another thread ran).
+The scheduler's counters give how long the thread slept in each lost segment outside any wait for
+data, other ranks, copies, saves and evaluation. Its samples show where (`wchan`). A timer, or
+waiting for a process, counts for as much of the GPU's idle time there as chance would have it,
+because a host also sleeps when it waits for its GPU. A connection or a pipe can also be a wait for
+the device or for another thread, so it counts only as far as the GPU must have been idle while the
+thread slept, and not while another thread of the process ran. The grade is B for timers and
+processes, C for connections and pipes. Locks are not claimed: who holds one is not known (`cpu-gil`
+decides where another thread ran).
 
 ## What to do
 
@@ -135,7 +134,7 @@ class HostAsleep:
         expected_ns = timer_ns * lost.lost_ns / np.maximum(length_ns, 1.0)
         certain_ns = np.maximum(connection_ns - busy_ns, 0.0)
         certain_ns -= np.minimum(_measure_other_threads(rank, lost, inside), certain_ns)
-        room_ns = np.maximum(timer_ns - busy_ns, expected_ns) + certain_ns
+        room_ns = expected_ns + certain_ns
         if room_ns.sum() < limits.asleep_at_least_ratio * length_ns[inside].sum():
             return Claims(none, "B")
         share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)

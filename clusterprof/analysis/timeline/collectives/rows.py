@@ -85,6 +85,9 @@ class ChannelNumbering:
         opens[1:] = sorted_line[1:] != sorted_line[:-1]
         restarts = np.zeros(sorted_line.size, np.bool_)
         restarts[1:] = ~opens[1:] & _is_restart(sorted_number[:-1], sorted_number[1:])
+        # The very first two operations can be out of order too.
+        first_two = opens[:-1] & (self._number[sorted_line[:-1]] < 0) & (sorted_number[:-1] == 1)
+        restarts[1:] &= ~first_two
         heads = np.flatnonzero(opens)
         line_heads = sorted_line[heads]
         # An operation that began before the latest one is merely late, not a restart.
