@@ -67,10 +67,10 @@ def allocate_by_shares(
     window, phase, room_ns: int64[n], rows of one window are contiguous. idle_ns:
     int64[windows]. Returns int64[n], ns, at most the room.
     """
-    parts_ns = np.bincount(
-        window * PHASES + phase, room_ns, minlength=idle_ns.size * PHASES
-    ).reshape(-1, PHASES)
-    amounts_ns = np.full(parts_ns.shape, -1.0)
+    cell = window * PHASES + phase
+    flat_parts_ns = np.bincount(cell, room_ns, minlength=idle_ns.size * PHASES)
+    parts_ns = flat_parts_ns.reshape(-1, PHASES)
+    amounts_ns = np.zeros(parts_ns.shape)
     at = 0
     while at < idle_ns.size:
         until = min(idle_ns.size, at + _find_next_update(known.windows) - known.windows)
@@ -79,13 +79,9 @@ def allocate_by_shares(
             amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], known.shares)
         known = _add_windows(known, parts_ns[rows], idle_ns[rows])
         at = until
-    out = np.zeros(window.size, np.int64)
-    is_known = amounts_ns[:, 0] >= 0
-    for code in range(PHASES):
-        amount_ns = np.where(is_known, np.floor(amounts_ns[:, code]), 0).astype(np.int64)
-        if amount_ns.any():
-            in_phase_ns = np.where(phase == code, room_ns, 0)
-            out += allocate_by_phase(window, phase, in_phase_ns, amount_ns, (code,))
+    # Within a phase by length; what rounding leaves, and windows before any share is known, go on.
+    ratio = amounts_ns.ravel() / np.maximum(flat_parts_ns, 1.0)
+    out = np.minimum(np.floor(room_ns * ratio[cell]).astype(np.int64), room_ns)
     left_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
     return out + allocate_by_phase(window, phase, room_ns - out, left_ns, FILL_ORDER), known
 
