@@ -378,6 +378,10 @@ def _measure_blocked_time(
     return blocked_ns
 
 
+_MAX_INNER = 16
+"""Number of inner operations that share such time: chains of overlapping ones have no end."""
+
+
 def _add_time_before_enclosed(
     blocked_ns: Int,
     spans: CollectiveSpans,
@@ -417,7 +421,8 @@ def _add_time_before_enclosed(
                 blocked_ns[at] += left_ns
             before_ns = high_ns
         first_ns = min([start_ns, *(low_ns for low_ns, _, _ in inner)])
-        covered.append((first_ns, end_ns, [at, *(m for _, _, members in inner for m in members)]))
+        members = [at, *(member for _, _, known in inner for member in known)]
+        covered.append((first_ns, end_ns, members[:_MAX_INNER]))
 
 
 def _make_lost_time_sum(lost: LostTime, rows: Int) -> Callable[[Int], Int]:
