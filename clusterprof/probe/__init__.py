@@ -2,7 +2,8 @@
 
 Standard library only, Python 3.8 syntax, no import of clusterprof: `record` copies this
 folder under the name `_clusterprof_probe` to where the job can import it
-(docs/design/recording-format.md). It starts no thread, socket or process and prints nothing.
+(docs/design/recording-format.md). It starts one thread (`hooks/interpreter_lock.py`), no socket
+and no process, and prints nothing.
 Any error in here switches the probe off and stays invisible to the job.
 
 At the start of Python only the import hook is loaded, which waits for torch. The first
@@ -52,7 +53,7 @@ def load() -> "Any":
     global _ring, _annotations
     if _ring is None:
         from . import annotations, ring
-        from .hooks import gc_pauses  # noqa: F401 - joins the ring by itself
+        from .hooks import gc_pauses, interpreter_lock  # noqa: F401 - join the ring by themselves
 
         _annotations, _ring = annotations, ring
     return _ring

@@ -43,6 +43,7 @@ WORKER_START = 16
 EXPOSED_COLLECTIVE = 17
 SYNC = 18
 ALLOCATOR = 19
+INTERPRETER_WAIT = 22
 # Only in imported traces (docs/design/importers.md); the probe never writes these.
 STARVED = 20
 LOADING = 21
@@ -72,6 +73,7 @@ KIND_NAMES = {
     ALLOCATOR: "allocator",
     STARVED: "starved",
     LOADING: "loading",
+    INTERPRETER_WAIT: "interpreter_wait",
 }
 
 # Kind -> what its fields a, b, c and d hold; the remaining fields are unused. Kinds that are not
@@ -92,6 +94,7 @@ ARGUMENTS = {
     EXPOSED_COLLECTIVE: ("measured_sequence", "device_ns"),
     SYNC: ("waited_ns", "times"),
     ALLOCATOR: ("retries", "mallocs", "frees", "out_of_memory"),
+    INTERPRETER_WAIT: ("pause_ns",),
     STARVED: ("launching_ns", "synced_ns", "memory_ns", "copying_ns"),
     LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
 }

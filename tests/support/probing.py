@@ -22,6 +22,7 @@ LIVENESS_SECONDS = 120
 
 DATA_WAIT, FETCH, STEP, H2D, CHECKPOINT, GC, OPTIMIZER, EXPOSED = range(1, 9)
 LOADER_START, HOOK_NOTE, WORKER_START, EXPOSED_COLLECTIVE = 14, 15, 16, 17
+INTERPRETER_WAIT = 22
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Ring:
 def parse(data: bytes, with_gc: bool = False) -> Ring:
     """Read a ring by the offsets of docs/design/recording-format.md.
 
-    Collections of the interpreter come when they like, the last as it ends: only on demand.
+    Collections of the interpreter come when they like, the last as it ends: only on demand. Waits
+    for its lock come when the machine is busy, and are left out too.
     """
     assert data[:8] == b"CPRING1\n"
     size, capacity, pid, names_capacity = struct.unpack_from("<IIII", data, 8)
@@ -72,7 +74,7 @@ def parse(data: bytes, with_gc: bool = False) -> Ring:
     for sequence in range(max(1, written - capacity + 1), written + 1):
         at = 4096 + 64 * ((sequence - 1) % capacity)
         span = Span(*struct.unpack_from("<Qqqqqqqq", data, at))
-        if span.sequence == sequence and (span.kind != GC or with_gc):
+        if span.sequence == sequence and (with_gc or span.kind not in (GC, INTERPRETER_WAIT)):
             spans.append(span)
     return Ring(pid, capacity, ticks, written, off, names, spans)
 
@@ -166,7 +168,9 @@ def seen(result: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes]
     return result.returncode, result.stdout, result.stderr
 
 
-def recorded(code: str, run_dir: Path, *arguments: str, **environ: str) -> list[Ring]:
+def recorded(
+    code: str, run_dir: Path, *arguments: str, with_gc: bool = False, **environ: str
+) -> list[Ring]:
     """Run `code` under the probe and return the rings of all its processes."""
     with Watcher(run_dir) as watcher:
         # The job ends on a line of ours so that its ring has been opened before it is gone.
@@ -175,7 +179,7 @@ def recorded(code: str, run_dir: Path, *arguments: str, **environ: str) -> list[
     if job_python.IS_ANOTHER and result.stderr:  # another version warns of other things
         errors = run("-c", code + WAIT, *arguments, run_dir=None, **environ).stderr
     assert (result.returncode, result.stderr) == (0, errors), result.stderr.decode()
-    return watcher.rings()
+    return watcher.rings(with_gc)
 
 
 # What a job ends on, or a child of it that leaves on its own: its ring has been opened by then, on

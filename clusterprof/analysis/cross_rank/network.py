@@ -165,7 +165,7 @@ def _build_rate_evidence(
     timed = [
         (at, cell) for at, cell in known if not cell.overlapped and not _is_point_to_point(cell)
     ]
-    timed = [(at, cell) for at, cell in timed if taken[at] > 0]
+    timed = [(at, cell) for at, cell in timed if taken[at] > 0 and cell.bytes > 0]
     if not timed:
         return ()
     ns = sum(int(taken[at]) for at, _ in timed)

@@ -229,6 +229,25 @@ class SyncSpans(SpanView):
 
 
 @dataclass(frozen=True, slots=True)
+class InterpreterWaitSpans(SpanView):
+    """Waits of the probe's own thread for the interpreter lock, int64[n] columns."""
+
+    kind = layout.INTERPRETER_WAIT
+
+    pause_ns: Int
+    """How long the thread had slept before."""
+
+    def find_holds(self) -> tuple[Int, Int]:
+        """Find when the lock was kept: int64[n] starts and ends, ns, disjoint and sorted.
+
+        It was taken at some time in the pause before the wait, on average in its middle.
+        """
+        start = self.start_ns - self.pause_ns // 2
+        start[1:] = np.maximum(start[1:], self.end_ns[:-1])
+        return start, self.end_ns
+
+
+@dataclass(frozen=True, slots=True)
 class AllocatorSpans(SpanView):
     """Counts of the device memory allocator between two readings, int64[n] columns."""
 

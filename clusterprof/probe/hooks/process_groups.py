@@ -1,8 +1,10 @@
 """Process groups of torch.distributed: their members, and the number of the next operation of each.
 
-A group is identified by its members: two process groups of equal ranks count as one
-here, so that numbers agree between ranks without communication
-(docs/design/waits-between-ranks.md). Only weak references to the job's process groups are held.
+A group is identified by its members, so that numbers agree between ranks without communication
+(docs/design/waits-between-ranks.md). Of several process groups with equal members, all but the one
+created first are also identified by their name, which torch needs to be equal on all members: each
+has an order of its own, and different threads may use them at the same time. Only weak references
+to the job's process groups are held.
 """
 
 import hashlib
@@ -67,9 +69,12 @@ def find_group(c10d: Any, process_group: Any) -> Optional[Group]:
     return _add_group(c10d, process_group)
 
 
-def compute_group_number(ranks: Sequence[int]) -> int:
-    """Compute the number of a group in every recording: 63 bits of a hash of its global ranks."""
-    text = ",".join(str(rank) for rank in sorted(ranks))
+def compute_group_number(ranks: Sequence[int], name: str = "") -> int:
+    """Compute the number of a group in every recording: 63 bits of a hash of its global ranks.
+
+    name: of a process group whose members are also those of an earlier one.
+    """
+    text = ",".join(str(rank) for rank in sorted(ranks)) + (":" + name if name else "")
     digest = hashlib.blake2b(text.encode()).digest()[:8]
     return int.from_bytes(digest, "little") & (1 << 63) - 1
 
@@ -78,7 +83,8 @@ def _add_group(c10d: Any, process_group: Any) -> Group:
     numbering = c10d._world.pg_group_ranks.get(process_group)
     if numbering:
         ranks: List[int] = sorted(numbering, key=numbering.__getitem__)
-        group = _make_group(ranks, ranks[process_group.rank()])
+        name = _find_own_name(c10d, process_group, ranks)
+        group = _make_group(ranks, ranks[process_group.rank()], name)
     else:
         group = Group(0, (), UNKNOWN)
         group.operations = itertools.repeat(UNKNOWN)
@@ -88,8 +94,18 @@ def _add_group(c10d: Any, process_group: Any) -> Group:
     return group
 
 
-def _make_group(ranks: List[int], rank: int) -> Group:
-    number = compute_group_number(ranks)
+def _find_own_name(c10d: Any, process_group: Any, ranks: List[int]) -> str:
+    """Return the name of a process group if an earlier one has the same members, else ""."""
+    for other, numbering in list(c10d._world.pg_group_ranks.items()):
+        if other is process_group:
+            break
+        if sorted(numbering) == sorted(ranks):
+            return str(getattr(c10d._world, "pg_names", {}).get(process_group, ""))
+    return ""
+
+
+def _make_group(ranks: List[int], rank: int, name: str = "") -> Group:
+    number = compute_group_number(ranks, name)
     group = _by_number.get(number)
     if group is None:
         group = _by_number.setdefault(number, Group(number, ranks, rank))

@@ -225,7 +225,9 @@ dist.barrier()
     job = launch(code, tmp_path, install(tmp_path / "run"))
     assert job.returncodes == [0, 0]
     zero, rank_one = (operations(ring) for ring in job.rings)
-    both = [(group_of("0,1"), n) for n in range(3)]
+    named = rank_one[1].group  # equal members, and created later
+    both = [(group_of("0,1"), 0), (named, 0), (group_of("0,1"), 1)]
+    assert named != group_of("0,1")
     assert [(o.group, o.number) for o in rank_one] == both
     assert [(o.group, o.number) for o in zero] == [*both[:2], (group_of("0"), 0), both[2]]
 
@@ -254,3 +256,31 @@ dist.broadcast(t, src=0)
             (ALL_REDUCE, 2, BLOCKING, None),
             (BROADCAST, 3, BLOCKING, None),
         ]
+
+
+def test_process_groups_with_equal_members_count_by_themselves(tmp_path: Path) -> None:
+    """Two threads use a group each: their operations have no order between them."""
+    code = """
+import threading, time
+second = dist.new_group()
+t, u = torch.ones(1), torch.ones(10)
+def reduce_in_second():
+    for _ in range(3):
+        dist.all_reduce(u, group=second)
+        time.sleep(0.05 * rank)  # the threads of the ranks take turns differently
+thread = threading.Thread(target=reduce_in_second)
+thread.start()
+for _ in range(4):
+    dist.all_reduce(t)
+thread.join()
+"""
+    for ring in recorded(code, tmp_path, install(tmp_path / "run")):
+        by_group: dict[int, list[tuple[int, int]]] = {}
+        for operation in operations(ring):
+            if operation.what == ALL_REDUCE:
+                by_group.setdefault(operation.group, []).append(
+                    (operation.number, operation.bytes)
+                )
+        assert sorted(by_group.pop(group_of("0,1"))) == [(n, 4) for n in range(4)]
+        (second,) = by_group.values()
+        assert sorted(second) == [(n, 40) for n in range(3)]

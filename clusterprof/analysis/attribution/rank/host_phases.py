@@ -6,7 +6,7 @@ over garbage collection unless the main process loads its data itself; then coll
 is what it waits for:
 
     device in a collective > start-up > checkpoint > evaluation > copy >
-    wait for a worker > gc > own loading > collective > step > none
+    wait for a worker > gc > own loading > collective > lock > step > none
 
 The first is not a host activity but what its device did at that time
 (analysis.timeline.collectives.operations).
@@ -39,6 +39,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_GC,
     PHASE_H2D,
     PHASE_HIDDEN_COLLECTIVE,
+    PHASE_LOCK,
     PHASE_NONE,
     PHASE_STARTUP,
     Float,
@@ -51,6 +52,7 @@ from clusterprof.analysis.timeline.spans import (
     CollectiveSpans,
     DataWaitSpans,
     ExposedCollectiveSpans,
+    InterpreterWaitSpans,
     SpanTimes,
     StepSpans,
 )
@@ -60,7 +62,9 @@ from clusterprof.probe import layout
 _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.STEP, PHASE_COMPUTE),
     (-layout.COLLECTIVE, PHASE_HIDDEN_COLLECTIVE),  # of other threads, whatever the main one did
+    (layout.INTERPRETER_WAIT, PHASE_LOCK),
     (layout.COLLECTIVE, PHASE_COLLECTIVE),
+    (-layout.INTERPRETER_WAIT, PHASE_LOCK),  # operations of another thread need the lock to go on
     (layout.DATA_WAIT, PHASE_DATA_WAIT),
     (layout.GC, PHASE_GC),
     (-layout.DATA_WAIT, PHASE_DATA_WAIT),  # waits for a worker take precedence over gc
@@ -88,6 +92,7 @@ FILL_ORDER = (
     PHASE_H2D,
     PHASE_DATA_WAIT,
     PHASE_GC,
+    PHASE_LOCK,
     PHASE_COLLECTIVE,
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_COMPUTE,
@@ -193,7 +198,8 @@ def _scan_edges(
 def _build_layer(rank: Rank, bit: int) -> Intervals:
     """Return the union of a layer's spans.
 
-    Negative kinds: data waits for a worker, and operations of other threads.
+    Negative kinds: data waits for a worker, operations of other threads, and waits for the
+    interpreter lock of a process that has such operations.
     """
     kind = _LAYERS[bit][0]
     table = rank.main.spans.get(abs(kind))
@@ -227,6 +233,12 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         if counts.all():
             return merge_intervals((table.start_ns, table.end_ns))
         return merge_intervals((table.start_ns[counts], table.end_ns[counts]))
+    if kind == layout.INTERPRETER_WAIT:
+        return _find_lock_waits(rank)
+    if kind == -layout.INTERPRETER_WAIT:
+        operations = rank.main.get_spans(CollectiveSpans)
+        needed = operations is not None and operations.by_other_thread.any()
+        return _find_lock_waits(rank) if needed else EMPTY
     if kind == layout.CHECKPOINT:
         return merge_intervals(
             (table.start_ns, table.end_ns), _find_gaps_between_saves(rank, table)
@@ -290,12 +302,31 @@ def find_own_waits(rank: Rank) -> Intervals:
         for kind in _OWN_WAITS
         if (table := rank.main.spans.get(kind)) is not None
     ]
+    sets.append(_find_lock_waits(rank))
     table = rank.main.spans.get(layout.COLLECTIVE)
     if table is not None:
         operations = CollectiveSpans.from_table(table)
         own = (operations.form != layout.ISSUE) & ~operations.by_other_thread
         sets.append((table.start_ns[own], table.end_ns[own]))
-    return merge_intervals(*sets) if sets else EMPTY
+    return merge_intervals(*sets)
+
+
+_MIN_ASLEEP_RATIO = 0.5
+
+
+def _find_lock_waits(rank: Rank) -> Intervals:
+    """Return the time in which another thread kept the interpreter lock and the main one slept.
+
+    A main thread that was active for most of it, from sample to sample, kept the lock itself.
+    """
+    waits, thread = rank.main.get_spans(InterpreterWaitSpans), rank.main.threads.get(rank.pid)
+    if waits is None or thread is None or len(thread.t_ns) < 2:
+        return EMPTY
+    kept = Intervals(*waits.find_holds())
+    samples = thread.t_ns[:-1], thread.t_ns[1:]
+    asleep_ns = measure_free_sleep(thread, EMPTY)
+    (rows,) = (asleep_ns >= _MIN_ASLEEP_RATIO * measure_overlap(samples, kept)).nonzero()
+    return find_intersection(kept, merge_intervals((samples[0][rows], samples[1][rows])))
 
 
 def measure_free_sleep(thread: ThreadTable, own_waits: Intervals) -> Float:

@@ -91,6 +91,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_GC,
     PHASE_H2D,
     PHASE_HIDDEN_COLLECTIVE,
+    PHASE_LOCK,
     PHASE_NONE,
     PHASE_STARTUP,
     PHASE_SUSPECTED_BUSY_WAIT,
@@ -305,6 +306,7 @@ _HOST_PHASES = (
     PHASE_H2D,
     PHASE_DATA_WAIT,
     PHASE_GC,
+    PHASE_LOCK,
     PHASE_COLLECTIVE,
 )
 # Where a device that busy-waited is assumed to have done so: after the host issued a collective.
@@ -315,6 +317,7 @@ _BUSY_WAIT_ORDER = (
     PHASE_NONE,
     PHASE_H2D,
     PHASE_GC,
+    PHASE_LOCK,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
     PHASE_CHECKPOINT,

@@ -355,8 +355,10 @@ def _select_ended_spans(spans: CollectiveSpans | None, segment: Segment) -> Coll
     if (ends[1:] < ends[:-1]).any():
         rows = rows[np.argsort(ends, kind="stable")]
     ended_spans = spans.select(rows)
-    # Ranks match by the operation, whichever thread called it.
-    return replace(ended_spans, code=ended_spans.code & ~layout.OTHER_THREAD)
+    # The halves of an operation match, whichever thread called them.
+    joined = ended_spans.form != layout.BLOCKING
+    code = np.where(joined, ended_spans.code & ~layout.OTHER_THREAD, ended_spans.code)
+    return replace(ended_spans, code=code)
 
 
 def _measure_blocked_time(

@@ -3,7 +3,7 @@
 ## What it sees
 
 Lost time inside a step in which the main thread slept on a lock while another thread of the same
-process was on a CPU.
+process was on a CPU, or kept the interpreter lock without running.
 
 ## Why the GPU waits
 
@@ -14,13 +14,17 @@ every launch.
 
 ## How it decides
 
-Scheduler counters show how long the main thread was off CPU in each lost segment outside any wait
-for data or other ranks, and how long the busiest other thread of the process was on a CPU: the
-smaller of the two is the upper limit. Samples show how much of it counts: the share of samples, at
-instants at which the other thread was running, that found the main thread asleep in a futex
-(`wchan`), in excess of that share while the other thread was resting. If the result is small,
-nothing is claimed. Threads of autograd, NCCL and the driver are left out: they work for the main
-thread, and what they launch counts as its launching.
+A thread of the probe asks for the lock some twenty times a second. If it has to wait for more than
+8 ms, some thread kept the lock all that time, in C code that does not release it; the main thread
+waited for it as far as it was asleep on a lock (`futex` in `wchan`) meanwhile.
+
+Where the lock changes hands, scheduler counters show how long the main thread was off CPU in each
+lost segment outside any wait for data or other ranks, and how long the busiest other thread of the
+process was on a CPU: the smaller of the two is the upper limit. Samples show how much of it counts:
+the share of samples, at instants at which the other thread was running, that found the main thread
+asleep on a lock, in excess of that share while the other thread was resting. If the result is
+small, nothing is claimed. Threads of autograd, NCCL and the driver are left out: they work for the
+main thread, and what they launch counts as its launching.
 
 ## What to do
 
@@ -29,12 +33,14 @@ in code that releases the lock. `py-spy top --pid` shows what the thread runs.
 
 ## Where it is blind
 
-All locks look alike: also one that the other thread holds in C code. A thread is observed from
-about one second after its start. If thread names were not recorded nothing is claimed.
+Where the lock changes hands, all locks look alike. Who keeps it in C code is not known. A thread is
+observed from about one second after its start. If thread names were not recorded, running threads
+are not compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +49,7 @@ from numpy.typing import NDArray
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
+    compute_place_ratios,
     compute_sample_ratio,
     limit_to_lost_time,
     measure_sleep,
@@ -50,8 +57,10 @@ from clusterprof.analysis.detectors.base import (
     select_sleep_samples,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
+from clusterprof.analysis.timeline.intervals import Intervals, measure_overlap
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
+    PHASE_LOCK,
     DataWaitBreakdown,
     Float,
     Int,
@@ -60,6 +69,7 @@ from clusterprof.analysis.timeline.model import (
     ThreadTable,
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.analysis.timeline.spans import InterpreterWaitSpans
 from clusterprof.report.model import Cause, Evidence
 
 _HELPER_THREADS = (
@@ -103,13 +113,19 @@ class CpuGil:
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
-        """Claim time on a lock inside steps, as far as another thread computed."""
-        share = np.zeros(lost.start_ns.size)
-        inside = select_phases(lost, PHASE_COMPUTE)
-        others = {tid: other for tid, other in rank.main.threads.items() if tid != rank.pid}
+        """Claim time on a lock inside steps, as far as another thread computed or kept the lock."""
+        none = Claims(np.zeros(lost.start_ns.size), "B")
+        inside = select_phases(lost, PHASE_COMPUTE, PHASE_LOCK)
         thread = rank.main.threads.get(rank.pid)
-        if thread is None or not others or not inside.any():
-            return Claims(share, "B")
+        if thread is None or not inside.any():
+            return none
+        on_lock = find_sleep_samples(thread, rank.chunk.wchan_names, lambda name: "futex" in name)
+        kept = _claim_kept_lock(rank, lost, inside, on_lock, limits)
+        if kept is not None:
+            return kept
+        others = {tid: other for tid, other in rank.main.threads.items() if tid != rank.pid}
+        if not others:
+            return none
         if not any(other.name for other in others.values()):
             return None
         others = {
@@ -117,41 +133,95 @@ class CpuGil:
             for tid, other in others.items()
             if not other.name.startswith(_HELPER_THREADS)
         }
-        tid, other_ns = _find_busiest_thread(rank, lost, inside, sorted(others))
-        if not tid:
-            return Claims(share, "B")
-        lock_samples = find_sleep_samples(
-            thread, rank.chunk.wchan_names, lambda name: "futex" in name
-        )
-        asleep = measure_sleep(rank, lost, inside)
-        other_cpu_ns = np.zeros(share.size)
-        other_cpu_ns[inside] = other_ns
-        both = np.minimum(asleep, other_cpu_ns)
-        lock_ratio = _estimate_lock_ratio(
-            rank, lost, inside, lock_samples, _find_running_samples(others[tid], thread.t_ns)
-        )
-        length = lost.end_ns - lost.start_ns
-        if lock_ratio * float(both.sum()) < limits.kept_at_least_ratio * float(
-            length[inside].sum()
-        ):
-            return Claims(share, "B")
-        share = lock_ratio * limit_to_lost_time(both, lost, inside) / np.maximum(lost.lost_ns, 1)
-        parts = np.stack([asleep * lock_ratio, other_cpu_ns]) / np.maximum(length, 1)
-        evidence = (
-            Evidence(
-                "thread.on_lock_ratio",
-                compute_claimed_mean(lost, share, parts[0]),
-                "ratio",
-                "of that time the main thread slept on a lock",
-            ),
-            Evidence(
-                "other_thread.on_cpu_ratio",
-                compute_claimed_mean(lost, share, parts[1]),
-                "ratio",
-                "of that time another thread of the process was on a CPU",
-            ),
-        )
-        return Claims(share, "B", evidence, f"thread {others[tid].name} {tid}")
+        return _claim_computing_thread(rank, lost, inside, on_lock, others, limits) or none
+
+
+def _claim_kept_lock(
+    rank: Rank,
+    lost: LostTime,
+    inside: NDArray[np.bool_],
+    on_lock: NDArray[np.bool_],
+    limits: CpuGil.Limits,
+) -> Claims | None:
+    """Claim time on a lock while no other thread could get the interpreter lock.
+
+    inside: bool[n]. on_lock: bool[samples] of the main thread. None = nothing to claim.
+    """
+    waits = rank.main.get_spans(InterpreterWaitSpans)
+    if waits is None or not waits.start_ns.size:
+        return None
+    kept_ns = np.zeros(lost.start_ns.size)
+    segments = lost.start_ns[inside], lost.end_ns[inside]
+    kept_ns[inside] = measure_overlap(segments, Intervals(*waits.find_holds()))
+    # What helper threads run they run for the main thread, also with the lock.
+    for tid, other in rank.main.threads.items():
+        if tid != rank.pid and other.name.startswith(_HELPER_THREADS):
+            ran = compute_column_increase(other.t_ns, other.on_cpu_ns, *segments)
+            kept_ns[inside] -= np.minimum(np.nan_to_num(ran), kept_ns[inside])
+    asleep = measure_sleep(rank, lost, inside) * compute_place_ratios(rank, lost, inside, on_lock)
+    both = np.minimum(asleep, kept_ns)
+    length = np.maximum(lost.end_ns - lost.start_ns, 1)
+    if both.sum() < limits.kept_at_least_ratio * float(length[inside].sum()):
+        return None
+    share = limit_to_lost_time(both, lost, inside) / np.maximum(lost.lost_ns, 1)
+    evidence = (
+        Evidence(
+            "thread.on_lock_ratio",
+            compute_claimed_mean(lost, share, asleep / length),
+            "ratio",
+            "of that time the main thread slept on a lock",
+        ),
+        Evidence(
+            "interpreter.kept_ratio",
+            compute_claimed_mean(lost, share, kept_ns / length),
+            "ratio",
+            "of that time another thread kept the interpreter lock",
+        ),
+    )
+    return Claims(share, "A", evidence)
+
+
+def _claim_computing_thread(
+    rank: Rank,
+    lost: LostTime,
+    inside: NDArray[np.bool_],
+    on_lock: NDArray[np.bool_],
+    others: Mapping[int, ThreadTable],
+    limits: CpuGil.Limits,
+) -> Claims | None:
+    """Claim time on a lock while another thread of the process was on a CPU.
+
+    inside: bool[n]. on_lock: bool[samples] of the main thread. None = nothing to claim.
+    """
+    tid, other_ns = _find_busiest_thread(rank, lost, inside, sorted(others))
+    if not tid:
+        return None
+    asleep = measure_sleep(rank, lost, inside)
+    other_cpu_ns = np.zeros(lost.start_ns.size)
+    other_cpu_ns[inside] = other_ns
+    both = np.minimum(asleep, other_cpu_ns)
+    running = _find_running_samples(others[tid], rank.main.threads[rank.pid].t_ns)
+    lock_ratio = _estimate_lock_ratio(rank, lost, inside, on_lock, running)
+    length = lost.end_ns - lost.start_ns
+    if lock_ratio * float(both.sum()) < limits.kept_at_least_ratio * float(length[inside].sum()):
+        return None
+    share = lock_ratio * limit_to_lost_time(both, lost, inside) / np.maximum(lost.lost_ns, 1)
+    parts = np.stack([asleep * lock_ratio, other_cpu_ns]) / np.maximum(length, 1)
+    evidence = (
+        Evidence(
+            "thread.on_lock_ratio",
+            compute_claimed_mean(lost, share, parts[0]),
+            "ratio",
+            "of that time the main thread slept on a lock",
+        ),
+        Evidence(
+            "other_thread.on_cpu_ratio",
+            compute_claimed_mean(lost, share, parts[1]),
+            "ratio",
+            "of that time another thread of the process was on a CPU",
+        ),
+    )
+    return Claims(share, "B", evidence, f"thread {others[tid].name} {tid}")
 
 
 def _estimate_lock_ratio(

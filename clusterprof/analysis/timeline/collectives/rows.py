@@ -480,6 +480,8 @@ class RankRowBuilder:
         peer = np.where(direction > 0, (spans[CODE] >> 16 & 0xFFFFFFFF) - 1, -1)
         channel = self._channels.assign(spans[GROUP], peer, direction, spans[START], spans[NUMBER])
         self._record_totals(channel, spans)
+        spans, at_arrive = _delay_hidden_arrivals(spans, at_arrive, at_leave)
+        duration = spans[END] - spans[START]
         increase = at_leave - at_arrive
         arrive_rows, leave_rows = (
             np.flatnonzero(at_arrive.any(axis=1)),
@@ -543,6 +545,45 @@ class RankRowBuilder:
                 spans[END, sampled_rows],
             )
             self._samples.append(np.stack(sampled_values))
+
+
+_SMOOTHED_ROWS = 64
+"""Operations of other threads whose lost time is averaged: device samples are coarser than they."""
+
+
+def _delay_hidden_arrivals(spans: Int, at_arrive: Int, at_leave: Int) -> tuple[Int, Int]:
+    """Delay arrivals at operations of other threads by the time that they were hidden.
+
+    Meanwhile the rank worked: for the others it arrived when its device ran out of work. If all
+    ranks are in an operation and one of them still computes, the others wait for that rank, not
+    for the transfer. A nanosecond stays hidden, which marks the operation as overlapped.
+
+        rank 0   |====|-- arrived -- 80 idle ---|
+        rank 1      |=== 60 hidden ===| 20 idle |    rank 0 waited 60 for rank 1; transfer 20
+
+    spans: int64[7, n]; their lost time keeps its sum. at_arrive, at_leave: int64[K, n], ns.
+    """
+    rows = np.flatnonzero(spans[CODE] & layout.OTHER_THREAD)
+    if not rows.size:
+        return spans, at_arrive
+    spans, at_arrive = spans.copy(), at_arrive.copy()
+    duration = spans[END, rows] - spans[START, rows]
+    starts = np.flatnonzero(np.append(True, np.diff(rows // _SMOOTHED_ROWS) > 0))
+    counts = np.diff(np.append(starts, rows.size))
+    blocked_sum = np.add.reduceat(spans[BLOCKED_TIME, rows], starts)
+    ratio = blocked_sum / np.maximum(np.add.reduceat(duration, starts), 1)
+    until = np.cumsum(duration) * 1.0
+    until -= np.repeat(until[starts] - duration[starts], counts)
+    until *= np.repeat(ratio, counts)
+    # Differences of rounded running sums are integers that add up to the rounded whole.
+    smooth = np.rint(until).astype(np.int64)
+    smooth[1:] -= np.where(np.isin(np.arange(1, rows.size), starts), 0, smooth[:-1])
+    spans[BLOCKED_TIME, rows] = np.minimum(smooth, duration)
+    delayed_ns = duration - spans[BLOCKED_TIME, rows] - 1
+    spans[START, rows] += np.maximum(delayed_ns, 0)
+    hidden = rows[delayed_ns > 0]
+    at_arrive[:, hidden] = at_leave[:, hidden]
+    return spans, at_arrive
 
 
 def match_halves(spans: Int) -> tuple[Int, Int]:

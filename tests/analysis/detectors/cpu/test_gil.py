@@ -87,3 +87,33 @@ def test_without_names_of_threads_nothing_can_be_reported() -> None:
         unnamed, threads={tid: replace(value, name="") for tid, value in unnamed.threads.items()}
     )
     assert claim(unnamed) is None
+
+
+def keeping(*waits: tuple[float, float, int]) -> dict:
+    return {layout.INTERPRETER_WAIT: spans(*waits)}
+
+
+def test_time_on_a_lock_while_c_code_keeps_the_interpreter() -> None:
+    # Waits from 0.2 to 0.6 s and from 1.1 to 1.5 s, after pauses of 0.1 s: kept from 0.15 and 1.05
+    # on. Nobody was on a CPU. [0, 1): 0.45 kept of 0.5 lost; [1, 2): 0.45 of 0.8.
+    waits = keeping((0.2, 0.6, 100_000_000), (1.1, 1.5, 100_000_000))
+    got = claim(replace(training("L3"), spans=waits))
+    assert got is not None
+    np.testing.assert_allclose(got.share, [0.45 / 0.5, 0.45 / 0.8, 0.0])
+    assert (got.grade, got.resource) == ("A", "")
+    values = {item.name: item.value for item in got.evidence}
+    assert values["interpreter.kept_ratio"] == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize(
+    ("main", "others"),
+    [
+        ("U3", {}),  # it keeps the lock itself
+        ("S3", {}),  # it sleeps elsewhere
+        ("L3", {"pt_autograd_0": "U3"}),  # the backward pass keeps the lock for it
+    ],
+)
+def test_a_kept_lock_that_is_no_contest(main, others) -> None:
+    waits = keeping((0.2, 0.6, 100_000_000), (1.1, 1.5, 100_000_000))
+    got = claim(replace(training(main, **others), spans=waits))
+    np.testing.assert_array_equal(got.share, [0, 0, 0])

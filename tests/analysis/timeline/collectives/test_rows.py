@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from clusterprof.analysis.timeline.collectives.rows import ChannelNumbering
+from clusterprof.analysis.timeline.collectives.rows import (
+    ChannelNumbering,
+    RankRowBuilder,
+    read_block,
+)
+from clusterprof.probe.layout import ALL_REDUCE, OTHER_THREAD
 
 GROUP = 7
 
@@ -90,3 +95,39 @@ def test_channels_count_by_themselves() -> None:
         (7, -1, 0, 0),
         (8, -1, 0, 0),
     ]
+
+
+def test_an_operation_of_another_thread_is_arrived_at_when_the_device_has_no_more_work() -> None:
+    # Lost time is averaged over operations: 30 + 0 + 60 of 100 + 100 + 100 ns are 30 of each. The
+    # fourth was called by the main thread and stays. A nanosecond of each of the others is hidden.
+    builder = RankRowBuilder(Kept())
+    other = ALL_REDUCE | OTHER_THREAD
+    rows = [  # start, end, group, number, bytes, code, lost
+        (1000, 1100, GROUP, 0, 8, other, 30),
+        (1200, 1300, GROUP, 1, 8, other, 0),
+        (1400, 1500, GROUP, 2, 8, other, 60),
+        (1600, 1700, GROUP, 3, 8, ALL_REDUCE, 50),
+    ]
+    at_arrive = np.array([[500, 570, 670, 710]])
+    at_leave = np.array([[570, 670, 710, 760]])
+    builder.add(np.array(rows).T, at_arrive, at_leave)
+    operations = builder.finish()
+    assert operations is not None
+    (block,) = operations.blocks
+    out = np.zeros((9, 4), np.int64)
+    assert isinstance(block.location, bytes)
+    read_block(block.location, block, np.zeros(1, np.int64), out)
+    assert out[0].tolist() == [1069, 1269, 1469, 1600]  # arrivals
+    assert out[1].tolist() == [31, 31, 31, 100]
+    assert out[2].tolist() == [30, 30, 30, 50]  # of it lost
+    assert out[7].tolist() == [570, 670, 710, 710]  # spent at arrival
+    assert out[8].tolist() == [570, 670, 710, 760]  # spent at leave
+
+
+class Kept:
+    """A store that keeps every block in memory."""
+
+    why_full = ""
+
+    def put(self, data: bytes) -> bytes:
+        return data
