@@ -27,7 +27,6 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.series import (
     IntervalPositions,
-    compute_column_increase,
     compute_growth,
     compute_increase,
     evaluate_increase,
@@ -44,7 +43,7 @@ _PRESENT_KEY, _CLAIMED_KEY, _HANDOVERS_KEY, _RUNNABLE_KEY = (
     "handed-over",
     "runnable",
 )
-_GROWTH_KEY, _COMPUTE_WAIT_KEY = "growth", "computing"
+_GROWTH_KEY, _COMPUTE_WAIT_KEY, _MAIN_KEY = "growth", "computing", "main thread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +222,19 @@ def measure_main_thread(rank: Rank, column: str, lost: LostTime, rows: NDArray[n
     Returns float64[n]. column: "on_cpu_ns" or "run_delay_ns". rows: bool[n]. NaN where not selected
     or unknown.
     """
-    out = np.full(lost.start_ns.size, np.nan)
     thread = rank.main.threads.get(rank.pid)
     if thread is None or not rows.any():
-        return out
-    start, end = lost.start_ns[rows], lost.end_ns[rows]
-    growth = compute_column_increase(thread.t_ns, getattr(thread, column), start, end)
-    out[rows] = np.clip(growth / np.maximum(end - start, 1), 0.0, 1.0)
-    return out
+        return np.full(lost.start_ns.size, np.nan)
+    ratio = lost.shared.get((_MAIN_KEY, column))
+    if ratio is None:
+        positions = lost.shared.get(_MAIN_KEY)
+        if positions is None:
+            positions = locate_intervals(thread.t_ns, lost.start_ns, lost.end_ns)
+            lost.shared[_MAIN_KEY] = positions
+        ratio = evaluate_increase(compute_growth(getattr(thread, column)), positions)
+        ratio = np.clip(ratio / np.maximum(lost.end_ns - lost.start_ns, 1), 0.0, 1.0)
+        lost.shared[_MAIN_KEY, column] = ratio
+    return np.where(rows, ratio, np.nan)
 
 
 def measure_throttling(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:

@@ -295,17 +295,18 @@ def _move_to_driver_times(t_ns: Int, busy_ns: Float, until: Series) -> tuple[Int
     A driver hands a period over up to a period late. t_ns int64[n], busy_ns float64[n]: polled
     totals. until: end of the period of each poll, NaN where the driver's clock was not
     understood; those readings keep the time of the poll. Readings that end no later than the
-    one before are dropped, so times strictly increase.
+    one before are dropped, so times strictly increase. A poll reads the driver a little after its
+    own time, so a period can end after it; that reading keeps the time of the poll, too.
     """
     if not until.t_ns.size:
         return t_ns, busy_ns
     row = np.minimum(np.searchsorted(until.t_ns, t_ns), until.t_ns.size - 1)
     end_ns = until.values[row]
-    is_known = (until.t_ns[row] == t_ns) & ~np.isnan(end_ns) & (end_ns <= t_ns)
-    moved = np.where(is_known, end_ns, t_ns).astype(np.int64)
-    latest = np.maximum.accumulate(moved)
-    is_new = np.append(True, moved[1:] > latest[:-1]) if moved.size else np.zeros(0, np.bool_)
-    return moved[is_new], busy_ns[is_new]
+    is_known = (until.t_ns[row] == t_ns) & ~np.isnan(end_ns) & (end_ns <= t_ns + SNAPSHOT_VALID_NS)
+    ends = np.where(is_known, end_ns, t_ns).astype(np.int64)
+    latest = np.maximum.accumulate(ends)
+    is_new = np.append(True, ends[1:] > latest[:-1]) if ends.size else np.zeros(0, np.bool_)
+    return np.minimum(ends, t_ns)[is_new], busy_ns[is_new]
 
 
 def _sum_busy_ratio(ratio: Series) -> Float:

@@ -2,7 +2,9 @@
 
 Some twenty times a second the thread sleeps and then needs the lock. If it comes back late, another
 thread kept the lock all that time: C code that does not release it, or many threads in turn. A
-thread that runs Python code gives the lock away within a switch interval (5 ms).
+thread that runs Python code gives the lock away within a switch interval (5 ms). Time in which the
+thread itself had no CPU (`schedstat`) does not count; where the kernel does not say, nothing is
+recorded.
 
 The thread runs in training processes only, not in workers. It is started without the `threading`
 module, so the job does not see it there, and takes no signals. It ends before a fork, and starts
@@ -22,7 +24,7 @@ from .. import handle_error, layout, ring
 PAUSE_S, SHORT_PAUSE_S = 0.05, 0.02
 """Between two needs of the lock: usually, and after a late one."""
 LATE_NS = 8_000_000
-"""The least delay that is recorded; of a longer switch interval 1.6."""
+"""The least wait that is recorded; of a longer switch interval 1.6."""
 _STOP_TIMEOUT_S = 0.02
 _SYNCHRONOUS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT")
 
@@ -55,12 +57,16 @@ def stop() -> None:
 
 
 def _watch_lock(stop: Any, ended: Any) -> None:
+    schedstat = -1
     try:
         signal.pthread_sigmask(
             signal.SIG_BLOCK,
             signal.valid_signals() - {getattr(signal, name) for name in _SYNCHRONOUS},
         )
-        acquire, pause_s, beats = stop.acquire, PAUSE_S, 0
+        path = "/proc/self/task/%d/schedstat" % _thread.get_native_id()
+        schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        acquire, pread, pause_s, beats = stop.acquire, os.pread, PAUSE_S, 0
+        delayed_ns = int(pread(schedstat, 64, 0).split()[1])
         while True:
             # Pauses of unequal length keep no time with what happens in the job.
             beats += 1
@@ -68,14 +74,20 @@ def _watch_lock(stop: Any, ended: Any) -> None:
             due_ns = monotonic_ns() + int(length_s * 1e9)
             if acquire(True, length_s):
                 return
-            now = monotonic_ns()
+            now, before_ns = monotonic_ns(), delayed_ns
+            delayed_ns = int(pread(schedstat, 64, 0).split()[1])
+            due_ns += delayed_ns - before_ns
             pause_s = PAUSE_S
             if now - due_ns >= max(LATE_NS, int(sys.getswitchinterval() * 1.6e9)):
                 ring.emit(layout.INTERPRETER_WAIT, due_ns, now, int(length_s * 1e9))
                 pause_s = SHORT_PAUSE_S
+    except (OSError, ValueError, IndexError):
+        pass
     except BaseException as error:
         handle_error(error)
     finally:
+        if schedstat >= 0:
+            os.close(schedstat)
         ended.release()
 
 

@@ -96,11 +96,20 @@ def test_busy_time_counts_up_to_the_end_of_the_drivers_period() -> None:
     assert busy_ns.tolist() == [0, 5, 25]
 
 
+def test_a_period_that_ends_after_its_poll_keeps_the_time_of_the_poll() -> None:
+    # every second poll reads anew, 2 ms after its own time; the other one repeats that end
+    busy = counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 0, 50, 50, 80])
+    until = gauge([1.0, 1.1, 1.2, 1.3, 1.4], [1.002e9, 1.002e9, 1.202e9, 1.202e9, 1.402e9])
+    t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
+    assert t_ns.tolist() == ints([1.0, 1.2, 1.4]).tolist()
+    assert busy_ns.tolist() == [0, 50, 80]
+
+
 def test_an_end_that_cannot_be_right_leaves_the_time_of_the_poll() -> None:
-    # at 1.1 the driver's clock was not understood, at 1.2 it was ahead of ours, at 1.3 the end was
+    # at 1.1 the driver's clock was not understood, at 1.2 far ahead of ours, at 1.3 the end was
     # not read at all
     busy = counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 9, 12, 20])
-    until = gauge([1.0, 1.1, 1.2, 1.4], [0.97e9, NAN, 1.25e9, 1.38e9])
+    until = gauge([1.0, 1.1, 1.2, 1.4], [0.97e9, NAN, 9.25e9, 1.38e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
     assert t_ns.tolist() == ints([0.97, 1.1, 1.2, 1.3, 1.38]).tolist()
     assert busy_ns.tolist() == [0, 5, 9, 12, 20]

@@ -278,9 +278,7 @@ thread.join()
         by_group: dict[int, list[tuple[int, int]]] = {}
         for operation in operations(ring):
             if operation.what == ALL_REDUCE:
-                by_group.setdefault(operation.group, []).append(
-                    (operation.number, operation.bytes)
-                )
+                by_group.setdefault(operation.group, []).append((operation.number, operation.bytes))
         assert sorted(by_group.pop(group_of("0,1"))) == [(n, 4) for n in range(4)]
         (second,) = by_group.values()
         assert sorted(second) == [(n, 40) for n in range(3)]

@@ -41,8 +41,7 @@ def test_c_code_that_keeps_the_lock_is_a_wait(run_dir: Path) -> None:
 
 def test_the_job_does_not_see_the_thread(run_dir: Path) -> None:
     code = KEEP_LOCK + (
-        "assert threading.active_count() == 1\n"
-        "assert len(os.listdir('/proc/self/task')) == 2\n"
+        "assert threading.active_count() == 1\nassert len(os.listdir('/proc/self/task')) == 2\n"
     )
     assert len(recorded(code, run_dir)) == 1
 

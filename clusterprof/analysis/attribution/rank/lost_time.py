@@ -103,7 +103,12 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
-from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.analysis.timeline.series import (
+    compute_column_increase,
+    compute_growth,
+    evaluate_increase,
+    locate_intervals,
+)
 from clusterprof.analysis.timeline.spans import ExposedSpans
 from clusterprof.probe import layout
 
@@ -133,15 +138,16 @@ def allocate_idle_time(
     far; its update is returned too.
     """
     window, phase = phases.window, phases.phase
+    asleep_ns = _measure_unknown_sleep(rank, phases, windows)
     rows = np.flatnonzero(np.isin(phase, tuple(STARVING_PHASES)))
     if not rows.size:
-        return allocate_by_shares(window, phase, room_ns, idle_ns, known)
+        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns)
     starving = phases.rows(rows)
     start_ns, end_ns = _find_launch_gaps(rank, starving)
     begins = np.zeros(phase.size, np.bool_)
     begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
     open_ns = np.where(begins, 0, room_ns)
-    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known)
+    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns)
     if begins.any():
         left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
         if left.any():  # there is no other place for it
@@ -151,6 +157,29 @@ def allocate_idle_time(
         window[rows], starving.end_ns - start_ns, room_ns[rows], idle[rows]
     )
     return idle, known
+
+
+_WAITS = (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT)
+"""Phases in which the main thread sleeps."""
+
+
+def _measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows) -> Int | None:
+    """Measure how long the main thread slept outside its known waits in each window.
+
+    int64[windows], ns; None if its threads were not sampled.
+    """
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or len(thread.t_ns) < 2:
+        return None
+    length = phases.end_ns - phases.start_ns
+    waited = np.where(np.isin(phases.phase, _WAITS), length, 0)
+    positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
+    active = sum(
+        evaluate_increase(compute_growth(column), positions)
+        for column in (thread.on_cpu_ns, thread.run_delay_ns)
+    )
+    asleep = windows.end_ns - windows.start_ns - _sum_by_window(windows, phases.window, waited)
+    return np.maximum(np.nan_to_num(asleep - active), 0.0).astype(np.int64)
 
 
 def allocate_by_wait_age(group: Int, age_ns: Int, room_ns: Int, amount_ns: Int) -> Int:

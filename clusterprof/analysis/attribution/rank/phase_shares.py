@@ -9,10 +9,12 @@ phases in different parts:
     2              120       80   130           least squares: p = 1.0, q = 0.14
     3               10      190    37
 
-Shares lie between 0 and 1. A window's idle time is its expectation by these shares, plus the
-difference to what was measured, which goes to phases in proportion to the variance of a share
-(p * (1 - p)): a phase in which the device is always idle, or never, takes none of it. Until
-enough windows were seen, phases are filled in a fixed order.
+While the main thread launches work its device is busy, and while it sleeps outside any known wait
+(a timer, an upload) often not. How long it slept in each window is known from its counters, so both
+have a share of their own. Shares lie between 0 and 1. A window's idle time is its expectation by
+these shares, plus the difference to what was measured, which goes to phases in proportion to the
+variance of a share (p * (1 - p)): a phase in which the device is always idle, or never, takes none
+of it. Until enough windows were seen, phases are filled in a fixed order.
 
 The equations are updated at fixed numbers of windows, so that where a recording is cut into
 chunks changes nothing.
@@ -28,9 +30,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER, allocate_by_phase
-from clusterprof.analysis.timeline.model import Float, Int
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int
 
-PHASES = max(FILL_ORDER) + 1
+_ASLEEP = max(FILL_ORDER) + 1
+"""The part of PHASE_COMPUTE in which the main thread slept."""
+PHASES = _ASLEEP + 1
 MIN_WINDOWS = 16
 """Number of windows before shares are estimated."""
 _UPDATE_INTERVAL = 1024
@@ -60,16 +64,25 @@ NO_SHARES = PhaseShares()
 
 
 def allocate_by_shares(
-    window: Int, phase: Int, room_ns: Int, idle_ns: Int, known: PhaseShares
+    window: Int,
+    phase: Int,
+    room_ns: Int,
+    idle_ns: Int,
+    known: PhaseShares,
+    asleep_ns: Int | None = None,
 ) -> tuple[Int, PhaseShares]:
     """Allocate the idle time of each window to the rows in it; also return the updated shares.
 
     window, phase, room_ns: int64[n], rows of one window are contiguous. idle_ns:
-    int64[windows]. Returns int64[n], ns, at most the room.
+    int64[windows]. asleep_ns: int64[windows], sleep of the main thread in PHASE_COMPUTE. Returns
+    int64[n], ns, at most the room.
     """
     cell = window * PHASES + phase
     flat_parts_ns = np.bincount(cell, room_ns, minlength=idle_ns.size * PHASES)
-    parts_ns = flat_parts_ns.reshape(-1, PHASES)
+    parts_ns = flat_parts_ns.reshape(-1, PHASES).copy()
+    if asleep_ns is not None:
+        parts_ns[:, _ASLEEP] = np.minimum(asleep_ns, parts_ns[:, PHASE_COMPUTE])
+        parts_ns[:, PHASE_COMPUTE] -= parts_ns[:, _ASLEEP]
     amounts_ns = np.zeros(parts_ns.shape)
     at = 0
     while at < idle_ns.size:
@@ -79,6 +92,7 @@ def allocate_by_shares(
             amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], known.shares)
         known = _add_windows(known, parts_ns[rows], idle_ns[rows])
         at = until
+    amounts_ns[:, PHASE_COMPUTE] += amounts_ns[:, _ASLEEP]
     # Within a phase by length; what rounding leaves, and windows before any share is known, go on.
     ratio = amounts_ns.ravel() / np.maximum(flat_parts_ns, 1.0)
     out = np.minimum(np.floor(room_ns * ratio[cell]).astype(np.int64), room_ns)
@@ -152,14 +166,19 @@ def _descend(matrix: Float, target: Float, shares: Float) -> Float:
 
 def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...]) -> Float:
     """Return the idle time of each window by phase: float64[windows, phases], ns."""
-    share = np.array(shares)
+    (present,) = parts_ns.any(axis=0).nonzero()
+    out = np.zeros(parts_ns.shape)
+    share, parts_ns = np.array(shares)[present], parts_ns[:, present]
     amounts_ns = parts_ns * share
     variance = np.maximum(share * (1 - share), _MIN_VARIANCE)
     for _ in range(_ROUNDS):
         missing_ns = idle_ns - amounts_ns.sum(axis=1)
+        if np.abs(missing_ns).max(initial=0.0) < 1.0:
+            break
         room = np.where(missing_ns[:, None] > 0, amounts_ns < parts_ns, amounts_ns > 0)
         weight = np.where(room, parts_ns * variance, 0.0)
         total = weight.sum(axis=1)
         step = np.divide(missing_ns, total, out=np.zeros_like(total), where=total > 0)
         amounts_ns = np.clip(amounts_ns + weight * step[:, None], 0.0, parts_ns)
-    return amounts_ns
+    out[:, present] = amounts_ns
+    return out

@@ -548,42 +548,52 @@ class RankRowBuilder:
 
 
 _SMOOTHED_ROWS = 64
-"""Operations of other threads whose lost time is averaged: device samples are coarser than they."""
+"""Operations whose lost time is averaged: device samples are coarser than operations."""
 
 
 def _delay_hidden_arrivals(spans: Int, at_arrive: Int, at_leave: Int) -> tuple[Int, Int]:
-    """Delay arrivals at operations of other threads by the time that they were hidden.
+    """Delay arrivals at operations behind which the device still worked, by the hidden time.
 
-    Meanwhile the rank worked: for the others it arrived when its device ran out of work. If all
-    ranks are in an operation and one of them still computes, the others wait for that rank, not
-    for the transfer. A nanosecond stays hidden, which marks the operation as overlapped.
+    These are the operations of other threads, and DDP's wait for its gradients. For the others the
+    rank arrived when its device ran out of work. If all ranks are in an operation and one of them
+    still computes, the others wait for that rank, not for the transfer. A nanosecond stays hidden,
+    which marks the operation as overlapped.
 
         rank 0   |====|-- arrived -- 80 idle ---|
         rank 1      |=== 60 hidden ===| 20 idle |    rank 0 waited 60 for rank 1; transfer 20
 
     spans: int64[7, n]; their lost time keeps its sum. at_arrive, at_leave: int64[K, n], ns.
     """
-    rows = np.flatnonzero(spans[CODE] & layout.OTHER_THREAD)
-    if not rows.size:
+    by_other = (spans[CODE] & layout.OTHER_THREAD) != 0
+    gradients = ~by_other & ((spans[CODE] & layout.OPERATION_MASK) == layout.GRADIENTS)
+    gradients &= (spans[CODE] & ON_DEVICE) == 0
+    if not (by_other.any() or gradients.any()):
         return spans, at_arrive
     spans, at_arrive = spans.copy(), at_arrive.copy()
-    duration = spans[END, rows] - spans[START, rows]
+    for rows in (np.flatnonzero(by_other), np.flatnonzero(gradients)):
+        duration = spans[END, rows] - spans[START, rows]
+        blocked = _average_blocked_time(rows, duration, spans[BLOCKED_TIME, rows])
+        delayed_ns = duration - blocked - 1
+        spans[BLOCKED_TIME, rows] = blocked
+        spans[START, rows] += np.maximum(delayed_ns, 0)
+        hidden = rows[delayed_ns > 0]
+        at_arrive[:, hidden] = at_leave[:, hidden]
+    return spans, at_arrive
+
+
+def _average_blocked_time(rows: Int, duration: Int, blocked: Int) -> Int:
+    """Share the blocked time of neighboring operations out by their durations: int64[n], ns."""
+    if not rows.size:
+        return blocked
     starts = np.flatnonzero(np.append(True, np.diff(rows // _SMOOTHED_ROWS) > 0))
     counts = np.diff(np.append(starts, rows.size))
-    blocked_sum = np.add.reduceat(spans[BLOCKED_TIME, rows], starts)
-    ratio = blocked_sum / np.maximum(np.add.reduceat(duration, starts), 1)
-    until = np.cumsum(duration) * 1.0
-    until -= np.repeat(until[starts] - duration[starts], counts)
-    until *= np.repeat(ratio, counts)
+    sums = np.add.reduceat(duration, starts)
+    ratio = np.add.reduceat(blocked, starts) / np.maximum(sums, 1)
+    until = np.cumsum(duration) - np.repeat(np.cumsum(sums) - sums, counts)
     # Differences of rounded running sums are integers that add up to the rounded whole.
-    smooth = np.rint(until).astype(np.int64)
+    smooth = np.rint(until * np.repeat(ratio, counts)).astype(np.int64)
     smooth[1:] -= np.where(np.isin(np.arange(1, rows.size), starts), 0, smooth[:-1])
-    spans[BLOCKED_TIME, rows] = np.minimum(smooth, duration)
-    delayed_ns = duration - spans[BLOCKED_TIME, rows] - 1
-    spans[START, rows] += np.maximum(delayed_ns, 0)
-    hidden = rows[delayed_ns > 0]
-    at_arrive[:, hidden] = at_leave[:, hidden]
-    return spans, at_arrive
+    return np.minimum(smooth, duration)
 
 
 def match_halves(spans: Int) -> tuple[Int, Int]:

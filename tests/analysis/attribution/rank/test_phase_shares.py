@@ -18,7 +18,12 @@ from clusterprof.analysis.attribution.rank.phase_shares import (
     allocate_by_shares,
     solve_shares,
 )
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Int
+from clusterprof.analysis.timeline.model import (
+    PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    Int,
+)
 
 MS = 1_000_000
 TWO_PHASES = (PHASE_DATA_WAIT, PHASE_COMPUTE)
@@ -99,6 +104,23 @@ def test_until_enough_windows_were_seen_the_wait_is_filled_first() -> None:
     allocated_ns, known = windows.allocate()
     assert allocated_ns.tolist() == [60 * MS, 20 * MS] * 15
     assert (known.windows, known.shares) == (15, ())
+
+
+def test_sleep_outside_waits_has_a_share_of_its_own() -> None:
+    # Windows of 100 ms in turn: the main thread sleeps for 80 and launches for 20, and the device
+    # is idle as long as it sleeps; then it launches for 60 and 80 and waits in a collective for the
+    # rest, and the device is idle for a quarter of the wait.
+    lengths = np.tile([[100 * MS, 0], [60 * MS, 40 * MS], [80 * MS, 20 * MS]], (64, 1))
+    phases = (PHASE_COMPUTE, PHASE_COLLECTIVE)
+    windows = build(lengths, phases, np.tile([80 * MS, 10 * MS, 5 * MS], 64))
+    asleep_ns = np.tile([80 * MS, 0, 0], 64)
+    allocated_ns, _ = allocate_by_shares(
+        windows.window, windows.phase, windows.room_ns, windows.idle_ns, NO_SHARES, asleep_ns
+    )
+    check_sums(windows, allocated_ns)
+    by_window = allocated_ns.reshape(-1, 2)[-48:]
+    expected = np.tile([[80 * MS, 0], [0, 10 * MS], [0, 5 * MS]], (16, 1))
+    np.testing.assert_allclose(by_window, expected, atol=1 * MS)
 
 
 def idle(each_ms: int, count: int) -> Int:
