@@ -21,8 +21,10 @@ from typing import Any, Optional
 
 from .. import handle_error, layout, ring
 
-PAUSE_S, SHORT_PAUSE_S = 0.05, 0.02
+PAUSE_S, SHORT_PAUSE_S = 0.05, 0.012
 """Between two needs of the lock: usually, and after a late one."""
+SHORT_PAUSES = 20
+"""Number of short pauses after a late one."""
 LATE_NS = 8_000_000
 """The least wait that is recorded; of a longer switch interval 1.6."""
 _STOP_TIMEOUT_S = 0.02
@@ -65,22 +67,23 @@ def _watch_lock(stop: Any, ended: Any) -> None:
         )
         path = "/proc/self/task/%d/schedstat" % _thread.get_native_id()
         schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        acquire, pread, pause_s, beats = stop.acquire, os.pread, PAUSE_S, 0
+        acquire, pread, beats, short_until = stop.acquire, os.pread, 0, 0
         delayed_ns = int(pread(schedstat, 64, 0).split()[1])
         while True:
             # Pauses of unequal length keep no time with what happens in the job.
             beats += 1
-            length_s = pause_s * (0.75 + 0.5 * (beats * 0.618 % 1.0))
+            length_s = (SHORT_PAUSE_S if beats <= short_until else PAUSE_S) * (
+                0.75 + 0.5 * (beats * 0.618 % 1.0)
+            )
             due_ns = monotonic_ns() + int(length_s * 1e9)
             if acquire(True, length_s):
                 return
             now, before_ns = monotonic_ns(), delayed_ns
             delayed_ns = int(pread(schedstat, 64, 0).split()[1])
             due_ns += delayed_ns - before_ns
-            pause_s = PAUSE_S
             if now - due_ns >= max(LATE_NS, int(sys.getswitchinterval() * 1.6e9)):
                 ring.emit(layout.INTERPRETER_WAIT, due_ns, now, int(length_s * 1e9))
-                pause_s = SHORT_PAUSE_S
+                short_until = beats + SHORT_PAUSES
     except (OSError, ValueError, IndexError):
         pass
     except BaseException as error:

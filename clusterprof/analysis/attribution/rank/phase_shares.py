@@ -30,7 +30,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER, allocate_by_phase
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int
+from clusterprof.analysis.timeline.model import (
+    PHASE_CHECKPOINT,
+    PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    PHASE_GC,
+    PHASE_H2D,
+    PHASE_HIDDEN_COLLECTIVE,
+    PHASE_LOCK,
+    PHASE_STARTUP,
+    Float,
+    Int,
+)
 
 _ASLEEP = max(FILL_ORDER) + 1
 """The part of PHASE_COMPUTE in which the main thread slept."""
@@ -44,7 +56,19 @@ _ROUNDING = 0.02
 """A share this near to 0 or 1 is 0 or 1: samples are not exact to a percent."""
 _ROUNDS, _DESCENT_ROUNDS, _CONVERGED = 8, 200, 1e-5
 _RIDGE = 1e-3
-"""Weight of the assumption that all phases are alike, for phases that windows cannot tell apart."""
+"""Weight of what is assumed of a phase, for phases that windows cannot tell apart."""
+_ASSUMED = {
+    PHASE_STARTUP: 1.0,
+    PHASE_CHECKPOINT: 1.0,
+    PHASE_H2D: 1.0,
+    PHASE_DATA_WAIT: 1.0,
+    PHASE_GC: 1.0,
+    PHASE_LOCK: 1.0,
+    PHASE_COLLECTIVE: 1.0,
+    PHASE_COMPUTE: 0.0,
+    PHASE_HIDDEN_COLLECTIVE: 0.0,
+}
+"""Idle share that is assumed of a phase: of a wait all, of launching nothing, of others the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +160,12 @@ def solve_shares(products: Float, idle_products: Float) -> Float:
     """
     weight = float(products.sum())
     mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
-    ridge = _RIDGE * float(np.trace(products)) / len(products) + 1e-12
     shares = np.full(len(products), min(max(mean, 0.0), 1.0))
     (present,) = np.diag(products).nonzero()
+    ridge = _RIDGE * float(np.trace(products)) / len(products) + 1e-12
     matrix = products[np.ix_(present, present)] + ridge * np.eye(present.size)
-    target = idle_products[present] + ridge * mean
+    assumed = np.array([_ASSUMED.get(phase, mean) for phase in present.tolist()])
+    target = idle_products[present] + ridge * assumed
     solved = np.linalg.solve(matrix, target) if present.size else target
     if (solved < 0).any() or (solved > 1).any():
         solved = _descend(matrix, target, np.clip(solved, 0.0, 1.0))

@@ -92,13 +92,15 @@ def find_pauses(rank: Rank, lost: LostTime, limits: PauseLimits) -> tuple[Float,
     window = _locate_device_samples(rank, lost.start_ns)
     if window is None or not idle.any():
         return zeros, False
-    length = lost.end_ns - lost.start_ns
-    user_ns = np.nan_to_num(measure_main_thread(rank, "user_ns", lost, idle)) * length
     number = window[0] - window[0].min()
     count = int(number.max()) + 1
     idle_ns = np.bincount(number, np.where(idle, lost.lost_ns, 0), count)
-    busy_ns = np.bincount(number, np.where(idle, np.minimum(user_ns, lost.lost_ns), 0), count)
     min_idle_ns = max(limits.nothing_launched_at_least_ns, _MIN_SAMPLE_RATIO * window[1])
+    if not (idle_ns[:-1] + idle_ns[1:] >= min_idle_ns).any():
+        return zeros, False
+    length = lost.end_ns - lost.start_ns
+    user_ns = np.nan_to_num(measure_main_thread(rank, "user_ns", lost, idle)) * length
+    busy_ns = np.bincount(number, np.where(idle, np.minimum(user_ns, lost.lost_ns), 0), count)
     pair_idle_ns, pair_busy_ns = idle_ns[:-1] + idle_ns[1:], busy_ns[:-1] + busy_ns[1:]
     is_idle = idle_ns >= min_idle_ns
     pair = (pair_idle_ns >= min_idle_ns) & (
