@@ -68,7 +68,7 @@ _ASSUMED = {
     PHASE_COMPUTE: 0.0,
     PHASE_HIDDEN_COLLECTIVE: 0.0,
 }
-"""Idle share that is assumed of a phase: of a wait all, of launching nothing, of others the mean."""
+"""Idle share assumed of a phase: of a wait all, of launching nothing, of others the mean."""
 
 
 @dataclass(frozen=True, slots=True)
