@@ -103,7 +103,7 @@ class CpuPreprocess:
         )
         resource = f"worker pid {int(pids[0])}" if pids.size == 1 else ""
         if _has_unknown_workers(rank):
-            resource = f"loader of rank {rank.rank}"
+            resource = "" if rank.rank is None else f"loader of rank {rank.rank}"
         return Claims(share, "A", evidence, resource)
 
 

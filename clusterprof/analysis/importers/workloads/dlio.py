@@ -286,6 +286,7 @@ def build_nodes(folder: RunFolder, account: Account) -> Iterator[NodeTables]:
     if folder.disks and not has_wall_clock:
         account.skipped["disk readings (the steps have no time of day)"] += 1
     account.notes += _build_notes(folder, has_wall_clock)
+    account.answers += [note for note in account.notes if note.startswith(_ANSWERS)]
 
 
 def _find_block_starts(folder: RunFolder) -> tuple[dict[tuple[int, str], int], bool]:
@@ -413,6 +414,9 @@ def _add_reading(
         get_rate("aqu-sz") * length_ns,
     )
     rows.setdefault(name, []).append((now, length_ns, *(min(round(v), 1 << 42) for v in values)))
+
+
+_ANSWERS = ("published accelerator utilization", "waiting for data took")
 
 
 def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
