@@ -85,7 +85,9 @@ def build_metrics(
     part = format_quantity(unobserved_ns / in_step_ns, "ratio")
     why = f"neither device nor host was observed for {part} of the time in steps"
     return tuple(
-        _build_metric(metric.name, None, why) if metric.name in _SUMS_OF_ALL_LOSSES else metric
+        _build_metric(metric.name, None, why)
+        if metric.bound != "exact" or metric.name in _SUMS_OF_ALL_LOSSES
+        else metric
         for metric in metrics
     )
 

@@ -77,7 +77,14 @@ def test_without_a_device_nobody_is_reported_to_have_been_busy(tmp_path: Path) -
     node.spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
     write_node(tmp_path / "run" / "n", node.header(), node.records())
     no_loss = describe_no_loss(analyze(tmp_path / "run"))
-    assert no_loss.startswith("No device was measured and no host wait was recorded")
+    assert no_loss == "Too little was seen to judge the job: a single step."
+    node.spans(7, layout.STEP, [5 * S], [9 * S], a=[2], b=2)
+    write_node(tmp_path / "longer" / "n", node.header(), node.records())
+    no_loss = describe_no_loss(analyze(tmp_path / "longer"))
+    assert no_loss == (
+        "Too little was seen to judge the job: no device, and what the host did is not known for"
+        " 100.0 % of the time in steps."
+    )
 
 
 def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> None:

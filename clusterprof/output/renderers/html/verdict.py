@@ -329,7 +329,8 @@ def describe_finding_cost(finding: Finding, report: Report) -> str:
             else f"the job would end {saved} sooner{ends}"
         )
     elif impact.why_missing:
-        parts.append(f"what fixing it would save is not known: {impact.why_missing}")
+        noun = "what fixing it saves" if report.window_only else "how much sooner the job would end"
+        parts.append(f"{noun} is not known: {impact.why_missing}")
     return "; ".join(parts)
 
 
