@@ -136,10 +136,11 @@ def _fill_prefetch(context: AdviceContext) -> FilledRecommendation:
 
 
 def _fill_cheaper_preprocessing(context: AdviceContext) -> FilledRecommendation:
-    pid = context.resource.removeprefix("worker pid ")
+    who, _, pid = context.resource.partition(" pid ")
     number, here = (pid, " of this run") if pid.isdecimal() else ("PID", "")
+    what = "the training process" if who == "training process" else "a worker"
     return FilledRecommendation(
-        f"{mark_command(f'py-spy record -d 30 -o profile.svg --pid {number}')}, a worker{here},"
+        f"{mark_command(f'py-spy record -d 30 -o profile.svg --pid {number}')}, {what}{here},"
         " names the functions; do once and offline what every epoch repeats (decode, resize,"
         " tokenize), and the rest with fewer operations",
         tuple(describe_cpus(context)),
@@ -291,6 +292,9 @@ CPU_RECOMMENDATIONS = (
         worse="memory and time of the accelerator, which training needs too",
         unless=(
             ExclusionRule(
+                "no-accelerator", "no accelerator was measured", lambda s: not s.setup.has_device
+            ),
+            ExclusionRule(
                 "gpu-memory-full",
                 "less than a fifth of the accelerator's memory was free",
                 lambda s: (f := s.setup.gpu_memory_free_ratio) is not None and f < 0.2,
@@ -314,12 +318,30 @@ CPU_RECOMMENDATIONS = (
 )
 
 
+def _describe_cpu_users(context: AdviceContext) -> list[str]:
+    """Describe which processes of the job used the CPUs."""
+    users = [f"{name} (pid {pid}) {cpus:.1f}" for name, pid, cpus in context.machine.cpu_users]
+    return [f"CPUs kept busy by processes of the job: {', '.join(users)}"] if users else []
+
+
+def _is_oversubscribed(context: AdviceContext) -> bool:
+    """Return whether the threads of the job alone want more CPUs than it has."""
+    wanted, machine = context.machine.job_cpus_wanted, context.machine
+    known = [count for count in (machine.cpus, machine.quota_cpus) if count]
+    return wanted is not None and bool(known) and wanted > min(known)
+
+
 def _fill_fewer_threads(context: AdviceContext) -> FilledRecommendation:
     room, workers = compute_max_workers(context), context.workers
-    threads = mark_command("OMP_NUM_THREADS=1 MKL_NUM_THREADS=1")
+    cpus = compute_cpus_per_rank(context)
+    count = 1 if cpus is None else max(1, cpus - (workers or 0))
     within = mark_command("torch.set_num_threads(1)")
-    parts = [f"{threads} for workers, {within} in them"]
-    reasons = describe_cpus(context)
+    threads = mark_command(f"OMP_NUM_THREADS={count} MKL_NUM_THREADS={count}")
+    parts = [f"{threads} for the training process, {within} in workers"]
+    reasons = [*describe_cpus(context), *_describe_cpu_users(context)]
+    if _is_oversubscribed(context):
+        wanted = context.machine.job_cpus_wanted
+        reasons.insert(0, f"the job's own threads want {wanted:.1f} CPUs")
     if workers is not None:
         reasons.insert(0, f"num_workers is {workers}")
         if room is not None and workers > room:
@@ -336,6 +358,7 @@ def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
         reasons = [
             f"others used {format_quantity(other, 'ratio')} of the CPU time used on the node"
         ]
+    reasons += _describe_cpu_users(context)
     alone = {
         "slurm": mark_command("sbatch --exclusive"),
         "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
@@ -437,8 +460,14 @@ OTHERS_USE_CPUS = ExclusionRule(
 )
 WORKERS_FIT = ExclusionRule(
     "workers-fit",
-    "there are no more workers than CPUs left next to its main thread: other processes use them",
-    _has_cpus_for_workers,
+    "there are no more workers than CPUs left next to its main thread, and its threads want no more"
+    " than it has: other processes use them",
+    lambda s: _has_cpus_for_workers(s) and not _is_oversubscribed(s),
+)
+JOB_OVERSUBSCRIBES = ExclusionRule(
+    "job-oversubscribes",
+    "the threads of the job alone want more CPUs than it has",
+    _is_oversubscribed,
 )
 
 CPU_TIME_RECOMMENDATIONS = (
@@ -483,7 +512,7 @@ CPU_TIME_RECOMMENDATIONS = (
         published=_GREYHOUND,
         expected_change="thread.runnable_ratio falls",
         worse="the work that is moved",
-        unless=(BOUND, JOB_ALONE),
+        unless=(BOUND, JOB_ALONE, JOB_OVERSUBSCRIBES),
         place="node",
         effort="look",
     ),

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from clusterprof.analysis.advice.context import MIN_JUDGED_NS
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.step_blocks import REPORTED, SAMPLES, TOKENS
@@ -166,8 +167,6 @@ def build_job_facts(
     )
 
 
-_MIN_JUDGED_NS = 50_000_000
-"""Time in steps of a rank from which a job is judged; what start-up leaves behind is shorter."""
 _MAX_UNOBSERVED_RATIO = 0.5
 
 
@@ -181,7 +180,7 @@ def explain_too_little_seen(ranks: Sequence[RankLedger]) -> str:
     if not longest_ns:
         stepped = any(rank.steps for rank in ranks)
         return "no device was measured inside the steps" if stepped else "no steps were seen"
-    if longest_ns < _MIN_JUDGED_NS:
+    if longest_ns < MIN_JUDGED_NS:
         return f"only {format_quantity(longest_ns, 'ns')} inside steps"
     if all(rank.steps == 1 for rank in ranks):
         return "a single step"

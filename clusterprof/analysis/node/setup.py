@@ -32,6 +32,7 @@ _COUNTER_SIGNALS = (
     signals.CGROUP_THROTTLED_PERIODS,
     signals.CGROUP_MEMORY_HIGH,
 )
+_MAX_CPU_USERS = 4
 _TRAINING_SPANS = {layout.DATA_WAIT, layout.STEP, layout.LOADER_START}
 
 
@@ -80,6 +81,8 @@ class SetupCollector:
         self._grown: dict[str, float] = {}
         self._connections: dict[str, int] = {}
         self._used_ns, self._job_ns = 0.0, 0.0
+        self._wanted_ns, self._sampled_ns = 0.0, 0
+        self._used_by: dict[tuple[int, str], float] = {}  # ns by pid and name
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record what they show."""
@@ -151,17 +154,24 @@ class SetupCollector:
 
     def _add_cpu_time(self, chunk: Chunk) -> None:
         """Add the CPU time used on the node and by the job; neither where one is unknown."""
+        job_ns = 0.0
+        for process in chunk.processes.values():
+            key = process.pid, process.name
+            for thread in process.threads.values():
+                used_ns = _compute_growth(thread.t_ns, thread.on_cpu_ns, chunk)
+                self._used_by[key] = self._used_by.get(key, 0.0) + used_ns
+                self._wanted_ns += _compute_growth(thread.t_ns, thread.run_delay_ns, chunk)
+                job_ns += used_ns
+        self._wanted_ns += job_ns
+        self._sampled_ns += chunk.end_ns - chunk.start_ns
         busy = [
             _compute_growth(readings.t_ns, readings.values, chunk)
             for signal in (signals.CPU_USER, signals.CPU_SYSTEM)
             if (readings := chunk.series.get((signal.name, "all"))) is not None
         ]
-        if len(busy) < 2:
-            return
-        self._used_ns += sum(busy)
-        for process in chunk.processes.values():
-            for thread in process.threads.values():
-                self._job_ns += _compute_growth(thread.t_ns, thread.on_cpu_ns, chunk)
+        if len(busy) == 2:
+            self._used_ns += sum(busy)
+            self._job_ns += job_ns
 
     def _build_machine(self, name: str) -> Machine:
         host, cpus = self._host, self._cpus
@@ -181,12 +191,18 @@ class SetupCollector:
             quota_cpus=self._last.get(signals.CGROUP_QUOTA.name),
             throttled_ratio=throttled / periods if periods > 0 else None,
             others_cpu_ratio=self._others_cpu_ratio(),
+            job_cpus_wanted=self._wanted_ns / self._sampled_ns if self._wanted_ns else None,
+            cpu_users=self._list_cpu_users(),
             memory_limit_bytes=None if limit is None else int(limit),
             reclaims=None if high is None else int(high),
             mounts=tuple(self._list_mounts()),
             disks=tuple(_list_disks(host)),
             hcas=tuple(str(hca.get("name")) for hca in _list_entries(host, "hcas")),
         )
+
+    def _list_cpu_users(self) -> tuple[tuple[str, int, float], ...]:
+        most = sorted(self._used_by.items(), key=lambda item: (-item[1], item[0]))[:_MAX_CPU_USERS]
+        return tuple((name, pid, ns / self._sampled_ns) for (pid, name), ns in most if ns > 0)
 
     def _others_cpu_ratio(self) -> float | None:
         if self._used_ns <= 0 or self._job_ns <= 0 or self._job_ns > 1.1 * self._used_ns:
