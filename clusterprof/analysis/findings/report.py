@@ -162,7 +162,7 @@ def build_job_facts(
         if len(nodes) < 2 or clock_bound_ns is not None
         else clock_why or _ONLY_DURATIONS,
         too_little_seen=explain_too_little_seen([rank.ledger for rank in ranks]),
-        window_only=bool(ranks) and all(node.facts.is_window for node in nodes if node.ranks),
+        window_only=_is_window_only(nodes),
         has_time_unit=all(node.facts.has_time_unit for node in nodes if node.ranks),
     )
 
@@ -188,6 +188,13 @@ def explain_too_little_seen(ranks: Sequence[RankLedger]) -> str:
         part = format_quantity(unobserved_ns / in_step_ns, "ratio")
         return f"no device, and what the host did is not known for {part} of the time in steps"
     return ""
+
+
+def _is_window_only(nodes: Sequence[NodeResult]) -> bool:
+    """Return whether all ranks are from traces of a window of the job."""
+    return any(node.ranks for node in nodes) and all(
+        node.facts.is_window for node in nodes if node.ranks
+    )
 
 
 def _is_measured(rank: RankResult) -> bool:
@@ -367,6 +374,8 @@ def add_findings(state: ReportState) -> ReportState:
     """Add a finding for each cause of lost time."""
     sums = state.report.in_step_ns, state.report.window_ns
     findings = build_findings(state.ranks, state.totals, state.across.observer, *sums)
+    if _is_window_only(state.across.nodes):  # what came before the first step is no start-up
+        findings = tuple(finding for finding in findings if not finding.outside_steps)
     return _with_report(state, findings=findings)
 
 

@@ -410,6 +410,8 @@ def _write_nodes(
             node.is_window = node.is_window or bool(getattr(importer, "reads_windows", False))
             if node.key != importer.name:  # file name, where no host is known
                 node.display_name = node.display_name or node.key
+            elif len(sources) == 1:
+                node.display_name = node.display_name or text.name_trace(sources[0].path)
             node.key = f"{node.key}-{name}-{number}"
             node.host = {**facts, **node.host}
             write_node(folder / f"{name}-{number:04d}", node.header(), node.records())

@@ -111,7 +111,8 @@ class Terminal:
         head: list[Text] = []
         above = self._draw(*self._masthead(report), *self._answers(report))
         warnings = self._draw(*self._warnings(report))
-        bars = self._draw(*self._over_time(report)) if report.in_step_ns else []
+        is_measured = any(map(wording.is_measured, report.ranks)) or bool(report.lost_ns)
+        bars = self._draw(*self._over_time(report)) if report.in_step_ns and is_measured else []
         pointer = self._draw(indent(make_line(self._pointer(report), "dim")))
         draw_summary = cache(lambda *wanted: self._draw(*self._summary(report, *wanted)))
         draw_causes = cache(lambda *wanted: list(self._causes(report, *wanted)))
@@ -190,7 +191,8 @@ class Terminal:
         middle = next((text for text in captions if count_columns(text) + 4 <= left), "")
         grid = Grid.grid(padding=(0, 1, 0, 0))
         grid.add_column(style="dim", width=_LABEL_COLUMNS - 2)
-        grid.add_row("busy", make_line(busy, "good"))
+        label, style = ("rest", "dim") if wording.is_unbounded(report) else ("busy", "good")
+        grid.add_row(label, make_line(busy, style))
         grid.add_row("lost", make_line(lost, "bad"))
         grid.add_row("", make_line(f"{begin}{middle.center(left)}{end}", "dim"))
         yield indent(grid)

@@ -61,9 +61,9 @@ COLD_RATIO = 1.25
 SLOW_RATIO = 1.03
 """Ratio of an instance's fastest epoch to the median of all instances above which it is slow."""
 MIN_INSTANCES = 3
+_SLOWEST = "the slowest "
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _SIZE_KEYS = ("number_of_ranks", "number_of_nodes", "accelerators_per_node")
-_PLATFORM_SIZE = re.compile(r"(\d{1,6}) ?x ?\D")
 _INTERVAL_KINDS = ("init", "staging", "epoch", "block", "eval", "run")
 
 
@@ -93,14 +93,13 @@ class LoggedRun:
 
     @property
     def ranks(self) -> int | None:
-        """Ranks of the run, or its accelerators; None if the log does not state them."""
+        """Ranks of the run, else its accelerators; None if the log states neither."""
         ranks, nodes, each = (self.values.get(key) for key in _SIZE_KEYS)
         if isinstance(ranks, int) and ranks > 0:
             return ranks
         if isinstance(nodes, int) and isinstance(each, int) and nodes > 0 and each > 0:
             return nodes * each
-        stated = _PLATFORM_SIZE.match(str(self.values.get("submission_platform", "")))
-        return int(stated[1]) if stated and int(stated[1]) else None
+        return None  # the number in "16xNVIDIA DGX H100" counts systems
 
 
 class Mllog:
@@ -281,10 +280,12 @@ def _compare_instances(runs: Sequence[tuple[LoggedRun, Account]]) -> list[str]:
         if slow:
             best, run, account = slow[0]
             account.notes.append(
-                f"the slowest of {name}: its fastest {unit} took {best:.1f} s, the median"
+                f"{_SLOWEST}of {name}: its fastest {unit} took {best:.1f} s, the median"
                 f" {typical:.1f} s"
             )
-            answers.append(f"{run.path.name} is {account.notes[-1]}")
+            answers.append(
+                f"slowest is {run.path.name}, {account.notes[-1].removeprefix(_SLOWEST)}"
+            )
         else:
             instances[0][2].notes.append(
                 f"{name}: none is slow (fastest {unit}s within"
@@ -304,12 +305,16 @@ def _describe_startup(runs: Sequence[LoggedRun]) -> list[str]:
         f"start-up took {_format_range(startups)} s, {_format_range([100 * s for s in shares])} %"
     )
     text += " of the run" if len(runs) == 1 else f" of each of {len(runs)} runs"
+    trained = [sum(_list_lengths(run.spans.get("run", []))) for run in runs]
+    if any(trained):
+        text += f"; from run_start to run_stop {_format_range([s for s in trained if s])} s"
     staging = [sum(_list_lengths(run.spans.get("staging", []))) for run in runs]
     staged = [seconds for seconds in staging if seconds]
     if staged:
         text += f"; staging took {_format_range(staged)} s"
         text += f" in {len(staged)} of them" if len(staged) < len(runs) else ""
-    return [text]
+    platforms = {str(run.values.get("submission_platform", ""))[:100] for run in runs} - {""}
+    return [f"{platforms.pop()}: {text}" if len(platforms) == 1 else text]
 
 
 def _format_range(values: Sequence[float]) -> str:

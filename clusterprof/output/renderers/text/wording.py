@@ -262,6 +262,8 @@ def _get_gpu_time_noun(report: Report) -> str:
 def _format_part_and_whole(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, str]:
     """Format two amounts of device time; the unit appears once if both share it."""
     whole = format_gpu_time(whole_ns)
+    if not part_ns:
+        return "0", whole
     part = format_gpu_time(part_ns, whole.split()[1] if several else "")
     if part.split()[1] != whole.split()[1]:
         part = format_gpu_time(part_ns, whole.split()[1])
@@ -294,8 +296,10 @@ def describe_time_outside_steps(report: Report) -> str:
     if report.part or report.outside_ns <= _NOTABLE_OUTSIDE_RATIO * report.window_ns:
         return ""
     causes = sorted(report.outside_buckets, key=lambda bucket: -bucket[1])[:2]
+    names = {"startup": "before the first step"} if report.window_only else {}
     named = ", ".join(
-        f"{escape_text(cause, 60)} {format_quantity(ns, 'ns')}" for cause, ns in causes
+        f"{escape_text(names.get(cause, cause), 60)} {format_quantity(ns, 'ns')}"
+        for cause, ns in causes
     )
     part = format_share(report.outside_ns, report.window_ns)
     return f"{part} of the recorded device time was outside steps: {named}."
