@@ -69,9 +69,13 @@ class Machine:
     others_cpu_ratio: float | None = None
     """Share of the CPU time used on the node by processes outside the job; None if unknown."""
     job_cpus_wanted: float | None = None
-    """CPUs that all threads of the job used or waited for, in the mean; None if not sampled."""
+    """CPUs that the threads of ranks and workers used or waited for, in the mean; None if not
+    sampled.
+    """
     cpu_users: tuple[tuple[str, int, float], ...] = ()
     """Processes of the job that used most CPU time: name, pid, CPUs kept busy; largest first."""
+    side_users: tuple[tuple[str, int, float], ...] = ()
+    """Those that are neither a rank nor a worker, though others are."""
     memory_limit_bytes: int | None = None
     """Memory limit of the job's cgroup; None = none, or unknown."""
     reclaims: int | None = None

@@ -364,9 +364,26 @@ def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
         "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
     }.get(context.machine.launcher, "dedicated cores for the job (taskset, cpuset)")
     command = mark_command("pidstat -u 1 10")
+    if not _has_busy_side_process(context):
+        return FilledRecommendation(
+            f"{command} on the node names it; then {alone}, or another node", tuple(reasons)
+        )
+    name, pid, cpus = context.machine.side_users[0]
     return FilledRecommendation(
-        f"{command} on the node names it; then {alone}, or another node", tuple(reasons)
+        f"{mark_command(f'renice 19 -p {pid}')}, or start it elsewhere; {command} shows whether"
+        " others remain",
+        tuple(reasons),
+        f"Move {name} (pid {pid}) of the job: it keeps {cpus:.1f} CPUs busy and does not train",
     )
+
+
+_MIN_SIDE_CPUS = 0.5
+
+
+def _has_busy_side_process(context: AdviceContext) -> bool:
+    """Return whether a process of the job that does not train keeps half a CPU busy or more."""
+    users = context.machine.side_users
+    return bool(users) and users[0][2] >= _MIN_SIDE_CPUS
 
 
 def _fill_quota_limits(context: AdviceContext) -> FilledRecommendation:
@@ -450,8 +467,12 @@ NO_MEMORY_LIMIT = ExclusionRule(
 )
 JOB_ALONE = ExclusionRule(
     "job-alone",
-    "the job itself used nine tenths of the CPU time that was used on the node",
-    lambda s: (other := s.machine.others_cpu_ratio) is not None and other < 0.1,
+    "ranks and workers used nine tenths of the CPU time that was used on the node",
+    lambda s: (
+        (other := s.machine.others_cpu_ratio) is not None
+        and other < 0.1
+        and not _has_busy_side_process(s)
+    ),
 )
 OTHERS_USE_CPUS = ExclusionRule(
     "others-use-them",

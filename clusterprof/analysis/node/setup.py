@@ -7,7 +7,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ _COUNTER_SIGNALS = (
     signals.CGROUP_MEMORY_HIGH,
 )
 _MAX_CPU_USERS = 4
+_ProcessName = tuple[str, int]  # name, pid
 _TRAINING_SPANS = {layout.DATA_WAIT, layout.STEP, layout.LOADER_START}
 
 
@@ -81,8 +82,10 @@ class SetupCollector:
         self._grown: dict[str, float] = {}
         self._connections: dict[str, int] = {}
         self._used_ns, self._job_ns = 0.0, 0.0
-        self._wanted_ns, self._sampled_ns = 0.0, 0
-        self._used_by: dict[tuple[int, str], float] = {}  # ns by pid and name
+        self._sampled_ns = 0
+        self._used_ns_of: dict[_ProcessName, float] = {}
+        self._wanted_ns_of: dict[_ProcessName, float] = {}
+        self._training: set[int] = set()  # pids of ranks and workers
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record what they show."""
@@ -156,13 +159,15 @@ class SetupCollector:
         """Add the CPU time used on the node and by the job; neither where one is unknown."""
         job_ns = 0.0
         for process in chunk.processes.values():
-            key = process.pid, process.name
-            for thread in process.threads.values():
-                used_ns = _compute_growth(thread.t_ns, thread.on_cpu_ns, chunk)
-                self._used_by[key] = self._used_by.get(key, 0.0) + used_ns
-                self._wanted_ns += _compute_growth(thread.t_ns, thread.run_delay_ns, chunk)
-                job_ns += used_ns
-        self._wanted_ns += job_ns
+            key = process.name, process.pid
+            if _TRAINING_SPANS & process.spans.keys() or is_loader_process(process):
+                self._training.add(process.pid)
+            threads = process.threads.values()
+            used_ns = sum(_compute_growth(t.t_ns, t.on_cpu_ns, chunk) for t in threads)
+            delay_ns = sum(_compute_growth(t.t_ns, t.run_delay_ns, chunk) for t in threads)
+            self._used_ns_of[key] = self._used_ns_of.get(key, 0.0) + used_ns
+            self._wanted_ns_of[key] = self._wanted_ns_of.get(key, 0.0) + used_ns + delay_ns
+            job_ns += used_ns
         self._sampled_ns += chunk.end_ns - chunk.start_ns
         busy = [
             _compute_growth(readings.t_ns, readings.values, chunk)
@@ -191,8 +196,9 @@ class SetupCollector:
             quota_cpus=self._last.get(signals.CGROUP_QUOTA.name),
             throttled_ratio=throttled / periods if periods > 0 else None,
             others_cpu_ratio=self._others_cpu_ratio(),
-            job_cpus_wanted=self._wanted_ns / self._sampled_ns if self._wanted_ns else None,
+            job_cpus_wanted=self._compute_wanted_cpus(),
             cpu_users=self._list_cpu_users(),
+            side_users=self._list_cpu_users(self._training) if self._training else (),
             memory_limit_bytes=None if limit is None else int(limit),
             reclaims=None if high is None else int(high),
             mounts=tuple(self._list_mounts()),
@@ -200,9 +206,22 @@ class SetupCollector:
             hcas=tuple(str(hca.get("name")) for hca in _list_entries(host, "hcas")),
         )
 
-    def _list_cpu_users(self) -> tuple[tuple[str, int, float], ...]:
-        most = sorted(self._used_by.items(), key=lambda item: (-item[1], item[0]))[:_MAX_CPU_USERS]
-        return tuple((name, pid, ns / self._sampled_ns) for (pid, name), ns in most if ns > 0)
+    def _compute_wanted_cpus(self) -> float | None:
+        """Compute the CPUs that ranks and workers used or waited for; all processes if unknown."""
+        wanted_ns = sum(
+            ns
+            for (_, pid), ns in self._wanted_ns_of.items()
+            if pid in self._training or not self._training
+        )
+        return wanted_ns / self._sampled_ns if wanted_ns else None
+
+    def _list_cpu_users(self, without: Container[int] = ()) -> tuple[tuple[str, int, float], ...]:
+        users = [
+            (name, pid, ns / self._sampled_ns)
+            for (name, pid), ns in self._used_ns_of.items()
+            if ns > 0 and pid not in without
+        ]
+        return tuple(sorted(users, key=lambda user: (-user[2], user[1]))[:_MAX_CPU_USERS])
 
     def _others_cpu_ratio(self) -> float | None:
         if self._used_ns <= 0 or self._job_ns <= 0 or self._job_ns > 1.1 * self._used_ns:

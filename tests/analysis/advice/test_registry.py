@@ -137,6 +137,16 @@ def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set()
     assert all(advice.id != "fewer-threads" for advice in select_advice(others))
 
 
+def test_a_process_of_the_job_that_takes_the_cpus_is_named() -> None:
+    late = numbers(thread__runnable_ratio=0.7)
+    busy = {"side_users": (("burner", 4711, 3.4),), "others_cpu_ratio": 0.0}
+    advice = named(scene("cpu-contention", late, nodes=1, ranks=8, **busy), "find-the-neighbour")
+    assert advice.what == (
+        "Move burner (pid 4711) of the job: it keeps 3.4 CPUs busy and does not train"
+    )
+    assert advice.commands[0] == "renice 19 -p 4711"
+
+
 def test_no_worker_is_withheld_from_a_loader_without_workers() -> None:
     contended = {"other_causes": frozenset({"cpu-contention"}), "loader": None}
     withheld = "More workers are not advised: threads wait for the 16 CPUs already"
