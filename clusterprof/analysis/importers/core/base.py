@@ -121,7 +121,9 @@ class Importer(Protocol):
     title: ClassVar[str]
     """Name for people, like `PyTorch profiler (Kineto) trace`."""
     combines_files: ClassVar[bool]
-    """True if the files of this format are parts of one job and are read in one call."""
+    """True if the files of this format are parts of one job and are read in one call. A format of
+    windows of a job, such as a few steps in a profiler, also sets `reads_windows` to true.
+    """
 
     def recognizes(self, head: bytes, path: Path) -> bool:
         """Return whether a file has this format, by its first bytes; its name is a hint."""
