@@ -134,6 +134,8 @@ class AdviceContext:
     nodes: int = 1
     has_probe: bool = True
     """True if the job's processes carried the probe."""
+    has_host_names: bool = True
+    """False for an imported trace that names no host."""
     is_window: bool = False
     """True if only a window of the job was recorded, such as a few steps in a profiler."""
     is_family: bool = False

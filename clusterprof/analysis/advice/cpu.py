@@ -13,10 +13,13 @@ from clusterprof.analysis.advice.base import (
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import (
     CPUS_CONTENDED,
+    JOB_ALONE,
+    JOB_OVERSUBSCRIBES,
     MEMORY_SHORT,
     NO_WORKERS,
     ONE_NUMA_NODE,
     ONE_RANK,
+    OTHERS_USE_CPUS,
     PREFETCH_IS_HIGH,
     QUOTA_USED_UP,
     WORKERS_FILL_CPUS,
@@ -25,37 +28,14 @@ from clusterprof.analysis.advice.rules import (
     choose_worker_count,
     compute_cpus_per_rank,
     compute_max_workers,
+    describe_cpu_users,
+    describe_cpus,
+    estimate_needed_cpus,
     estimate_needed_workers,
+    has_busy_side_process,
+    is_oversubscribed,
 )
 from clusterprof.units import format_quantity
-
-
-def describe_cpus(context: AdviceContext) -> list[str]:
-    """Describe what affinity, cpuset and quota leave to the rank."""
-    setup, machine = context.setup, context.machine
-    parts = []
-    if setup.cpus_allowed:
-        total = f" of {machine.cpus}" if machine.cpus else ""
-        cores = setup.cores_allowed
-        few = f", {cores} cores" if cores and cores < setup.cpus_allowed else ""
-        sharing = setup.ranks_sharing_cpus
-        ranks = f", shared by {sharing} ranks" if sharing > 1 else ""
-        parts.append(f"the rank may use {setup.cpus_allowed}{total} CPUs{few}{ranks}")
-    if machine.quota_cpus:
-        parts.append(f"the cgroup's quota is {machine.quota_cpus:g} CPUs")
-    return parts
-
-
-def estimate_needed_cpus(context: AdviceContext) -> int | None:
-    """Estimate the CPUs one rank would keep busy, up to those of the node; None if unknown."""
-    needed = context.value("job.cpus_needed_count")
-    if needed is not None and needed == needed:
-        return max(2, round(needed + 0.499))
-    workers = estimate_needed_workers(context) or context.workers
-    if workers is None:
-        return None
-    there = context.machine.cpus
-    return min(workers + 1, there // max(context.setup.ranks_on_node, 1)) if there else workers + 1
 
 
 def fill_more_cpus(context: AdviceContext) -> FilledRecommendation:
@@ -318,19 +298,6 @@ CPU_RECOMMENDATIONS = (
 )
 
 
-def _describe_cpu_users(context: AdviceContext) -> list[str]:
-    """Describe which processes of the job used the CPUs."""
-    users = [f"{name} (pid {pid}) {cpus:.1f}" for name, pid, cpus in context.machine.cpu_users]
-    return [f"CPUs kept busy by processes of the job: {', '.join(users)}"] if users else []
-
-
-def _is_oversubscribed(context: AdviceContext) -> bool:
-    """Return whether the threads of the job alone want more CPUs than it has."""
-    wanted, machine = context.machine.job_cpus_wanted, context.machine
-    known = [count for count in (machine.cpus, machine.quota_cpus) if count]
-    return wanted is not None and bool(known) and wanted > min(known)
-
-
 def _fill_fewer_threads(context: AdviceContext) -> FilledRecommendation:
     room, workers = compute_max_workers(context), context.workers
     cpus = compute_cpus_per_rank(context)
@@ -338,8 +305,8 @@ def _fill_fewer_threads(context: AdviceContext) -> FilledRecommendation:
     within = mark_command("torch.set_num_threads(1)")
     threads = mark_command(f"OMP_NUM_THREADS={count} MKL_NUM_THREADS={count}")
     parts = [f"{threads} for the training process, {within} in workers"]
-    reasons = [*describe_cpus(context), *_describe_cpu_users(context)]
-    if _is_oversubscribed(context):
+    reasons = [*describe_cpus(context), *describe_cpu_users(context)]
+    if is_oversubscribed(context):
         wanted = context.machine.job_cpus_wanted
         reasons.insert(0, f"the job's own threads want {wanted:.1f} CPUs")
     if workers is not None:
@@ -358,13 +325,13 @@ def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
         reasons = [
             f"others used {format_quantity(other, 'ratio')} of the CPU time used on the node"
         ]
-    reasons += _describe_cpu_users(context)
+    reasons += describe_cpu_users(context)
     alone = {
         "slurm": mark_command("sbatch --exclusive"),
         "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
     }.get(context.machine.launcher, "dedicated cores for the job (taskset, cpuset)")
     command = mark_command("pidstat -u 1 10")
-    if not _has_busy_side_process(context):
+    if not has_busy_side_process(context):
         return FilledRecommendation(
             f"{command} on the node names it; then {alone}, or another node", tuple(reasons)
         )
@@ -375,15 +342,6 @@ def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
         tuple(reasons),
         f"Move {name} (pid {pid}) of the job: it keeps {cpus:.1f} CPUs busy and does not train",
     )
-
-
-_MIN_SIDE_CPUS = 0.5
-
-
-def _has_busy_side_process(context: AdviceContext) -> bool:
-    """Return whether a process of the job that does not train keeps half a CPU busy or more."""
-    users = context.machine.side_users
-    return bool(users) and users[0][2] >= _MIN_SIDE_CPUS
 
 
 def _fill_quota_limits(context: AdviceContext) -> FilledRecommendation:
@@ -465,32 +423,12 @@ NO_MEMORY_LIMIT = ExclusionRule(
     "the job's cgroup has no memory limit and was never over memory.high, or it is not known",
     lambda s: s.machine.memory_limit_bytes is None and not s.machine.reclaims,
 )
-JOB_ALONE = ExclusionRule(
-    "job-alone",
-    "ranks and workers used nine tenths of the CPU time that was used on the node",
-    lambda s: (
-        (other := s.machine.others_cpu_ratio) is not None
-        and other < 0.1
-        and not _has_busy_side_process(s)
-    ),
-)
-OTHERS_USE_CPUS = ExclusionRule(
-    "others-use-them",
-    "others used more of the node's CPU time than the job: then move these instead",
-    lambda s: (other := s.machine.others_cpu_ratio) is not None and other > 0.5,
-)
 WORKERS_FIT = ExclusionRule(
     "workers-fit",
     "there are no more workers than CPUs left next to its main thread, and its threads want no more"
     " than it has: other processes use them",
-    lambda s: _has_cpus_for_workers(s) and not _is_oversubscribed(s),
+    lambda s: _has_cpus_for_workers(s) and not is_oversubscribed(s),
 )
-JOB_OVERSUBSCRIBES = ExclusionRule(
-    "job-oversubscribes",
-    "the threads of the job alone want more CPUs than it has",
-    _is_oversubscribed,
-)
-
 CPU_TIME_RECOMMENDATIONS = (
     Recommendation(
         "more-cpus",

@@ -62,6 +62,7 @@ def build_advice_context(
         has_probe=main_rank[1].marked
         if main_rank is not None
         else all(rank.marked for _, rank in ranked),
+        has_host_names=all(node.facts.named for node in nodes),
         is_window=report.window_only,
         is_family=is_family,
         other_causes=frozenset(others),

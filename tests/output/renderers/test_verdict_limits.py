@@ -17,7 +17,7 @@ from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text import wording
 from clusterprof.output.renderers.text.summary import build_summary, describe_scope
 from clusterprof.report.model import UNATTRIBUTED, CoverageGap, JobFacts, Report
-from tests.output.renderers.test_first_screens import straggler
+from tests.support.histories import hour
 from tests.support.reports import S, storage_verdict
 
 RENDERERS = (Terminal(width=100), Plain(), Markdown(), Html())
@@ -72,7 +72,7 @@ def test_an_unknown_cause_is_the_verdict_then_what_would_tell_then_the_largest_c
 
 
 def test_a_window_of_a_job_ends_no_job_sooner() -> None:
-    report = straggler()
+    report = hour(2, 2, 4, 4)
     assert any("sooner" in text for text in texts(report))
     window = replace(report, job=replace(report.job or JOB, window_only=True))
     for text in texts(window):

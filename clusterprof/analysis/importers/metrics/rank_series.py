@@ -111,7 +111,7 @@ class RankSeries:
             "each window counts as a step, and an empty queue as a wait for data: waits are an"
             " upper bound"
         )
-        worst = _describe_worst_rank(loop, stages)
+        worst = list(_describe_worst_rank(loop, stages))
         account.notes += worst
         account.answers += worst
         yield _build_node(loop, shares)

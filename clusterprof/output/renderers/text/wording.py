@@ -38,6 +38,7 @@ _NOTABLE_OUTSIDE_RATIO = 0.05
 _MIN_COST = 0.01  # in any currency; a smaller amount would be printed as "0.00"
 _NOTABLE_UNMEASURED_RATIO = 0.01  # a smaller share appears in the ledger only, without a warning
 _MAX_IMBALANCES = 3
+_BY_HAND = "verify-by-hand"  # advice that checks one cause, not what is unknown
 _GPU_TIME_UNITS = (
     ("hours", 3600, 5400),
     ("minutes", 60, 90),
@@ -204,8 +205,10 @@ def describe_what_would_tell(report: Report) -> str:
         count = len(set(remedies)) - 1
         more = f"; {count:,} more under Not seen" if count else ""
         return f"To learn the cause: {escape_text(remedies[0], 300).rstrip('.')}{more}"
-    if finding is not None and finding.advice[0].diagnose:
+    if finding is not None and finding.advice[0].diagnose and finding.advice[0].id != _BY_HAND:
         return f"To learn the cause: {_lower_first(escape_text(finding.advice[0].what, 300))}"
+    if all(node.recorder_cpu_ratio is None for node in report.nodes):  # imported
+        return "To learn the cause: record the job with clusterprof, which samples its host, too"
     return "To learn the cause: see Unattributed; record again with what it lacks"
 
 
