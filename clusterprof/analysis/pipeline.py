@@ -41,7 +41,7 @@ from clusterprof.analysis.node.selection import (
 from clusterprof.analysis.spill import SpillLocation, open_spill
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.report.model import Report
-from clusterprof.trace.reader import find_nodes, list_node_folders
+from clusterprof.trace.reader import NodeSources, find_nodes, list_node_folders
 from clusterprof.util.ranges import format_host_list
 
 
@@ -51,6 +51,8 @@ class Inputs:
 
     paths: tuple[Path, ...]
     notes: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    """What imported files say about the question they are made for; enough without a recording."""
 
 
 @contextmanager
@@ -70,7 +72,7 @@ def open_inputs(
     from clusterprof.analysis.inputs.foreign import import_inputs
 
     with import_inputs(paths, jobs, leave_unknown) as imported:
-        yield Inputs(imported.paths, imported.notes)
+        yield Inputs(imported.paths, imported.notes, imported.answers)
 
 
 def _is_recording_or_missing(path: Path) -> bool:
@@ -187,7 +189,7 @@ def open_analysis(
 def _run_analysis(
     title: str, inputs: Inputs, limits: Mapping[str, Any], request: AnalysisRequest
 ) -> Analysis:
-    sources = find_nodes(inputs.paths)
+    sources = find_nodes(inputs.paths) if inputs.paths else NodeSources(())
     folders = sources.folders
     with open_spill(folders) as place:
         nodes = _analyze_nodes(folders, limits, place, request)
@@ -195,7 +197,9 @@ def _run_analysis(
         is_partial = not request.part.whole
         history = build_history(across, place, is_partial) if request.history else None
     notes = (*inputs.notes, *describe_dumps(*read_dumps(folders)))
-    context = RunContext(sources.skipped, request.facts, notes, history, request.part)
+    context = RunContext(
+        sources.skipped, request.facts, notes, history, request.part, inputs.answers
+    )
     return Analysis(build_report(title, across, context), tuple(folders), across)
 
 

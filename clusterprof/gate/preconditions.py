@@ -20,6 +20,8 @@ def check_preconditions(report: Report, policy: Policy) -> tuple[str, ...]:
     hold.
     """
     problems: list[str] = []
+    if report.too_little_seen:
+        problems.append(f"too little was seen: {report.too_little_seen}")
     steps = min((rank.steps for rank in report.ranks), default=0)
     if steps < policy.min_steps:
         problems.append(

@@ -70,6 +70,9 @@ class JobFacts(Document, frozen=True, kw_only=True):
     coverage_ratio: Ratio | None
     clock_bound_ns: Ns | None = None
     clock_why: str = ""
+    too_little_seen: str = ""
+    window_only: bool = False
+    has_time_unit: bool = True
 
 
 class Ledger(Document, frozen=True):
@@ -194,6 +197,7 @@ class RankLedger(Document, frozen=True):
     buckets: tuple[Bucket, ...]
     outside_buckets: tuple[Bucket, ...]
     caused: tuple[Bucket, ...] = ()
+    unobserved_ns: Ns = 0
 
 
 class UtilizationLevels(Document, frozen=True):
@@ -484,6 +488,7 @@ class Report(Document, frozen=True, kw_only=True):
     schema_version: Literal[1]
     title: str
     emulated: bool
+    answers: tuple[str, ...] = ()
     job: JobFacts | None
     ledger: Ledger
     findings: tuple[Finding, ...]

@@ -344,6 +344,9 @@ class RankLedger:
     """Share of the window for which the needed samples exist."""
     caused: tuple[tuple[str, int], ...] = ()
     """(cause id, ns): culprit time, its own loss plus what ranks lost waiting for it."""
+    unobserved_ns: int = 0
+    """Part of `productive_ns` in which neither a device nor the training thread was observed: time
+    may have been lost there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +385,10 @@ class NodeFacts:
     """CPU time of the recorder over the recorded time; None if unknown."""
     named: bool = True
     """False for an imported trace that names no host; `name` is then that of the file."""
+    is_window: bool = False
+    """True for a trace of a window of the job, such as a few steps in a profiler."""
+    has_time_unit: bool = True
+    """False for a trace that states no unit of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +405,12 @@ class JobFacts:
     """Remaining error after aligning the nodes' clocks; None when they were not aligned."""
     clock_why: str = ""
     """Why the clocks were not aligned; "" on one node, where this is not needed."""
+    too_little_seen: str = ""
+    """Why too little was seen to judge the job; "" = enough was seen."""
+    window_only: bool = False
+    """True if only windows of the job were recorded, such as a few steps in a profiler."""
+    has_time_unit: bool = True
+    """False if the input states no unit of time: shares and ratios hold, durations do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +461,28 @@ class Report:
     """Fingerprint that decides whether another run may be compared with this run."""
     part: str = ""
     """Description of the analyzed part of the run; "" for the whole run."""
+    answers: tuple[str, ...] = ()
+    """What imported files say about the question they are made for (AU, start-up, bandwidth)."""
     causes: Mapping[str, Cause] = field(default_factory=dict, compare=False, repr=False)
     """Every cause that the analysis knows, by id; empty for a report read from JSON."""
     schema_version: int = 1
+
+    @property
+    def too_little_seen(self) -> str:
+        """Return why too little was seen to judge the job; "" = enough was seen."""
+        return self.job.too_little_seen if self.job is not None else ""
+
+    @property
+    def window_only(self) -> bool:
+        """Return whether only windows of the job were recorded."""
+        return self.job is not None and self.job.window_only
+
+    @property
+    def has_time_unit(self) -> bool:
+        """Return whether durations have a unit."""
+        return self.job is None or self.job.has_time_unit
+
+    @property
+    def unobserved_ns(self) -> int:
+        """Return the time in steps in which neither device nor training thread was observed."""
+        return sum(rank.unobserved_ns for rank in self.ranks)

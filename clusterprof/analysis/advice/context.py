@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
 from clusterprof.report.model import Evidence, Finding
 
+MIN_JUDGED_NS = 50_000_000
+"""Time in steps of a rank from which a job is judged; what start-up leaves behind is shorter."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
@@ -65,6 +68,14 @@ class Machine:
     """Share of the quota periods in which the quota ran out."""
     others_cpu_ratio: float | None = None
     """Share of the CPU time used on the node by processes outside the job; None if unknown."""
+    job_cpus_wanted: float | None = None
+    """CPUs that the threads of ranks and workers used or waited for, in the mean; None if not
+    sampled.
+    """
+    cpu_users: tuple[tuple[str, int, float], ...] = ()
+    """Processes of the job that used most CPU time: name, pid, CPUs kept busy; largest first."""
+    side_users: tuple[tuple[str, int, float], ...] = ()
+    """Those that are neither a rank nor a worker, though others are."""
     memory_limit_bytes: int | None = None
     """Memory limit of the job's cgroup; None = none, or unknown."""
     reclaims: int | None = None
@@ -100,6 +111,8 @@ class RankSetup:
     step_ns: int | None = None
     """Mean length of its steps."""
     steps: int = 0
+    has_device: bool = True
+    """False if no accelerator of it was measured."""
     own_loss_ratio: float | None = None
     """Share of its time in steps that it lost to the cause itself."""
 
@@ -121,6 +134,10 @@ class AdviceContext:
     nodes: int = 1
     has_probe: bool = True
     """True if the job's processes carried the probe."""
+    has_host_names: bool = True
+    """False for an imported trace that names no host."""
+    is_window: bool = False
+    """True if only a window of the job was recorded, such as a few steps in a profiler."""
     is_family: bool = False
     """True if only the family of the cause could be determined."""
     other_causes: frozenset[str] = frozenset()
@@ -147,7 +164,14 @@ class AdviceContext:
     @property
     def is_certain(self) -> bool:
         """True if the cause is certain enough to recommend a change."""
-        return not self.is_family and self.finding.confidence_ratio >= MIN_SCORE_TO_NAME
+        sure = self.finding.confidence_ratio >= MIN_SCORE_TO_NAME
+        return not self.is_family and sure and not self.is_brief
+
+    @property
+    def is_brief(self) -> bool:
+        """True if less of the rank was seen than is needed to judge it."""
+        step_ns = self.setup.step_ns
+        return step_ns is not None and step_ns * self.setup.steps < MIN_JUDGED_NS
 
     @property
     def workers(self) -> int | None:

@@ -13,10 +13,13 @@ from clusterprof.analysis.advice.base import (
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import (
     CPUS_CONTENDED,
+    JOB_ALONE,
+    JOB_OVERSUBSCRIBES,
     MEMORY_SHORT,
     NO_WORKERS,
     ONE_NUMA_NODE,
     ONE_RANK,
+    OTHERS_USE_CPUS,
     PREFETCH_IS_HIGH,
     QUOTA_USED_UP,
     WORKERS_FILL_CPUS,
@@ -25,37 +28,14 @@ from clusterprof.analysis.advice.rules import (
     choose_worker_count,
     compute_cpus_per_rank,
     compute_max_workers,
+    describe_cpu_users,
+    describe_cpus,
+    estimate_needed_cpus,
     estimate_needed_workers,
+    has_busy_side_process,
+    is_oversubscribed,
 )
 from clusterprof.units import format_quantity
-
-
-def describe_cpus(context: AdviceContext) -> list[str]:
-    """Describe what affinity, cpuset and quota leave to the rank."""
-    setup, machine = context.setup, context.machine
-    parts = []
-    if setup.cpus_allowed:
-        total = f" of {machine.cpus}" if machine.cpus else ""
-        cores = setup.cores_allowed
-        few = f", {cores} cores" if cores and cores < setup.cpus_allowed else ""
-        sharing = setup.ranks_sharing_cpus
-        ranks = f", shared by {sharing} ranks" if sharing > 1 else ""
-        parts.append(f"the rank may use {setup.cpus_allowed}{total} CPUs{few}{ranks}")
-    if machine.quota_cpus:
-        parts.append(f"the cgroup's quota is {machine.quota_cpus:g} CPUs")
-    return parts
-
-
-def estimate_needed_cpus(context: AdviceContext) -> int | None:
-    """Estimate the CPUs one rank would keep busy, up to those of the node; None if unknown."""
-    needed = context.value("job.cpus_needed_count")
-    if needed is not None and needed == needed:
-        return max(2, round(needed + 0.499))
-    workers = estimate_needed_workers(context) or context.workers
-    if workers is None:
-        return None
-    there = context.machine.cpus
-    return min(workers + 1, there // max(context.setup.ranks_on_node, 1)) if there else workers + 1
 
 
 def fill_more_cpus(context: AdviceContext) -> FilledRecommendation:
@@ -136,10 +116,11 @@ def _fill_prefetch(context: AdviceContext) -> FilledRecommendation:
 
 
 def _fill_cheaper_preprocessing(context: AdviceContext) -> FilledRecommendation:
-    pid = context.resource.removeprefix("worker pid ")
+    who, _, pid = context.resource.partition(" pid ")
     number, here = (pid, " of this run") if pid.isdecimal() else ("PID", "")
+    what = "the training process" if who == "training process" else "a worker"
     return FilledRecommendation(
-        f"{mark_command(f'py-spy record -d 30 -o profile.svg --pid {number}')}, a worker{here},"
+        f"{mark_command(f'py-spy record -d 30 -o profile.svg --pid {number}')}, {what}{here},"
         " names the functions; do once and offline what every epoch repeats (decode, resize,"
         " tokenize), and the rest with fewer operations",
         tuple(describe_cpus(context)),
@@ -291,6 +272,9 @@ CPU_RECOMMENDATIONS = (
         worse="memory and time of the accelerator, which training needs too",
         unless=(
             ExclusionRule(
+                "no-accelerator", "no accelerator was measured", lambda s: not s.setup.has_device
+            ),
+            ExclusionRule(
                 "gpu-memory-full",
                 "less than a fifth of the accelerator's memory was free",
                 lambda s: (f := s.setup.gpu_memory_free_ratio) is not None and f < 0.2,
@@ -316,10 +300,15 @@ CPU_RECOMMENDATIONS = (
 
 def _fill_fewer_threads(context: AdviceContext) -> FilledRecommendation:
     room, workers = compute_max_workers(context), context.workers
-    threads = mark_command("OMP_NUM_THREADS=1 MKL_NUM_THREADS=1")
+    cpus = compute_cpus_per_rank(context)
+    count = 1 if cpus is None else max(1, cpus - (workers or 0))
     within = mark_command("torch.set_num_threads(1)")
-    parts = [f"{threads} for workers, {within} in them"]
-    reasons = describe_cpus(context)
+    threads = mark_command(f"OMP_NUM_THREADS={count} MKL_NUM_THREADS={count}")
+    parts = [f"{threads} for the training process, {within} in workers"]
+    reasons = [*describe_cpus(context), *describe_cpu_users(context)]
+    if is_oversubscribed(context):
+        wanted = context.machine.job_cpus_wanted
+        reasons.insert(0, f"the job's own threads want {wanted:.1f} CPUs")
     if workers is not None:
         reasons.insert(0, f"num_workers is {workers}")
         if room is not None and workers > room:
@@ -336,13 +325,22 @@ def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
         reasons = [
             f"others used {format_quantity(other, 'ratio')} of the CPU time used on the node"
         ]
+    reasons += describe_cpu_users(context)
     alone = {
         "slurm": mark_command("sbatch --exclusive"),
         "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
     }.get(context.machine.launcher, "dedicated cores for the job (taskset, cpuset)")
     command = mark_command("pidstat -u 1 10")
+    if not has_busy_side_process(context):
+        return FilledRecommendation(
+            f"{command} on the node names it; then {alone}, or another node", tuple(reasons)
+        )
+    name, pid, cpus = context.machine.side_users[0]
     return FilledRecommendation(
-        f"{command} on the node names it; then {alone}, or another node", tuple(reasons)
+        f"{mark_command(f'renice 19 -p {pid}')}, or start it elsewhere; {command} shows whether"
+        " others remain",
+        tuple(reasons),
+        f"Move {name} (pid {pid}) of the job: it keeps {cpus:.1f} CPUs busy and does not train",
     )
 
 
@@ -425,22 +423,12 @@ NO_MEMORY_LIMIT = ExclusionRule(
     "the job's cgroup has no memory limit and was never over memory.high, or it is not known",
     lambda s: s.machine.memory_limit_bytes is None and not s.machine.reclaims,
 )
-JOB_ALONE = ExclusionRule(
-    "job-alone",
-    "the job itself used nine tenths of the CPU time that was used on the node",
-    lambda s: (other := s.machine.others_cpu_ratio) is not None and other < 0.1,
-)
-OTHERS_USE_CPUS = ExclusionRule(
-    "others-use-them",
-    "others used more of the node's CPU time than the job: then move these instead",
-    lambda s: (other := s.machine.others_cpu_ratio) is not None and other > 0.5,
-)
 WORKERS_FIT = ExclusionRule(
     "workers-fit",
-    "there are no more workers than CPUs left next to its main thread: other processes use them",
-    _has_cpus_for_workers,
+    "there are no more workers than CPUs left next to its main thread, and its threads want no more"
+    " than it has: other processes use them",
+    lambda s: _has_cpus_for_workers(s) and not is_oversubscribed(s),
 )
-
 CPU_TIME_RECOMMENDATIONS = (
     Recommendation(
         "more-cpus",
@@ -483,7 +471,7 @@ CPU_TIME_RECOMMENDATIONS = (
         published=_GREYHOUND,
         expected_change="thread.runnable_ratio falls",
         worse="the work that is moved",
-        unless=(BOUND, JOB_ALONE),
+        unless=(BOUND, JOB_ALONE, JOB_OVERSUBSCRIBES),
         place="node",
         effort="look",
     ),

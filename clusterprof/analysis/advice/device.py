@@ -172,6 +172,13 @@ def _get_recompile_ratio(context: AdviceContext) -> float | None:
     return context.value("compile.again_ratio")
 
 
+WINDOW_ONLY = ExclusionRule(
+    "window-only",
+    "the trace is a window of the job: neither the memory of the device nor the other steps are"
+    " known",
+    lambda s: s.is_window,
+)
+
 LAUNCH_RECOMMENDATIONS = (
     Recommendation(
         "larger-batch",
@@ -183,7 +190,7 @@ LAUNCH_RECOMMENDATIONS = (
         published=_BATCH_GAIN,
         expected_change="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
-        unless=(GPU_MEMORY_FULL,),
+        unless=(GPU_MEMORY_FULL, WINDOW_ONLY),
         place="job",
         effort="setting",
     ),

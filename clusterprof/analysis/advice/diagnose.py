@@ -23,6 +23,8 @@ _MIN_LOSS_NS = 2_000_000_000
 def _explain_uncertainty(context: AdviceContext) -> str:
     if context.is_family:
         return "only the family of the cause could be determined"
+    if context.is_brief:
+        return "too little was seen to judge the job"
     sure = format_quantity(context.finding.confidence_ratio, "ratio")
     return f"the cause is only {sure} certain, and counts as certain from {MIN_SCORE_TO_NAME:.0%}"
 
@@ -76,7 +78,9 @@ NOTHING_MISSING = ExclusionRule(
     lambda s: not s.missing_signals and not s.coverage_gaps,
 )
 LONG_ENOUGH = ExclusionRule(
-    "long-enough", "the loss is two seconds or more", lambda s: s.finding.lost_ns >= _MIN_LOSS_NS
+    "long-enough",
+    "the loss is two seconds or more",
+    lambda s: s.finding.lost_ns >= _MIN_LOSS_NS and not s.is_brief,
 )
 
 DIAGNOSES = (

@@ -86,11 +86,15 @@ def explain_withheld(context: AdviceContext) -> tuple[str, ...]:
     """Explain why recommendations that a reader may expect are not given in this run."""
     if NOTHING_LOST.holds(context) or not context.is_certain:
         return ()
+    has_workers = context.value("loader.workers_count") != 0
     sentences = []
     for recommendation in _select_by_cause(context.cause):
         rule = next((rule for rule in recommendation.unless if rule.holds(context)), None)
-        if recommendation.withheld_text and rule is not None and rule.why is not None:
-            sentences.append(f"{recommendation.withheld_text}: {rule.why(context)}")
+        text = recommendation.withheld_text
+        if not has_workers and text.startswith("More workers"):
+            continue  # there are none
+        if text and rule is not None and rule.why is not None:
+            sentences.append(f"{text}: {rule.why(context)}")
     return tuple(dict.fromkeys(sentences))
 
 

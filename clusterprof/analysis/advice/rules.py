@@ -64,6 +64,56 @@ def choose_prefetch_factor(context: AdviceContext) -> tuple[int, int]:
     return now, max(HIGH_PREFETCH_FACTOR, 2 * now)
 
 
+def describe_cpus(context: AdviceContext) -> list[str]:
+    """Describe what affinity, cpuset and quota leave to the rank."""
+    setup, machine = context.setup, context.machine
+    parts = []
+    if setup.cpus_allowed:
+        total = f" of {machine.cpus}" if machine.cpus else ""
+        cores = setup.cores_allowed
+        few = f", {cores} cores" if cores and cores < setup.cpus_allowed else ""
+        sharing = setup.ranks_sharing_cpus
+        ranks = f", shared by {sharing} ranks" if sharing > 1 else ""
+        parts.append(f"the rank may use {setup.cpus_allowed}{total} CPUs{few}{ranks}")
+    if machine.quota_cpus:
+        parts.append(f"the cgroup's quota is {machine.quota_cpus:g} CPUs")
+    return parts
+
+
+def estimate_needed_cpus(context: AdviceContext) -> int | None:
+    """Estimate the CPUs one rank would keep busy, up to those of the node; None if unknown."""
+    needed = context.value("job.cpus_needed_count")
+    if needed is not None and needed == needed:
+        return max(2, round(needed + 0.499))
+    workers = estimate_needed_workers(context) or context.workers
+    if workers is None:
+        return None
+    there = context.machine.cpus
+    return min(workers + 1, there // max(context.setup.ranks_on_node, 1)) if there else workers + 1
+
+
+def describe_cpu_users(context: AdviceContext) -> list[str]:
+    """Describe which processes of the job used the CPUs."""
+    users = [f"{name} (pid {pid}) {cpus:.1f}" for name, pid, cpus in context.machine.cpu_users]
+    return [f"CPUs kept busy by processes of the job: {', '.join(users)}"] if users else []
+
+
+def is_oversubscribed(context: AdviceContext) -> bool:
+    """Return whether the threads of the job alone want more CPUs than it has."""
+    wanted, machine = context.machine.job_cpus_wanted, context.machine
+    known = [count for count in (machine.cpus, machine.quota_cpus) if count]
+    return wanted is not None and bool(known) and wanted > min(known)
+
+
+_MIN_SIDE_CPUS = 0.5
+
+
+def has_busy_side_process(context: AdviceContext) -> bool:
+    """Return whether a process of the job that does not train keeps half a CPU busy or more."""
+    users = context.machine.side_users
+    return bool(users) and users[0][2] >= _MIN_SIDE_CPUS
+
+
 def _has_workers_on_all_cpus(context: AdviceContext) -> bool:
     workers, room = context.workers, compute_max_workers(context)
     return workers is not None and room is not None and workers >= room
@@ -123,6 +173,26 @@ DEVICE_SATURATED = ExclusionRule(
     _is_disk_saturated,
     _describe_disk_load,
 )
+JOB_ALONE = ExclusionRule(
+    "job-alone",
+    "ranks and workers used nine tenths of the CPU time that was used on the node",
+    lambda s: (
+        (other := s.machine.others_cpu_ratio) is not None
+        and other < 0.1
+        and not has_busy_side_process(s)
+    ),
+)
+OTHERS_USE_CPUS = ExclusionRule(
+    "others-use-them",
+    "others used more of the node's CPU time than the job: then move these instead",
+    lambda s: (other := s.machine.others_cpu_ratio) is not None and other > 0.5,
+)
+JOB_OVERSUBSCRIBES = ExclusionRule(
+    "job-oversubscribes",
+    "the threads of the job alone want more CPUs than it has",
+    is_oversubscribed,
+)
+
 WORKERS_FILL_CPUS = ExclusionRule(
     "workers-fill-cpus",
     "workers and main thread use all CPUs of the rank already (affinity, cpuset and quota, shared"

@@ -38,7 +38,7 @@ def _fill_device_comparison(context: AdviceContext) -> FilledRecommendation:
         device_option = f" -i {shlex.quote(device)}" if device.startswith("GPU-") else ""
         comparison = " (and on a node that waits)"
     return FilledRecommendation(
-        f"on {node}:"
+        f"on {node if context.has_host_names else 'its host'}:"
         f" {mark_command('nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER' + device_option)}"
         f"{comparison};"
         f" {mark_command('dcgmi diag -r 2')}",

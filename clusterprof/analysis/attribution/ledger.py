@@ -155,6 +155,7 @@ def build_rank_result(
         outside_buckets=_split_outside_time(state, outside_ns, totals.get("not_asked", 0)),
         steps=sum(accumulator.steps.values()),
         coverage_ratio=coverage,
+        unobserved_ns=min(totals.get("unobserved", 0), in_step_ns - lost_ns),
     )
     return RankResult(
         ledger,

@@ -62,6 +62,8 @@ def build_advice_context(
         has_probe=main_rank[1].marked
         if main_rank is not None
         else all(rank.marked for _, rank in ranked),
+        has_host_names=all(node.facts.named for node in nodes),
+        is_window=report.window_only,
         is_family=is_family,
         other_causes=frozenset(others),
         missing_signals=_list_missing_signals(cause.family, main_rank) if is_family else (),
@@ -124,6 +126,7 @@ def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> Rank
         gpu_memory_free_ratio=_find_free_memory_ratio(rank, report),
         step_ns=ledger.in_step_ns // ledger.steps if ledger.steps else None,
         steps=ledger.steps,
+        has_device=bool(ledger.device),
         own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
     )
 

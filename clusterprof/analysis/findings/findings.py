@@ -191,6 +191,7 @@ def _build_outside_findings(ranks: Sequence[RankResult], window_ns: int) -> list
     startup_ns = sum(ns for _, ns in lines)
     if not startup_ns:
         return []
+    counted = all(rank.marked and not rank.ledger.unmeasured_ns for rank, _ in lines)
     marked = all(rank.marked for rank, _ in lines)
     finding = Finding(
         cause=CAUSES[STARTUP],
@@ -198,7 +199,7 @@ def _build_outside_findings(ranks: Sequence[RankResult], window_ns: int) -> list
         share_ratio=startup_ns / window_ns if window_ns else 0.0,
         recoverable_ns=None,
         confidence_ratio=_STARTUP_CONFIDENCE,
-        grade="A" if marked else "C",
+        grade="A" if counted else "B" if marked else "C",
         upper_bound=False,
         outside_steps=True,
         culprits=tuple(_build_culprit(rank, ()) for rank, _ in lines),

@@ -45,6 +45,8 @@ Bound = Literal["exact", "at most", "at least"]
 _NO_STEPS = "no steps were recorded"
 _NO_DEVICE = "no accelerator was measured inside steps"
 _NO_SM_ACTIVITY = "no SM activity was recorded"
+_MAX_UNOBSERVED_RATIO = 0.01  # of the time in steps: with more, a sum of all losses is no bound
+_SUMS_OF_ALL_LOSSES = ("lost.ratio", "productive.ratio", "au_ratio", "unattributed.ratio")
 _MIN_KNOWN_RATIO = 0.9  # of the time: a smaller part does not represent all of it
 
 
@@ -62,7 +64,7 @@ def build_metrics(
             buckets[id_] = buckets.get(id_, 0) + ns
     upper: Bound = "at most" if bounded else "exact"
     lower: Bound = "at least" if bounded else "exact"
-    return (
+    metrics = (
         _compute_busy_ratio(combined),
         _compute_sm_active_ratio(combined),
         _compute_underuse_ratio(utilization),
@@ -76,6 +78,17 @@ def build_metrics(
         _compute_coverage_ratio(ranks),
         *_list_step_metrics(combined),
         _compute_recorder_cpu_ratio(nodes),
+    )
+    unobserved_ns = sum(rank.ledger.unobserved_ns for rank in ranks)
+    if unobserved_ns <= _MAX_UNOBSERVED_RATIO * in_step_ns:
+        return metrics
+    part = format_quantity(unobserved_ns / in_step_ns, "ratio")
+    why = f"neither device nor host was observed for {part} of the time in steps"
+    return tuple(
+        _build_metric(metric.name, None, why)
+        if metric.bound != "exact" or metric.name in _SUMS_OF_ALL_LOSSES
+        else metric
+        for metric in metrics
     )
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from clusterprof.analysis.advice.context import MIN_JUDGED_NS
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.step_blocks import REPORTED, SAMPLES, TOKENS
@@ -63,11 +64,13 @@ from clusterprof.report.model import (
     Culprit,
     Finding,
     JobFacts,
+    RankLedger,
     Report,
     RunFingerprint,
     Tail,
 )
 from clusterprof.trace.reader import SkippedInput
+from clusterprof.units import format_quantity
 
 _NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY)
 """Reasons that lie in the cause: no other method gives an answer either."""
@@ -144,7 +147,7 @@ def build_job_facts(
     window_ns = sum(rank.ledger.window_ns for rank in ranks)
     seen_ns = window_ns - sum(rank.ledger.unmeasured_ns for rank in ranks)
     devices = {
-        _get_device_key(node, rank) for node in nodes for rank in node.ranks if rank.ledger.device
+        _get_device_key(node, rank) for node in nodes for rank in node.ranks if _is_measured(rank)
     }
     sizes: dict[int, int | None] = {}  # by job: equal on all its ranks
     for rank in ranks:
@@ -158,7 +161,46 @@ def build_job_facts(
         clock_why=""
         if len(nodes) < 2 or clock_bound_ns is not None
         else clock_why or _ONLY_DURATIONS,
+        too_little_seen=explain_too_little_seen([rank.ledger for rank in ranks]),
+        window_only=_is_window_only(nodes),
+        has_time_unit=all(node.facts.has_time_unit for node in nodes if node.ranks),
     )
+
+
+_MAX_UNOBSERVED_RATIO = 0.5
+
+
+def explain_too_little_seen(ranks: Sequence[RankLedger]) -> str:
+    """Explain why too little was seen to judge a job; "" if enough was seen."""
+    longest_ns = max((rank.in_step_ns for rank in ranks), default=0)
+    in_step_ns = sum(rank.in_step_ns for rank in ranks)
+    unobserved_ns = sum(rank.unobserved_ns for rank in ranks)
+    if not ranks:
+        return "no training process was recorded"
+    if not longest_ns:
+        stepped = any(rank.steps for rank in ranks)
+        return "no device was measured inside the steps" if stepped else "no steps were seen"
+    if longest_ns < MIN_JUDGED_NS:
+        return f"only {format_quantity(longest_ns, 'ns')} inside steps"
+    if all(rank.steps == 1 for rank in ranks):
+        return "a single step"
+    if unobserved_ns > _MAX_UNOBSERVED_RATIO * in_step_ns:
+        part = format_quantity(unobserved_ns / in_step_ns, "ratio")
+        return f"no device, and what the host did is not known for {part} of the time in steps"
+    return ""
+
+
+def _is_window_only(nodes: Sequence[NodeResult]) -> bool:
+    """Return whether all ranks are from traces of a window of the job."""
+    return any(node.ranks for node in nodes) and all(
+        node.facts.is_window for node in nodes if node.ranks
+    )
+
+
+def _is_measured(rank: RankResult) -> bool:
+    """Return whether the device of a rank has at least one reading where it was looked at."""
+    ledger = rank.ledger
+    return bool(ledger.device) and not (ledger.unmeasured_ns and not ledger.in_step_ns)
 
 
 def _get_device_key(node: NodeResult, rank: RankResult) -> tuple[str, str]:
@@ -265,6 +307,8 @@ class RunContext:
     """Lost time over the run; None when it was not requested."""
     part: PartOfRun = ENTIRE_RUN
     """The part of the run that was analyzed."""
+    answers: tuple[str, ...] = ()
+    """What imported files say about the question they are made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +374,8 @@ def add_findings(state: ReportState) -> ReportState:
     """Add a finding for each cause of lost time."""
     sums = state.report.in_step_ns, state.report.window_ns
     findings = build_findings(state.ranks, state.totals, state.across.observer, *sums)
+    if _is_window_only(state.across.nodes):  # what came before the first step is no start-up
+        findings = tuple(finding for finding in findings if not finding.outside_steps)
     return _with_report(state, findings=findings)
 
 
@@ -424,7 +470,7 @@ def add_advice(state: ReportState) -> ReportState:
 
 def add_history(state: ReportState) -> ReportState:
     """Add what happened when, and the note of the part that was analyzed."""
-    report = replace(state.report, history=state.context.history)
+    report = replace(state.report, history=state.context.history, answers=state.context.answers)
     return replace(state, report=with_part_note(report, state.context.part))
 
 
@@ -492,10 +538,15 @@ def _build_notes(ranks: Sequence[RankResult]) -> tuple[str, ...]:
     notes = []
     if any(rank.emulated for rank in ranks):
         notes.append("accelerators are emulated: times are real, the devices are not")
-    if any(rank.ledger.source == "host-spans" for rank in ranks):
+    if any(rank.ledger.unobserved_ns for rank in ranks):
+        notes.append(
+            "lost time is no bound: no accelerator was measured, and what the host did outside its"
+            " known waits was not recorded throughout"
+        )
+    elif any(rank.ledger.source == "host-spans" for rank in ranks):
         notes.append(
             "lost time is an upper bound: no accelerator was measured, so each wait of the host"
-            " counts in full"
+            " and its sleep count in full"
         )
     if any(not rank.marked and rank.ledger.device for rank in ranks):
         notes.append(

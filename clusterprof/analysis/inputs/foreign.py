@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -208,11 +209,25 @@ class ImportedInputs:
         files_by_note: dict[str, list[str]] = {}
         for account in self.accounts:
             for note in dict.fromkeys(account.notes):
-                files_by_note.setdefault(note, []).append(account.path.name)
+                if not note.startswith(tuple(account.answers) or "\0"):
+                    files_by_note.setdefault(note, []).append(account.path.name)
         for note, names in files_by_note.items():
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
             lines.append(f"{names[0]}{more}: {note}")
         return (*lines, *self.further_notes)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Return what the files say about the question they are made for."""
+        answering = [account for account in self.accounts if account.answers]
+        files = Counter(account.format for account in answering)
+        return tuple(
+            f"{account.path.name}: {answer}"
+            if files[account.format] > 1
+            else f"{answer[:1].upper()}{answer[1:]}"
+            for account in answering
+            for answer in account.answers
+        )
 
 
 def _group_accounts(accounts: Sequence[Account]) -> list[list[Account]]:
@@ -245,6 +260,10 @@ def import_inputs(
         accounts = (*import_files(inputs.foreign, Path(folder), jobs), *left_out)
         has_recordings = any(Path(folder).iterdir())
         if not has_recordings and not own:
+            imported = ImportedInputs((), accounts, notes_on_files)
+            if imported.answers:
+                yield imported
+                return
             raise NoRecording(
                 "; ".join(ImportedInputs((), accounts).notes),
                 "record or export again; docs/importers describes what each format needs",
@@ -388,8 +407,11 @@ def _write_nodes(
     try:
         for number, node in enumerate(importer.nodes(sources, accounts)):
             node.job = node.job or "imported"
+            node.is_window = node.is_window or bool(getattr(importer, "reads_windows", False))
             if node.key != importer.name:  # file name, where no host is known
                 node.display_name = node.display_name or node.key
+            elif len(sources) == 1:
+                node.display_name = node.display_name or text.name_trace(sources[0].path)
             node.key = f"{node.key}-{name}-{number}"
             node.host = {**facts, **node.host}
             write_node(folder / f"{name}-{number:04d}", node.header(), node.records())

@@ -275,6 +275,8 @@ def analyze_load(
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
         named=loaded.header.node.get("hostname") != "",
+        is_window=loaded.header.node.get("covers") == "window",
+        has_time_unit=loaded.header.node.get("time_unit") != "unknown",
     )
     return NodeResult(
         facts,

@@ -7,7 +7,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ _COUNTER_SIGNALS = (
     signals.CGROUP_THROTTLED_PERIODS,
     signals.CGROUP_MEMORY_HIGH,
 )
+_MAX_CPU_USERS = 4
+_ProcessName = tuple[str, int]  # name, pid
 _TRAINING_SPANS = {layout.DATA_WAIT, layout.STEP, layout.LOADER_START}
 
 
@@ -80,6 +82,10 @@ class SetupCollector:
         self._grown: dict[str, float] = {}
         self._connections: dict[str, int] = {}
         self._used_ns, self._job_ns = 0.0, 0.0
+        self._sampled_ns = 0
+        self._used_ns_of: dict[_ProcessName, float] = {}
+        self._wanted_ns_of: dict[_ProcessName, float] = {}
+        self._training: set[int] = set()  # pids of ranks and workers
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record what they show."""
@@ -151,17 +157,26 @@ class SetupCollector:
 
     def _add_cpu_time(self, chunk: Chunk) -> None:
         """Add the CPU time used on the node and by the job; neither where one is unknown."""
+        job_ns = 0.0
+        for process in chunk.processes.values():
+            key = process.name, process.pid
+            if _TRAINING_SPANS & process.spans.keys() or is_loader_process(process):
+                self._training.add(process.pid)
+            threads = process.threads.values()
+            used_ns = sum(_compute_growth(t.t_ns, t.on_cpu_ns, chunk) for t in threads)
+            delay_ns = sum(_compute_growth(t.t_ns, t.run_delay_ns, chunk) for t in threads)
+            self._used_ns_of[key] = self._used_ns_of.get(key, 0.0) + used_ns
+            self._wanted_ns_of[key] = self._wanted_ns_of.get(key, 0.0) + used_ns + delay_ns
+            job_ns += used_ns
+        self._sampled_ns += chunk.end_ns - chunk.start_ns
         busy = [
             _compute_growth(readings.t_ns, readings.values, chunk)
             for signal in (signals.CPU_USER, signals.CPU_SYSTEM)
             if (readings := chunk.series.get((signal.name, "all"))) is not None
         ]
-        if len(busy) < 2:
-            return
-        self._used_ns += sum(busy)
-        for process in chunk.processes.values():
-            for thread in process.threads.values():
-                self._job_ns += _compute_growth(thread.t_ns, thread.on_cpu_ns, chunk)
+        if len(busy) == 2:
+            self._used_ns += sum(busy)
+            self._job_ns += job_ns
 
     def _build_machine(self, name: str) -> Machine:
         host, cpus = self._host, self._cpus
@@ -181,12 +196,32 @@ class SetupCollector:
             quota_cpus=self._last.get(signals.CGROUP_QUOTA.name),
             throttled_ratio=throttled / periods if periods > 0 else None,
             others_cpu_ratio=self._others_cpu_ratio(),
+            job_cpus_wanted=self._compute_wanted_cpus(),
+            cpu_users=self._list_cpu_users(),
+            side_users=self._list_cpu_users(self._training) if self._training else (),
             memory_limit_bytes=None if limit is None else int(limit),
             reclaims=None if high is None else int(high),
             mounts=tuple(self._list_mounts()),
             disks=tuple(_list_disks(host)),
             hcas=tuple(str(hca.get("name")) for hca in _list_entries(host, "hcas")),
         )
+
+    def _compute_wanted_cpus(self) -> float | None:
+        """Compute the CPUs that ranks and workers used or waited for; all processes if unknown."""
+        wanted_ns = sum(
+            ns
+            for (_, pid), ns in self._wanted_ns_of.items()
+            if pid in self._training or not self._training
+        )
+        return wanted_ns / self._sampled_ns if wanted_ns else None
+
+    def _list_cpu_users(self, without: Container[int] = ()) -> tuple[tuple[str, int, float], ...]:
+        users = [
+            (name, pid, ns / self._sampled_ns)
+            for (name, pid), ns in self._used_ns_of.items()
+            if ns > 0 and pid not in without
+        ]
+        return tuple(sorted(users, key=lambda user: (-user[2], user[1]))[:_MAX_CPU_USERS])
 
     def _others_cpu_ratio(self) -> float | None:
         if self._used_ns <= 0 or self._job_ns <= 0 or self._job_ns > 1.1 * self._used_ns:

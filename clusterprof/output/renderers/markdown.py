@@ -54,6 +54,8 @@ class Markdown:
     def _lines(self, report: Report) -> Iterator[str]:
         yield f"## clusterprof: {md(report.title)}"
         yield ""
+        for answer in summary.select_answers(report, len(report.answers)):
+            yield from (f"**{md(answer, 600)}**", "")
         yield f"**{md(wording.describe_verdict(report))}**"
         for sentence in (
             wording.describe_main_cause(report),
@@ -145,7 +147,9 @@ def _render_causes(report: Report) -> Iterator[str]:
             )
             yield ""
             yield from (f"- {md(line, 600)}" for line in sentences)
-    if findings:
+    if findings and wording.find_main_cause(report) is None:
+        yield from ("", f"**Do next:** {md(wording.describe_what_would_tell(report), 600)}")
+    elif findings:
         evidence = "; ".join(wording.format_evidence(item) for item in findings[0].evidence)
         yield from ("", f"**Do next:** {md(advice.describe_first_step(findings[0]), 600)}")
         for text in advice.list_withheld_advice(findings[0]):
@@ -174,7 +178,7 @@ def _render_table(table: Table) -> Iterator[str]:
 def _render_impact(report: Report) -> Iterator[str]:
     sentences = impact.describe_impact(report)
     if sentences:
-        yield from ("", "**Impact: the job with one cause fixed, and efficiency metrics**", "")
+        yield from ("", f"**Impact{impact.IMPACT_HEADING.removeprefix('IMPACT')}**", "")
         yield from (f"- {md(line, 1000)}" for line in sentences)
 
 

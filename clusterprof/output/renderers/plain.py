@@ -59,6 +59,8 @@ class Plain:
         yield f"Recording: {escape_text(report.title)}: {summary.describe_scope(report)}"
         if summary.describe_nodes(report):
             yield f"Nodes: {summary.describe_nodes(report)}"
+        for answer in summary.select_answers(report, len(report.answers)):
+            yield f"Answer: {answer}"
         yield f"Verdict: {wording.describe_verdict(report)}"
         for sentence in (
             wording.describe_main_cause(report),

@@ -36,12 +36,13 @@ from clusterprof.units import format_quantity
 
 HEAD_LINES = 25
 MIN_WIDTH, MAX_WIDTH = 40, 200
-_BOLD_LABELS = ("LOST", "WHY", "NEXT", "WINS")
+_BOLD_LABELS = ("LOST", "WHY", "KNOWN", "NEXT", "WINS")
 _CAUSE_HEADS = ("", "THE ACCELERATORS WAITED FOR", "lost", "share", "sure", "fixing wins")
 _CAUSE_COLUMNS = (2, 1, 11, 8, 7, 12)  # at least; names get what is left
 _LONG_NAME_COLUMNS = 20  # of a cause, beyond what every column of text has
 _LABEL_COLUMNS = 8  # columns before the texts of the summary
 _MAX_EVIDENCE = 3  # pieces of evidence on the first screen
+_MAX_ANSWERS = 4  # of imported files on the first screen
 # (causes on the first screen, lines for each, lines for each summary text, extras). The first
 # that fits is used. Extras: b blank lines, t a blank line above the table, s evidence, o time
 # outside steps.
@@ -108,9 +109,10 @@ class Terminal:
     def _head(self, report: Report) -> list[Text]:
         """Build the first screen with as many causes and details as it holds."""
         head: list[Text] = []
-        above = self._draw(*self._masthead(report))
+        above = self._draw(*self._masthead(report), *self._answers(report))
         warnings = self._draw(*self._warnings(report))
-        bars = self._draw(*self._over_time(report)) if report.in_step_ns else []
+        is_measured = any(map(wording.is_measured, report.ranks)) or bool(report.lost_ns)
+        bars = self._draw(*self._over_time(report)) if report.in_step_ns and is_measured else []
         pointer = self._draw(indent(make_line(self._pointer(report), "dim")))
         draw_summary = cache(lambda *wanted: self._draw(*self._summary(report, *wanted)))
         draw_causes = cache(lambda *wanted: list(self._causes(report, *wanted)))
@@ -133,6 +135,10 @@ class Terminal:
         left = f"clusterprof  {escape_text(report.title)}"
         yield make_masthead(left, summary.describe_scope(report), self._width)
         yield indent(Prose(summary.describe_nodes(report), "dim", 2), right=0)
+
+    def _answers(self, report: Report) -> Iterator[RenderableType]:
+        shown = summary.select_answers(report, _MAX_ANSWERS)
+        yield from (indent(Prose(answer, "bold", 2), right=0) for answer in shown)
 
     def _warnings(self, report: Report) -> Iterator[RenderableType]:
         for warning in wording.list_warnings(report):
@@ -185,7 +191,8 @@ class Terminal:
         middle = next((text for text in captions if count_columns(text) + 4 <= left), "")
         grid = Grid.grid(padding=(0, 1, 0, 0))
         grid.add_column(style="dim", width=_LABEL_COLUMNS - 2)
-        grid.add_row("busy", make_line(busy, "good"))
+        label, style = ("rest", "dim") if wording.is_unbounded(report) else ("busy", "good")
+        grid.add_row(label, make_line(busy, style))
         grid.add_row("lost", make_line(lost, "bad"))
         grid.add_row("", make_line(f"{begin}{middle.center(left)}{end}", "dim"))
         yield indent(grid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings, Mount
-from clusterprof.analysis.advice.registry import select_advice
+from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.report.model import Advice, Culprit, Evidence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
 
@@ -113,6 +113,61 @@ def test_what_is_for_a_node_names_no_rank() -> None:
     )
     alone = scene("cpu-contention", late, nodes=1, ranks=8)
     assert named(alone, "find-the-neighbour").what == "Find what else uses the CPUs, and move it"
+
+
+def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set() -> None:
+    """2 workers and 8 library threads on 4 CPUs: others are not to blame."""
+    late = numbers(thread__runnable_ratio=0.7)
+    users = (("python", 100, 2.9), ("loader", 201, 0.8))
+    setup = {"cpus": 4, "cpus_allowed": 4, "loader": LoaderSettings(2)}
+    context = scene(
+        "cpu-contention", late, job_cpus_wanted=9.26, cpu_users=users, others_cpu_ratio=0.2, **setup
+    )
+    advice = first(context)
+    assert advice.id == "fewer-threads"
+    assert advice.commands == ("OMP_NUM_THREADS=2 MKL_NUM_THREADS=2", "torch.set_num_threads(1)")
+    assert "the job's own threads want 9.3 CPUs" in advice.because
+    named_users = "CPUs kept busy by processes of the job: python (pid 100) 2.9, loader (pid 201)"
+    assert named_users in advice.because
+    # 3.9 of 4 CPUs are wanted: somebody else takes them
+    others = scene(
+        "cpu-contention", late, job_cpus_wanted=3.9, cpu_users=users, others_cpu_ratio=0.2, **setup
+    )
+    assert named_users in named(others, "find-the-neighbour").because
+    assert all(advice.id != "fewer-threads" for advice in select_advice(others))
+
+
+def test_a_process_of_the_job_that_takes_the_cpus_is_named() -> None:
+    late = numbers(thread__runnable_ratio=0.7)
+    busy = {"side_users": (("burner", 4711, 3.4),), "others_cpu_ratio": 0.0}
+    advice = named(scene("cpu-contention", late, nodes=1, ranks=8, **busy), "find-the-neighbour")
+    assert advice.what == (
+        "Move burner (pid 4711) of the job: it keeps 3.4 CPUs busy and does not train"
+    )
+    assert advice.commands[0] == "renice 19 -p 4711"
+
+
+def test_no_worker_is_withheld_from_a_loader_without_workers() -> None:
+    contended = {"other_causes": frozenset({"cpu-contention"}), "loader": None}
+    withheld = "More workers are not advised: threads wait for the 16 CPUs already"
+    known = numbers(worker__on_cpu_ratio=0.9, loader__workers_count=4)
+    rules = {"loader": None, "other_causes": contended["other_causes"]}
+    assert explain_withheld(scene("cpu-preprocess", known, **rules)) == (withheld,)
+    none = numbers(worker__on_cpu_ratio=0.9, loader__workers_count=0)
+    rules["loader"] = LoaderSettings(0)
+    assert explain_withheld(scene("cpu-preprocess", none, **rules)) == ()
+
+
+def test_the_training_process_is_profiled_as_what_it_is() -> None:
+    context = scene("cpu-preprocess", PREPARING, resource="training process pid 7076")
+    change = named(context, "prepare-ahead").change
+    assert "--pid 7076" in change and "the training process of this run, names" in change
+
+
+def test_milliseconds_of_a_job_change_nothing_but_the_next_recording() -> None:
+    brief = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=S // 1000, steps=20)
+    assert first(brief).id == "record-longer"
+    assert "too little was seen to judge the job" in first(brief).because
 
 
 def test_a_family_is_looked_into_and_not_mended() -> None:

@@ -166,6 +166,9 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "not-bound": ({}, {"resource": ""}),
     "threads-fit-quota": ({}, {"quota_cpus": 5.0}),
     "bound": ({}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
+    "job-oversubscribes": ({}, {"job_cpus_wanted": 16.5}),  # of 16
+    "no-accelerator": ({}, {"has_device": False}),
+    "window-only": ({}, {"is_window": True}),
     "job-alone": ({}, {"others_cpu_ratio": 0.09}),
     "workers-fit": ({}, {"loader": LoaderSettings(7)}),
     "others-use-them": ({}, {"others_cpu_ratio": 0.51}),

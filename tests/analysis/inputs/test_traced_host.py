@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.node_tables import UNKNOWN_HOST, NodeTables
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.output.renderers.text.culprits import format_culprits
-from clusterprof.output.renderers.text.wording import describe_no_loss
+from clusterprof.output.renderers.text.culprits import format_culprit, format_culprits
+from clusterprof.output.renderers.text.summary import describe_fix_savings
+from clusterprof.output.renderers.text.wording import describe_no_loss, describe_time_outside_steps
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Culprit, Finding, Report
 from clusterprof.trace.encoder import write_node
@@ -77,7 +78,14 @@ def test_without_a_device_nobody_is_reported_to_have_been_busy(tmp_path: Path) -
     node.spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
     write_node(tmp_path / "run" / "n", node.header(), node.records())
     no_loss = describe_no_loss(analyze(tmp_path / "run"))
-    assert no_loss.startswith("No device was measured and no host wait was recorded")
+    assert no_loss == "Too little was seen to judge the job: a single step."
+    node.spans(7, layout.STEP, [5 * S], [9 * S], a=[2], b=2)
+    write_node(tmp_path / "longer" / "n", node.header(), node.records())
+    no_loss = describe_no_loss(analyze(tmp_path / "longer"))
+    assert no_loss == (
+        "Too little was seen to judge the job: no device, and what the host did is not known for"
+        " 100.0 % of the time in steps."
+    )
 
 
 def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> None:
@@ -91,3 +99,49 @@ def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> Non
     assert format_culprits(finding, 2) == "n ranks 0-3; others waited for rank 2 most, 6.00 s"
     few = replace(finding, culprits=tuple(replace(each, others_ns=2 * S) for each in batch))
     assert format_culprits(few, 2) == "n ranks 0-3"
+
+
+def launches_late(node: NodeTables) -> NodeTables:
+    """From 2 s on, 20 steps of 0.4 s; the device is idle for 0.2 s of each: the host is late."""
+    at = 2 * S + np.arange(20, dtype=np.int64) * (2 * S // 5)
+    node.device("gpu0")
+    node.rank(7, device="gpu0")
+    node.spans(7, layout.STEP, at, at + 2 * S // 5, a=np.arange(20), b=2)
+    node.spans(7, layout.STARVED, at, at + S // 5, a=S // 5)
+    node.busy("gpu0", at + S // 5, at + 2 * S // 5, 0, 10 * S)
+    return node
+
+
+def test_a_window_of_a_job_has_no_start_up_no_end_and_no_batch_size(tmp_path: Path) -> None:
+    reports = []
+    for is_window in (True, False):
+        node = launches_late(NodeTables("", "kineto", key="trace"))
+        node.is_window = is_window
+        write_node(tmp_path / f"{is_window}" / "n", node.header(), node.records())
+        reports.append(analyze(tmp_path / f"{is_window}"))
+    window, job_report = reports
+    assert (window.window_only, job_report.window_only) == (True, False)
+    ids = [[finding.cause.id for finding in report.findings] for report in reports]
+    assert ids == [["launch-bound"], ["launch-bound", "startup"]]
+    advice = [{item.id for item in report.findings[0].advice} for report in reports]
+    assert "larger-batch" not in advice[0] and "larger-batch" in advice[1]
+    assert "before the first step 2.00 s" in describe_time_outside_steps(window)
+    savings = [describe_fix_savings(report, report.findings[0]) for report in reports]
+    assert savings[0].endswith(" of the recorded window.")
+    assert "the job ends" in savings[1]
+
+
+def test_a_trace_without_a_rank_number_has_no_loader_of_rank_none(tmp_path: Path) -> None:
+    node = launches_late(NodeTables("", "kineto", key="trace"))
+    node.spans(7, layout.DATA_WAIT, [2 * S], [2 * S + S // 5], a=0, b=0, c=0)
+    node.spans(7, layout.LOADING, [2 * S], [2 * S + S // 5], b=S // 5)
+    write_node(tmp_path / "run" / "n", node.header(), node.records())
+    report = analyze(tmp_path / "run")
+    (preparing,) = (f for f in report.findings if f.cause.id == "cpu-preprocess")
+    assert [culprit.resource for culprit in preparing.culprits] == [""]
+    assert preparing.advice and "None" not in repr(preparing.advice)
+
+
+def test_a_rank_of_a_nameless_host_is_named_by_its_number_alone() -> None:
+    assert format_culprit(Culprit(UNKNOWN_HOST, 3, "")) == "rank 3"
+    assert format_culprit(Culprit(UNKNOWN_HOST, None, "")) == UNKNOWN_HOST

@@ -111,8 +111,21 @@ def test_who_used_the_cpus() -> None:
         ("cpu.user_ns_total", "all"): counter([0, 9.9], [0, 8e9]),
         ("cpu.system_ns_total", "all"): counter([0, 9.9], [0, 4e9]),
     }
-    assert gathered(chunk(10, [main], series)).machine.others_cpu_ratio == 0.75
+    machine = gathered(chunk(10, [main], series)).machine
+    assert machine.others_cpu_ratio == 0.75
+    ((name, pid, cpus),) = machine.cpu_users
+    assert (name, pid) == (main.name, 100) and 0.29 < cpus < 0.31
     assert gathered(chunk(10, [main])).machine.others_cpu_ratio is None
+
+
+def test_what_the_threads_of_a_job_want_is_what_they_used_and_waited_for() -> None:
+    main = process(100, spans={STEP: spans((0, 1))}, thread=thread(activity("U3 R5 S2"), 10))
+    burner = process(300, thread=thread(activity("U9 S1"), 10))
+    machine = gathered(chunk(10, [main, burner])).machine
+    assert machine.job_cpus_wanted is not None
+    assert 0.78 < machine.job_cpus_wanted < 0.82  # 3 + 5 of 10 s, without the burner's
+    assert [(pid, round(cpus, 1)) for _, pid, cpus in machine.cpu_users] == [(300, 0.9), (100, 0.3)]
+    assert [pid for _, pid, _ in machine.side_users] == [300]
 
 
 def test_an_empty_node_knows_nothing() -> None:

@@ -128,6 +128,7 @@ def with_segment_totals(
         **accumulator.totals,
         "in_step": length - account.unmeasured_ns,
         "unmeasured": account.unmeasured_ns,
+        "unobserved": account.unobserved_ns,
         "measured": account.measured_ns,
         "busy": account.measured_ns - account.idle_ns,
         "lost": int(lost.lost_ns.sum()),

@@ -379,6 +379,8 @@ class SegmentAccount:
     """Start, length and idle time of each window between two samples, int64[n] each, ns; None
     without a device.
     """
+    unobserved_ns: int = 0
+    """Time without a device outside known waits, in which the main thread was not sampled, ns."""
     outside_selection_ns: int = 0
     """Time outside the selected part of the run (analysis.attribution.rank.chunk_boundary), ns."""
 
@@ -447,39 +449,43 @@ def measure_lost_intervals(
 def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, SegmentAccount]:
     """Use stream events where a wait has them, otherwise the full wait.
 
-    Inside a step, outside any wait, the time in which the host slept counts.
+    Outside any known wait the time in which the host slept counts, so that the sum is an upper
+    bound. Where the host was not sampled, no bound is known.
     """
     events = measure_exposed_time(rank, phases)
     in_full = np.isin(phases.phase, _HOST_PHASES) & ~events.measured
     length = phases.end_ns - phases.start_ns
-    inside = np.isin(phases.phase, (PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE)) & ~events.measured
+    outside = ~in_full & ~events.measured
+    asleep_ns, sampled = _measure_sleep(rank, phases)
     parts = [
         (events.lost_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
-        (np.where(inside, _measure_sleep(rank, phases), 0), SOURCE_HOST_SPANS),
+        (np.where(outside, asleep_ns, 0), SOURCE_HOST_SPANS),
     ]
     lost = shift_to_wait_end(_build_lost(rank, phases, parts))
-    return lost, SegmentAccount(0, 0, 0, int(np.count_nonzero(events.measured)))
+    unobserved_ns = int(length[outside & ~sampled].sum())
+    measured = int(np.count_nonzero(events.measured))
+    return lost, SegmentAccount(0, 0, 0, measured, unobserved_ns=unobserved_ns)
 
 
-def _measure_sleep(rank: Rank, phases: HostPhases) -> Int:
-    """Measure how long the main thread slept in each row: int64[n], ns.
+def _measure_sleep(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool_]]:
+    """Measure how long the main thread slept in each row: int64[n], ns; and if it was sampled.
 
     Marked waits for the device do not count: the device worked meanwhile. Nor does waiting for a
-    CPU, which `analysis.attribution.rank.time_spent` takes from the work. 0 where its threads
-    were not sampled.
+    CPU, which `analysis.attribution.rank.time_spent` takes from the work. 0 where the thread was
+    not sampled, bool[n].
     """
     length = phases.end_ns - phases.start_ns
     thread = rank.main.threads.get(rank.pid)
     if thread is None or len(thread.t_ns) < 2:
-        return np.zeros(length.size, np.int64)
+        return np.zeros(length.size, np.int64), np.zeros(length.size, np.bool_)
     on_cpu_ns, delay_ns = (
         compute_column_increase(thread.t_ns, column, phases.start_ns, phases.end_ns)
         for column in (thread.on_cpu_ns, thread.run_delay_ns)
     )
     synced_ns = measure_device_sync(rank, phases.start_ns, phases.end_ns)
     asleep_ns = np.nan_to_num(length - on_cpu_ns) - np.nan_to_num(delay_ns) - synced_ns
-    return np.clip(np.rint(asleep_ns), 0, length).astype(np.int64)
+    return np.clip(np.rint(asleep_ns), 0, length).astype(np.int64), ~np.isnan(on_cpu_ns)
 
 
 def _measure_from_samples(

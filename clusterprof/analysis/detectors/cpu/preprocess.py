@@ -101,9 +101,10 @@ class CpuPreprocess:
             *_count_workers(rank),
             *_describe_affinity(rank),
         )
-        resource = f"worker pid {int(pids[0])}" if pids.size == 1 else ""
+        who = "training process" if pids.size and pids[0] == rank.pid else "worker"
+        resource = f"{who} pid {int(pids[0])}" if pids.size == 1 else ""
         if _has_unknown_workers(rank):
-            resource = f"loader of rank {rank.rank}"
+            resource = "" if rank.rank is None else f"loader of rank {rank.rank}"
         return Claims(share, "A", evidence, resource)
 
 

@@ -42,6 +42,8 @@ class Account:
     notes: list[str] = field(default_factory=list)
     """Notes for the reader of the report: a window that was inferred, a definition that was chosen.
     """
+    answers: list[str] = field(default_factory=list)
+    """What the file says about the question it is made for, printed at the top of the report."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts about the whole job. They are written into the header of every imported node."""
     cut: str = ""
@@ -119,7 +121,9 @@ class Importer(Protocol):
     title: ClassVar[str]
     """Name for people, like `PyTorch profiler (Kineto) trace`."""
     combines_files: ClassVar[bool]
-    """True if the files of this format are parts of one job and are read in one call."""
+    """True if the files of this format are parts of one job and are read in one call. A format of
+    windows of a job, such as a few steps in a profiler, also sets `reads_windows` to true.
+    """
 
     def recognizes(self, head: bytes, path: Path) -> bool:
         """Return whether a file has this format, by its first bytes; its name is a hint."""

@@ -92,6 +92,10 @@ class NodeTables:
         self.wall_minus_own_ns = wall_minus_own_ns
         """Wall clock minus the clock of these times in ns; None if unknown."""
         self.job: str | None = None
+        self.is_window = False
+        """True if the tables hold a window of the job, such as a few steps in a profiler."""
+        self.has_time_unit = True
+        """False if the file states no unit of time: the unit of the tables is a guess."""
         self.host: dict[str, Any] = {}
         """Host facts for the header, where known: mounts, nics, hcas, … as in a recording."""
         self.versions: dict[str, str] = {}
@@ -266,6 +270,8 @@ class NodeTables:
             "boot_id": "",
             "kernel": "",
             "display": self.name or self.display_name or UNKNOWN_HOST,
+            **({"covers": "window"} if self.is_window else {}),
+            **({} if self.has_time_unit else {"time_unit": "unknown"}),
         }
         started = {"monotonic_ns": first_ns, "boottime_ns": first_ns}
         if self.wall_minus_own_ns is not None:

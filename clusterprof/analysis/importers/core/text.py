@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,6 +41,22 @@ thirty times its size.
 """
 MAX_TIME_NS = 1 << 62
 _SEPARATOR = re.compile(r"[\s,]*")
+
+
+_ENDING = re.compile(
+    r"\.(?:gz|bz2|xz|zst|zip|tar|jsonl?|trace|pt|txt|log|csv|tsv|parquet|pfw|sqlite|db|xml|prom"
+    r"|pickle|pkl|html|\d{10,})$",
+    re.IGNORECASE,
+)
+"""Ending of a file of some format, or a timestamp before it."""
+
+
+def name_trace(path: Path) -> str:
+    """Return the name of a file without the endings of its formats; dots within it are kept."""
+    name = path.name
+    while (shorter := _ENDING.sub("", name)) not in (name, ""):
+        name = shorter
+    return name
 
 
 def read_lines(source: Source, account: Account) -> Iterator[bytes]:

@@ -103,6 +103,7 @@ class Kineto:
 
     name: ClassVar[str] = "kineto"
     title: ClassVar[str] = "PyTorch profiler (Kineto) trace"
+    reads_windows: ClassVar[bool] = True
     combines_files: ClassVar[bool] = False
 
     def recognizes(self, head: bytes, path: Path) -> bool:
@@ -275,9 +276,7 @@ def build_node(gathered: GatheredEvents, document: Document, source: Source) -> 
         _select_hostname(identity, gathered),
         "kineto",
         None if wall_ns is None else wall_ns + low,
-        key=f"rank{identity.rank}"
-        if identity.rank is not None
-        else source.path.name.partition(".")[0],
+        key=f"rank{identity.rank}" if identity.rank is not None else text.name_trace(source.path),
     )
     processes: list[_Device | None] = [*devices] or [None]
     for index, device in enumerate(processes):

@@ -36,6 +36,7 @@ import msgspec
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.text import name_trace
 from clusterprof.analysis.importers.metrics.labelled_series import DCGM_FIELDS
 from clusterprof.analysis.importers.metrics.readings import (
     ALL_CPUS,
@@ -120,7 +121,7 @@ class Dynolog:
                 continue
             reader.add_sample(*sample)
         has_nodes = False
-        stem = source.path.name.split(".")[0]
+        stem = name_trace(source.path)
         for node in reader.readings.nodes(self.name, account, stem):
             node.display_name = stem
             has_nodes = True

@@ -59,6 +59,7 @@ import msgspec
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.text import name_trace
 from clusterprof.analysis.importers.metrics.labelled_series import (
     HOST_LABELS,
     find_gpu,
@@ -319,7 +320,7 @@ class GpuTables:
         readings = MetricReadings()
         if table is not None:
             _read_table(source, table[0], readings, account)
-        stem = source.path.name.split(".")[0]
+        stem = name_trace(source.path)
         has_nodes = False
         for node in readings.nodes(self.name, account, stem):
             node.display_name = stem

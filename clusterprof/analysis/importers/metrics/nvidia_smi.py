@@ -42,6 +42,7 @@ from xml.parsers import expat
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.text import name_trace
 from clusterprof.analysis.importers.metrics.labelled_series import DCGM_FIELDS
 from clusterprof.analysis.importers.metrics.labelled_series import DCGM_SHORT_NAMES as _SHORT
 from clusterprof.analysis.importers.metrics.readings import (
@@ -528,7 +529,7 @@ class NvidiaSmi:
         else:
             read_query(source, devices)
         has_nodes = False
-        for node in devices.nodes(self.name, source.path.name.split(".")[0]):
+        for node in devices.nodes(self.name, name_trace(source.path)):
             has_nodes = True
             yield node
         if not has_nodes:

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import Float, Int, NodeTables
-from clusterprof.analysis.importers.core.text import read_json_bytes
+from clusterprof.analysis.importers.core.text import name_trace, read_json_bytes
 from clusterprof.analysis.importers.metrics.readings import parse_time, read_stripped_lines
 from clusterprof.probe import layout
 
@@ -111,7 +111,9 @@ class RankSeries:
             "each window counts as a step, and an empty queue as a wait for data: waits are an"
             " upper bound"
         )
-        account.notes += _describe_worst_rank(loop, stages)
+        worst = list(_describe_worst_rank(loop, stages))
+        account.notes += worst
+        account.answers += worst
         yield _build_node(loop, shares)
 
 
@@ -231,7 +233,7 @@ def _read_table(source: Source, account: Account) -> RankTable | None:
         [[_convert_number(ranks[rank][row]) for rank in sorted(ranks)] for row in kept]
     )
     t_ns, first = np.unique(t_ns, return_index=True)
-    series_name = source.path.name.split(".")[0]
+    series_name = name_trace(source.path)
     if not series_name.lower().endswith("time"):
         outside = (table < 0) | (table > 1)
         if outside.any():

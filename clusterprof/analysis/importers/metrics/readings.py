@@ -169,6 +169,7 @@ class MetricReadings:
                 yield node
         if busy_ratios:
             account.notes.append(_describe_utilization(busy_ratios, len(self.hosts)))
+            account.answers.append(account.notes[-1])
 
 
 def _sum_cores(series: list[_SignalSeries]) -> Iterator[_SignalSeries]:

@@ -41,7 +41,7 @@ from typing import ClassVar
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
-from clusterprof.analysis.importers.core.text import parse_json, read_lines
+from clusterprof.analysis.importers.core.text import name_trace, parse_json, read_lines
 from clusterprof.analysis.importers.metrics.readings import (
     DeviceReadings,
     MetricMapping,
@@ -100,7 +100,7 @@ class RocmSmi:
             sweeps.read_line(line)
         sweeps.finish_document()
         has_nodes = False
-        for node in sweeps.devices.nodes(self.name, source.path.name.split(".")[0]):
+        for node in sweeps.devices.nodes(self.name, name_trace(source.path)):
             has_nodes = True
             yield node
         if not has_nodes:

@@ -243,6 +243,7 @@ class FlightRecorder:
 
     name: ClassVar[str] = "flight-recorder"
     title: ClassVar[str] = "PyTorch flight recorder dump"
+    reads_windows: ClassVar[bool] = True
     combines_files: ClassVar[bool] = True
 
     def recognizes(self, head: bytes, path: Path) -> bool:
@@ -272,7 +273,9 @@ class FlightRecorder:
                 "give dumps as JSON, each file named after its rank",
             )
         ordered = [dumps[rank] for rank in sorted(dumps)]
-        ordered[0][1].notes += describe_stuck_ranks([dump for dump, _ in ordered])
+        stuck = describe_stuck_ranks([dump for dump, _ in ordered])
+        ordered[0][1].notes += stuck
+        ordered[0][1].answers += stuck
         world = 1 + max(max((*dump.members.get("0", ()), dump.rank)) for dump, _ in ordered)
         for dump, account in ordered:
             node = _build_node(dump, account, world)

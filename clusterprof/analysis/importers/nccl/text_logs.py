@@ -399,6 +399,7 @@ class NcclOutput:
             account.read["rows of a table"] += len(text.rows)
             account.read["variables"] += len(text.variables)
             account.notes += build_notes(text)
+            account.answers += [note.partition("; used as ")[0] for note in account.notes]
             account.facts.update(build_facts(text))
             if not account.notes:
                 raise CannotImportError(

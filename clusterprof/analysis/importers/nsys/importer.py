@@ -221,7 +221,9 @@ def _describe_rank(part: RankActivity, busy: Intervals) -> str:
     place = f"process {part.pid & 0xFFFFFF} on device {part.device}"
     if part.steps is not None:
         return f"{place}: {part.steps.start_ns.size} steps, from {part.steps.source}"
-    idle = 1 - float((busy[1] - busy[0]).sum()) / max(part.until_ns - part.from_ns, 1)
+    # other processes may use the device before and after this one
+    start, end = (np.clip(side, part.from_ns, part.until_ns) for side in busy)
+    idle = 1 - float((end - start).sum()) / max(part.until_ns - part.from_ns, 1)
     return (
         f"{place}: no range marks a step, so everything is one step, from the first to the last"
         f" activity of the device ({idle:.1%} of it idle: no kernel, copy, fill or graph)"
@@ -411,6 +413,7 @@ class Nsys:
 
     name: ClassVar[str] = "nsys"
     title: ClassVar[str] = "Nsight Systems profile (SQLite)"
+    reads_windows: ClassVar[bool] = True
     combines_files: ClassVar[bool] = True
 
     def recognizes(self, head: bytes, path: Path) -> bool:

@@ -94,8 +94,11 @@ def split_ranks(
             for d in np.unique(activities.device[selected]).tolist()
         }
         devices += [d for d, ns in work_ns.items() if ns >= _MIN_WORK_SHARE * sum(work_ns.values())]
+    work_of = {process: int(work[activities.process == process].sum()) for process in by_process}
     parts = []
     for process, devices in by_process.items():
+        if work_of[process] < _MIN_WORK_SHARE * max(work_of.values()):
+            continue  # a helper that clears memory, or the driver's first calls: it does not train
         rows = np.flatnonzero(calls.process == process)
         process_calls = calls.of(rows)
         ranges = {tid: thread for tid, thread in threads.items() if decode_process(tid) == process}

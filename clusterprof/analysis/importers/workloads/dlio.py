@@ -286,6 +286,7 @@ def build_nodes(folder: RunFolder, account: Account) -> Iterator[NodeTables]:
     if folder.disks and not has_wall_clock:
         account.skipped["disk readings (the steps have no time of day)"] += 1
     account.notes += _build_notes(folder, has_wall_clock)
+    account.answers += [note for note in account.notes if note.startswith(_ANSWERS)]
 
 
 def _find_block_starts(folder: RunFolder) -> tuple[dict[tuple[int, str], int], bool]:
@@ -415,6 +416,14 @@ def _add_reading(
     rows.setdefault(name, []).append((now, length_ns, *(min(round(v), 1 << 42) for v in values)))
 
 
+def _describe_published_au(folder: RunFolder) -> str:
+    mean = sum(folder.au_percent) / len(folder.au_percent)
+    return f"published accelerator utilization (AU): {mean:.2f} % of whole epochs"
+
+
+_ANSWERS = ("published accelerator utilization", "waiting for data took")
+
+
 def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
     blocks: Sequence[Block] = [block for output in folder.outputs for block in output.blocks]
     loaded, step_ns = (sum(sum(b.load_ns) for b in blocks), sum(sum(b.step_ns) for b in blocks))
@@ -432,16 +441,13 @@ def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
             f"waiting for data took {100 * loaded / step_ns:.2f} % of the listed steps{first_share}"
         )
     if folder.au_percent:
-        mean = sum(folder.au_percent) / len(folder.au_percent)
         busy = sum(sum(b.compute_ns) for b in blocks)
         compute_share = (
             f"; of the listed steps {100 * busy / step_ns:.1f} % are computation"
             if busy and step_ns
             else ""
         )
-        notes.append(
-            f"published accelerator utilization (AU): {mean:.2f} % of whole epochs{compute_share}"
-        )
+        notes.append(_describe_published_au(folder) + compute_share)
     if has_wall_clock and folder.block_end_ns:
         rest = sum(
             folder.block_end_ns[key] - folder.block_start_ns[key] for key in folder.block_end_ns
@@ -485,6 +491,11 @@ class Dlio:
             except CannotImportError as error:
                 account.refuse(error.message)
         runs = [folder for folder in folders.values() if folder.outputs]
+        for path, folder in folders.items():
+            if folder.au_percent and not folder.outputs:
+                first[path].answers.append(_describe_published_au(folder))
+        if not runs and any(account.answers for account in accounts):
+            return
         if not runs:
             raise CannotImportError(
                 "the files hold no steps of any rank: <rank>_output.json is needed",

@@ -87,6 +87,7 @@ class MegatronPipeline:
 
     name: ClassVar[str] = "megatron-pipeline"
     title: ClassVar[str] = "Megatron pipeline trace (MegatronApp)"
+    reads_windows: ClassVar[bool] = True
     combines_files: ClassVar[bool] = False
 
     def recognizes(self, head: bytes, path: Path) -> bool:
@@ -195,6 +196,7 @@ def _compare_stages(
             f"stage {rank} does {largest / median:.1f} times the work of the median stage: give it"
             " fewer layers (the last one also has the output layer and the loss)"
         )
+        account.answers.append(account.notes[-1])
 
 
 def _add_steps(

@@ -44,7 +44,12 @@ import numpy as np
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import list_unread_times
 from clusterprof.analysis.importers.core.node_tables import MAX_DURATION_NS, NodeTables
-from clusterprof.analysis.importers.core.text import convert_to_ns, parse_json, read_lines
+from clusterprof.analysis.importers.core.text import (
+    convert_to_ns,
+    name_trace,
+    parse_json,
+    read_lines,
+)
 from clusterprof.probe import layout
 from clusterprof.signals import GPU_BUSY
 
@@ -56,7 +61,9 @@ COLD_RATIO = 1.25
 SLOW_RATIO = 1.03
 """Ratio of an instance's fastest epoch to the median of all instances above which it is slow."""
 MIN_INSTANCES = 3
+_SLOWEST = "the slowest "
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
+_SIZE_KEYS = ("number_of_ranks", "number_of_nodes", "accelerators_per_node")
 _INTERVAL_KINDS = ("init", "staging", "epoch", "block", "eval", "run")
 
 
@@ -83,6 +90,16 @@ class LoggedRun:
             if not disjoint or span[0] >= disjoint[-1][1]:
                 disjoint.append(span)
         return disjoint
+
+    @property
+    def ranks(self) -> int | None:
+        """Ranks of the run, else its accelerators; None if the log states neither."""
+        ranks, nodes, each = (self.values.get(key) for key in _SIZE_KEYS)
+        if isinstance(ranks, int) and ranks > 0:
+            return ranks
+        if isinstance(nodes, int) and isinstance(each, int) and nodes > 0 and each > 0:
+            return nodes * each
+        return None  # the number in "16xNVIDIA DGX H100" counts systems
 
 
 class Mllog:
@@ -111,7 +128,8 @@ class Mllog:
                 account.refuse("the log has no epoch or block with start and stop")
         if not runs:
             raise CannotImportError("no log has an epoch or block with start and stop")
-        _compare_instances(runs)
+        slowest = _compare_instances(runs)
+        runs[0][1].answers += [*_describe_startup([run for run, _ in runs]), *slowest]
         for run, _ in runs:
             yield build_node(run, is_only_run=len(runs) == 1)
 
@@ -138,7 +156,7 @@ def read_run(source: Source, account: Account) -> LoggedRun:
         match = _KEY.match(key)
         if match and match[1] in _INTERVAL_KINDS:
             _add_interval(run, open_intervals, match[1], match[2] == "start", t_ns, record, account)
-        elif key.startswith("submission_") and len(run.values) < 64:
+        elif key.startswith(("submission_", *_SIZE_KEYS)) and len(run.values) < 64:
             run.values.setdefault(key, record.get("value"))
     account.read["log lines"] += len(times)
     median_ns = sorted(times)[len(times) // 2] if times else 0
@@ -180,12 +198,12 @@ def _add_interval(
 
 def build_node(run: LoggedRun, is_only_run: bool) -> NodeTables:
     """Build the node of a run, with one process."""
-    name = run.path.name.split(".")[0]
-    node = NodeTables(name, "mllog", 0, key=name)
+    name = name_trace(run.path)
+    node = NodeTables("", "mllog", 0, key=name)
     if not is_only_run:
         node.job = f"{run.path.parent.name}/{name}"
     node.device("unseen", name=str(run.values.get("submission_platform", ""))[:200])
-    node.rank(1, device="unseen")
+    node.rank(1, world_size=run.ranks, device="unseen")
     steps = run.steps
     numbers = [index if number is None else number for index, (_, _, number) in enumerate(steps, 1)]
     if len(set(numbers)) < len(numbers):
@@ -237,8 +255,9 @@ def _build_notes(run: LoggedRun) -> list[str]:
     return notes
 
 
-def _compare_instances(runs: Sequence[tuple[LoggedRun, Account]]) -> None:
-    """Note which instance of one benchmark on one platform is slow."""
+def _compare_instances(runs: Sequence[tuple[LoggedRun, Account]]) -> list[str]:
+    """Note which instance of one benchmark on one platform is slow, and return it as answers."""
+    answers = []
     instances_by_kind: dict[tuple[str, str, Path], list[tuple[float, LoggedRun, Account]]] = {}
     for run, account in runs:
         kind, platform = (
@@ -261,11 +280,43 @@ def _compare_instances(runs: Sequence[tuple[LoggedRun, Account]]) -> None:
         if slow:
             best, run, account = slow[0]
             account.notes.append(
-                f"the slowest of {name}: its fastest {unit} took {best:.1f} s, the median"
+                f"{_SLOWEST}of {name}: its fastest {unit} took {best:.1f} s, the median"
                 f" {typical:.1f} s"
+            )
+            answers.append(
+                f"slowest is {run.path.name}, {account.notes[-1].removeprefix(_SLOWEST)}"
             )
         else:
             instances[0][2].notes.append(
                 f"{name}: none is slow (fastest {unit}s within"
                 f" {100 * (SLOW_RATIO - 1):.0f} % of {typical:.1f} s)"
             )
+    return answers
+
+
+def _describe_startup(runs: Sequence[LoggedRun]) -> list[str]:
+    """Describe how long the runs took to start, and the part of it that was staging."""
+    startups = [(run.steps[0][0] - run.first_ns) / SECOND_NS for run in runs]
+    shares = [
+        SECOND_NS * startup / max(run.last_ns - run.first_ns, 1)
+        for startup, run in zip(startups, runs)
+    ]
+    text = (
+        f"start-up took {_format_range(startups)} s, {_format_range([100 * s for s in shares])} %"
+    )
+    text += " of the run" if len(runs) == 1 else f" of each of {len(runs)} runs"
+    trained = [sum(_list_lengths(run.spans.get("run", []))) for run in runs]
+    if any(trained):
+        text += f"; from run_start to run_stop {_format_range([s for s in trained if s])} s"
+    staging = [sum(_list_lengths(run.spans.get("staging", []))) for run in runs]
+    staged = [seconds for seconds in staging if seconds]
+    if staged:
+        text += f"; staging took {_format_range(staged)} s"
+        text += f" in {len(staged)} of them" if len(staged) < len(runs) else ""
+    platforms = {str(run.values.get("submission_platform", ""))[:100] for run in runs} - {""}
+    return [f"{platforms.pop()}: {text}" if len(platforms) == 1 else text]
+
+
+def _format_range(values: Sequence[float]) -> str:
+    ends = f"{min(values):,.1f}", f"{max(values):,.1f}"
+    return " to ".join(dict.fromkeys(ends))

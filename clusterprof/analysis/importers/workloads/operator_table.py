@@ -475,6 +475,7 @@ class OperatorTable:
 
     name: ClassVar[str] = "operator-table"
     title: ClassVar[str] = "operator table of a pipelined job"
+    reads_windows: ClassVar[bool] = True
     combines_files: ClassVar[bool] = True
 
     def recognizes(self, head: bytes, path: Path) -> bool:

@@ -59,6 +59,7 @@ from clusterprof.analysis.importers.core.node_tables import (
     NodeTables,
     compute_group_number,
 )
+from clusterprof.analysis.importers.core.text import name_trace
 from clusterprof.analysis.importers.metrics.prometheus import read_series
 from clusterprof.analysis.importers.metrics.readings import (
     convert_epoch,
@@ -462,6 +463,7 @@ def build_nodes(table: StepTable, key: str, source: str, account: Account) -> It
     for host in sorted(by_host):
         node = NodeTables(host, source, 0 if has_wall_clock else None, host or key)
         node.job = node.display_name = key
+        node.has_time_unit = table.has_unit
         for rank in by_host[host]:
             pid, rows = rank + 1, rows_of[rank]
             node.rank(pid, rank, int(ranks[-1]) + 1)
@@ -585,6 +587,6 @@ class StepTimes:
         tables = read_tables(source, account)
         if not tables:
             raise CannotImportError("the table has no usable row", "")
-        stem = source.path.name.split(".")[0]
+        stem = name_trace(source.path)
         for job, table in sorted(tables.items()):
             yield from build_nodes(table, f"{stem} {job}".strip(), self.name, account)

@@ -79,6 +79,7 @@ class TraceML:
             if isinstance(diagnosis, dict) and diagnosis.get("status"):
                 text = f"{diagnosis.get('status')}: {diagnosis.get('summary') or ''}".strip(": ")
                 account.notes.append(f"TraceML's own diagnosis: {text[:300]}")
+                account.answers.append(account.notes[-1])
             yield from _build_nodes(content, account)
 
 

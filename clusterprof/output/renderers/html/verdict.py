@@ -110,6 +110,10 @@ def render_verdict(report: Report, price: float | None, currency: str) -> Markup
     return build_element(
         "section",
         render_masthead(report),
+        *(
+            build_element("p", answer, class_="answer")
+            for answer in summary.select_answers(report, len(report.answers))
+        ),
         build_element("h1", wording.describe_verdict(report)),
         *paragraphs,
         _render_tiles(report),
@@ -152,10 +156,10 @@ def _render_tiles(report: Report) -> Markup | None:
                 f" ({format_quantity(best.saved_low_ns, 'ns')} to"
                 f" {format_quantity(best.saved_high_ns, 'ns')})"
             )
+        ends = "less of this window" if report.window_only else "sooner finished"
         tiles.append(
             _render_tile(
-                format_quantity(best.saved_ns, "ns"),
-                f"sooner finished with {best.cause} fixed{span}",
+                format_quantity(best.saved_ns, "ns"), f"{ends} with {best.cause} fixed{span}"
             )
         )
     tail = report.tail
@@ -248,7 +252,12 @@ def _render_no_answer(report: Report) -> Markup | None:
     blinds = wording.count_coverage_gaps(report)
     unseen_ = f" and {blinds:,} not seen" if blinds else ""
     link = build_element("a", f"what is unattributed{unseen_}", href="#unknown")
-    return build_element("p", "No cause stands out; see ", link, ".")
+    return build_element(
+        "p",
+        f"{wording.describe_what_would_tell(report)}. See " if report.lost_ns else "See ",
+        link,
+        ".",
+    )
 
 
 def _describe_amount(first: Finding, report: Report) -> str:
@@ -313,9 +322,15 @@ def describe_finding_cost(finding: Finding, report: Report) -> str:
                 f" ({format_quantity(impact.saved_low_ns, 'ns')} to"
                 f" {format_quantity(impact.saved_high_ns, 'ns')}, 95 %)"
             )
-        parts.append(f"the job would end {format_quantity(impact.saved_ns, 'ns')} sooner{ends}")
+        saved = format_quantity(impact.saved_ns, "ns")
+        parts.append(
+            f"the window would be {saved} shorter{ends}"
+            if report.window_only
+            else f"the job would end {saved} sooner{ends}"
+        )
     elif impact.why_missing:
-        parts.append(f"how much sooner the job would end is not known: {impact.why_missing}")
+        noun = "what fixing it saves" if report.window_only else "how much sooner the job would end"
+        parts.append(f"{noun} is not known: {impact.why_missing}")
     return "; ".join(parts)
 
 

@@ -19,6 +19,7 @@ _NOTABLE_WAITING_RATIO = 0.4  # of what it caused; from here on the waiting rank
 _AWAITED_RATIO = 0.4  # of all waiting for the culprits; from here on one of many is singled out
 _AWAITED_FACTOR = 1.5  # times the waiting for the second
 _NEGLIGIBLE_PEER_RATIO = 0.001  # of the culprits' value; peers below it have "next to nothing"
+_UNKNOWN_HOST = "unknown-host"  # node of an imported trace that names no host
 _RANK_NAME = re.compile(r"^rank[-_]?(?=\d)")
 _PERSISTENCE_WORDS = {"steady": "the same ranks each time", "wandering": "different ranks in turn"}
 """Kind of persistence -> which ranks are culprits; the bars show the times."""
@@ -32,7 +33,9 @@ def format_culprit(culprit: Culprit) -> str:
 
 
 def _is_node_named_by_rank(culprit: Culprit) -> bool:
-    """Return whether the node is a trace named after its rank ("rank3"), without a host."""
+    """Return whether the node is a trace named after its rank ("rank3"), or has no name."""
+    if culprit.node == _UNKNOWN_HOST and culprit.rank is not None:
+        return True
     return _RANK_NAME.sub("", culprit.node.lower()) == str(culprit.rank) != culprit.node
 
 

@@ -45,19 +45,22 @@ def build_summary(
         return [*lines, ("NEXT", wording.describe_no_loss(report))]
     first = wording.find_main_cause(report)
     if first is None:
-        lines.append(("WHY", wording.WITHOUT_EVIDENCE))
+        lines.append(("WHY", wording.describe_unknown_cause(report)))
+        lines.append(("NEXT", wording.describe_what_would_tell(report)))
         findings = wording.select_in_step_findings(report)
         if not findings:
-            return [*lines, ("NEXT", "Fix what is listed under Not seen and record again.")]
+            return lines
         first = findings[0]
-        lines.append(("", f"Best-supported cause: {_describe_cause(first)}"))
+        lines.append(("KNOWN", _describe_cause(first)))
     else:
         lines.append(("WHY", _describe_cause(first)))
     who = _describe_culprits(first)
     if who:
         lines.append(("WHO", who))
-    lines += [("SEEN", ""), *_describe_next_step(report, first)]
-    return lines
+    lines.append(("SEEN", ""))
+    if wording.find_main_cause(report) is None:
+        return lines
+    return [*lines, *_describe_next_step(report, first)]
 
 
 def find_summary_finding(report: Report) -> Finding | None:
@@ -137,6 +140,8 @@ def describe_fix_savings(report: Report, first: Finding) -> str:
     if saved and job_ns and saved >= _NOTABLE_SAVING_RATIO * job_ns:
         # Share of job time, because a share of device time depends on each rank's work.
         part = format_quantity(saved / job_ns, "ratio")
+        if report.window_only:
+            return f"{text}: {part} of the recorded window."
         text = f"{text}; the job ends {format_quantity(saved, 'ns')} sooner ({part})"
     else:
         text = f"{text}, {format_quantity(first.recoverable_ns / report.in_step_ns, 'ratio')}"
@@ -144,8 +149,17 @@ def describe_fix_savings(report: Report, first: Finding) -> str:
     return f"{text}. That is {more}." if more else f"{text}."
 
 
+def select_answers(report: Report, most: int) -> list[str]:
+    """Return the first answers of imported files, and how many more there are."""
+    answers = [escape_text(f"{text}.", 400) for text in report.answers[:most]]
+    rest = len(report.answers) - len(answers)
+    return [*answers, f"{rest:,} more answers below."] if rest else answers
+
+
 def describe_scope(report: Report) -> str:
     """Describe what was recorded: nodes, ranks, accelerators, steps, time and coverage."""
+    if not report.nodes:
+        return "no recording"
     steps = max((rank.steps for rank in report.ranks), default=0)
     longest = max((node.duration_ns for node in report.nodes), default=0)
     parts = [
@@ -154,7 +168,10 @@ def describe_scope(report: Report) -> str:
     ]
     if report.job is not None and report.job.gpus:
         parts.append(format_count(report.job.gpus, "GPU"))
-    parts += [format_count(steps, "step"), f"{format_quantity(longest, 'ns')} recorded"]
+    parts.append(format_count(steps, "step"))
+    if not report.has_time_unit:
+        return ", ".join(parts)
+    parts.append(f"{format_quantity(longest, 'ns')} recorded")
     if report.job is not None and report.job.coverage_ratio is not None:
         covered = format_quantity(report.job.coverage_ratio, "ratio")
         parts[-1] = f"{format_quantity(longest, 'ns')} ({covered} covered)"

@@ -38,6 +38,15 @@ _NOTABLE_OUTSIDE_RATIO = 0.05
 _MIN_COST = 0.01  # in any currency; a smaller amount would be printed as "0.00"
 _NOTABLE_UNMEASURED_RATIO = 0.01  # a smaller share appears in the ledger only, without a warning
 _MAX_IMBALANCES = 3
+_BY_HAND = "verify-by-hand"  # advice that checks one cause, not what is unknown
+_GPU_TIME_UNITS = (
+    ("hours", 3600, 5400),
+    ("minutes", 60, 90),
+    ("seconds", 1, 0.1),
+    ("milliseconds", 1e-3, 1e-3),
+    ("microseconds", 1e-6, 1e-6),
+)
+"""Unit of device time, its seconds, and the seconds from which it is used."""
 # of the preferred unit; smaller amounts are written in their own unit
 _MIN_IN_PREFERRED_UNIT = 0.01
 
@@ -46,7 +55,8 @@ _NOTHING_MEASURED = (
     "No device was measured and no host wait was recorded, so it is not known how busy the"
     " accelerators were."
 )
-WITHOUT_EVIDENCE = "Most of the loss lacks sufficient evidence: see Unattributed and Not seen."
+_HOST_ONLY = "The host hardly waited; no device was measured, so how busy they were is not known."
+_NOTABLE_UNOBSERVED_RATIO = 0.01  # of the time in steps; with more, what was seen is no bound
 LEGEND = (
     "sure: how certain the cause is, not how large. fixing wins: device time saved by fixing"
     " this cause only."
@@ -60,7 +70,7 @@ def format_gpu_time(ns: int, preferred_unit: str = "") -> str:
     preferred_unit: such as "GPU-hours"; "" for the unit that suits the amount.
     """
     seconds = ns / 1e9
-    for unit, size, from_seconds in (("hours", 3600, 5400), ("minutes", 60, 90), ("seconds", 1, 0)):
+    for unit, size, from_seconds in _GPU_TIME_UNITS:
         value = seconds / size
         if seconds >= from_seconds or (
             preferred_unit == f"GPU-{unit}" and value >= _MIN_IN_PREFERRED_UNIT
@@ -68,7 +78,7 @@ def format_gpu_time(ns: int, preferred_unit: str = "") -> str:
             few = unit == "seconds" or preferred_unit
             digits = 0 if value >= 100 else 1 if value >= 10 or not few else 2
             return f"{value:,.{digits}f} GPU-{unit}"
-    return f"{seconds:,.2f} GPU-seconds"
+    return f"{ns:,} GPU-nanoseconds"
 
 
 def format_share(part_ns: int, whole_ns: int) -> str:
@@ -86,8 +96,17 @@ def format_rank_share(rank: RankLedger) -> str:
     return format_share(rank.lost_ns, rank.in_step_ns) if is_measured(rank) else "-"
 
 
+def is_unbounded(report: Report) -> bool:
+    """Return whether notable time was not observed: what was seen of the loss is no bound."""
+    return report.unobserved_ns > _NOTABLE_UNOBSERVED_RATIO * report.in_step_ns
+
+
 def is_upper_bound(report: Report) -> bool:
     """Return whether the lost time of any rank or finding is only an upper bound."""
+    return not is_unbounded(report) and _has_upper_bounds(report)
+
+
+def _has_upper_bounds(report: Report) -> bool:
     return any(rank.source == "host-spans" and rank.lost_ns for rank in report.ranks) or any(
         finding.upper_bound for finding in report.findings
     )
@@ -131,7 +150,7 @@ def describe_verdict(report: Report) -> str:
     at_most = "at most " if first.upper_bound else ""
     ratio = format_share(first.lost_ns, report.in_step_ns)
     name = escape_text(first.cause.id, 60)
-    much = f"{at_most}{part} of {whole} ({ratio})"
+    much = f"{at_most}{part} of {whole} ({ratio})" if report.has_time_unit else f"{at_most}{ratio}"
     return (
         f"{format_title(first)} ({name}). This cost the most: {much},"
         f" {culprits.describe_blame(first)}."
@@ -148,16 +167,53 @@ def describe_main_cause(report: Report) -> str:
         return describe_no_loss(report)
     first = find_main_cause(report)
     if first is None:
-        return WITHOUT_EVIDENCE
+        return describe_unknown_cause(report)
     part = format_share(first.lost_ns, report.lost_ns)
     where = f", mostly on {culprits.format_culprit(first.culprits[0])}" if first.culprits else ""
     return f"Mainly {escape_text(first.cause.id, 60)}: {part} of the loss{where}."
 
 
 def describe_no_loss(report: Report) -> str:
-    """Describe that hardly anything was lost, or that no device was measured."""
-    measured = any(rank.device for rank in report.ranks)
-    return NO_SIGNIFICANT_LOSS if measured or report.lost_ns else _NOTHING_MEASURED
+    """Describe that hardly anything was lost, or why that cannot be judged."""
+    if report.too_little_seen:
+        return describe_too_little_seen(report)
+    if all(rank.device for rank in report.ranks if rank.in_step_ns):
+        return NO_SIGNIFICANT_LOSS
+    seen = report.lost_ns or not is_unbounded(report)
+    return _HOST_ONLY if seen else _NOTHING_MEASURED
+
+
+def describe_too_little_seen(report: Report) -> str:
+    """Describe that too little was seen to judge the job; "" if enough was seen."""
+    why = escape_text(report.too_little_seen, 200)
+    return f"Too little was seen to judge the job: {why}." if why else ""
+
+
+def describe_unknown_cause(report: Report) -> str:
+    """Describe that more was lost for an unknown reason than to the largest cause."""
+    part = format_share(report.unattributed_ns, report.lost_ns)
+    reasons = [describe_unattributed_reason(code) for code, _ in report.unattributed_reasons[:1]]
+    why = f" ({reasons[0]})" if reasons else ""
+    return f"Not known: {part} of the loss has no known cause{why}."
+
+
+def describe_what_would_tell(report: Report) -> str:
+    """Describe what would make an unknown cause known."""
+    remedies = [item.remedy for item in report.blinds if item.remedy and item.kind != "absent"]
+    finding = next((f for f in select_in_step_findings(report) if f.advice), None)
+    if remedies:
+        count = len(set(remedies)) - 1
+        more = f"; {count:,} more under Not seen" if count else ""
+        return f"To learn the cause: {escape_text(remedies[0], 300).rstrip('.')}{more}"
+    if finding is not None and finding.advice[0].diagnose and finding.advice[0].id != _BY_HAND:
+        return f"To learn the cause: {_lower_first(escape_text(finding.advice[0].what, 300))}"
+    if all(node.recorder_cpu_ratio is None for node in report.nodes):  # imported
+        return "To learn the cause: record the job with clusterprof, which samples its host, too"
+    return "To learn the cause: see Unattributed; record again with what it lacks"
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def has_significant_loss(report: Report) -> bool:
@@ -196,10 +252,10 @@ def describe_total_loss(
     ratio = format_share(report.lost_ns, report.in_step_ns)
     at_most = "at most " if is_upper_bound(report) else ""
     at_most = at_most.capitalize() if starts_sentence else at_most
-    return (
-        f"{at_most}{ratio} of {_get_gpu_time_noun(report)} inside steps{was_lost}: {part}"
-        f" of {whole}."
-    )
+    amount = f": {part} of {whole}" if report.has_time_unit else ""
+    unobserved = format_share(report.unobserved_ns, report.in_step_ns)
+    rest = f"; {unobserved} was not observed" if is_unbounded(report) else ""
+    return f"{at_most}{ratio} of {_get_gpu_time_noun(report)} inside steps{was_lost}{amount}{rest}."
 
 
 def _get_gpu_time_noun(report: Report) -> str:
@@ -209,6 +265,8 @@ def _get_gpu_time_noun(report: Report) -> str:
 def _format_part_and_whole(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, str]:
     """Format two amounts of device time; the unit appears once if both share it."""
     whole = format_gpu_time(whole_ns)
+    if not part_ns:
+        return "0", whole
     part = format_gpu_time(part_ns, whole.split()[1] if several else "")
     if part.split()[1] != whole.split()[1]:
         part = format_gpu_time(part_ns, whole.split()[1])
@@ -241,8 +299,10 @@ def describe_time_outside_steps(report: Report) -> str:
     if report.part or report.outside_ns <= _NOTABLE_OUTSIDE_RATIO * report.window_ns:
         return ""
     causes = sorted(report.outside_buckets, key=lambda bucket: -bucket[1])[:2]
+    names = {"startup": "before the first step"} if report.window_only else {}
     named = ", ".join(
-        f"{escape_text(cause, 60)} {format_quantity(ns, 'ns')}" for cause, ns in causes
+        f"{escape_text(names.get(cause, cause), 60)} {format_quantity(ns, 'ns')}"
+        for cause, ns in causes
     )
     part = format_share(report.outside_ns, report.window_ns)
     return f"{part} of the recorded device time was outside steps: {named}."
@@ -256,6 +316,15 @@ def list_warnings(report: Report) -> list[str]:
     if report.emulated:
         lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are emulated.")
     unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]
+    if report.too_little_seen and has_significant_loss(report):
+        lines.append(f"TOO LITTLE SEEN to judge the job: {escape_text(report.too_little_seen)}.")
+    if not report.has_time_unit:
+        lines.append("NO UNIT of time is stated: only shares hold, all durations are relative.")
+    if is_unbounded(report) and report.lost_ns and not report.too_little_seen:
+        lines.append(
+            "NO BOUND: no device was measured, and what the host did outside its known waits was"
+            " not recorded throughout; the loss can be larger or smaller."
+        )
     if is_upper_bound(report):
         who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"
         lines.append(

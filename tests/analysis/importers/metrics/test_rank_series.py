@@ -109,6 +109,6 @@ def test_rank_19_of_a_real_job_waits_for_computed_data() -> None:
     first, second = sorted(report.ranks, key=lambda item: -item.lost_ns)[:2]
     assert (first.rank, second.rank) == (19, 0)
     assert any(
-        "rank 19: data was ready 21% of the time, 99% on the median rank; compose 9%" in note
-        for note in report.notes
+        "Rank 19: data was ready 21% of the time, 99% on the median rank; compose 9%" in answer
+        for answer in report.answers
     )

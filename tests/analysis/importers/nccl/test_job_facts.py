@@ -15,7 +15,11 @@ from clusterprof.analysis.attribution.network.transfer_time import (
     compute_duration_classes,
 )
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.errors import NoRecording
+from clusterprof.errors import EXIT_GATE_CANNOT_TELL
+from clusterprof.gate import Policy, judge_runs, parse_any_rule
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.report.model import Report
 from tests.support.nccl_logs import SOCKETS, TABLE, line, write
 
@@ -66,14 +70,26 @@ def test_a_table_and_a_log_make_slow_transfers_a_slow_path(
     assert path.evidence[0].name == "nccl.socket_channels_count"
     assert path.evidence[0].value == 2
     assert "go through TCP sockets although NCCL saw mlx5_0, mlx5_1" in path.evidence[0].note
-    assert any("net-path: 2 channels go through TCP" in note for note in report.notes)
+    assert any("net-path: 2 channels go through TCP" in answer for answer in report.answers)
 
 
-def test_a_log_alone_has_nothing_to_analyse_and_says_what_it_holds(tmp_path: Path) -> None:
+def test_a_log_alone_is_answered_without_a_verdict_on_the_job(tmp_path: Path) -> None:
     log = tmp_path / "nccl.log"
     log.write_text(SOCKETS)
-    with pytest.raises(NoRecording, match="although NCCL saw mlx5_0"):
-        analyze(log)
+    report = analyze(log)
+    assert any("although NCCL saw mlx5_0" in answer for answer in report.answers)
+    assert (report.ranks, report.too_little_seen) == ((), "no training process was recorded")
+    verdict = judge_runs(report, [parse_any_rule("lost.ratio <= 5%")], Policy())
+    assert verdict.exit_code == EXIT_GATE_CANNOT_TELL
+    for text in (Terminal().render(report), Plain().render(report), Markdown().render(report)):
+        assert "although NCCL saw mlx5" in " ".join(text.split()[:80])  # on the first screen
+
+
+def test_the_table_of_nccl_tests_is_its_own_answer(tmp_path: Path) -> None:
+    table = tmp_path / "all_reduce_perf.txt"
+    table.write_text(TABLE)
+    (answer,) = analyze(table).answers
+    assert answer.startswith("Nccl-tests") and answer.endswith("on average")
 
 
 def cell(operation: int, members: int, size: int, overlapped: bool = False) -> TransferCell:

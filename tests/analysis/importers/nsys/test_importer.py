@@ -161,6 +161,21 @@ def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> Non
     assert recorded_spans["21 step"] == [(0, 340, 1, 2, -1, -1)]  # nothing says when a step was
 
 
+def test_a_process_without_work_is_no_rank_and_idle_time_is_that_of_its_own_window(
+    tmp_path: Path,
+) -> None:
+    """A helper fills memory for 1 of 1000 ns, on the device that another process trains on."""
+    work = rank_rows(21, 0, (0, 400, GEMM), (500, 1000, GEMM))
+    helper = (FILLS, [(600, 601, 0, 7, 9, process(99), 0, 64)])
+    nodes, (account,), _ = read(Nsys(), database(tmp_path / "a.sqlite", (KERNELS, work), helper))
+    assert [list(ranks(node)) for node in nodes] == [[21]]
+    assert account.notes[0].endswith("(10.0% of it idle: no kernel, copy, fill or graph)")
+    # a second process that does train: 100 ns, of which the device worked for 60 and 40 are idle
+    both = [*work[:1], *rank_rows(22, 0, (600, 630, GEMM), (670, 700, GEMM))]
+    _, (account,), _ = read(Nsys(), database(tmp_path / "b.sqlite", (KERNELS, both)))
+    assert [note.partition("(")[2][:5] for note in account.notes[:2]] == ["0.0% ", "40.0%"]
+
+
 def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> None:
     paths = []
     for rank, work in ((1, 150), (0, 50)):

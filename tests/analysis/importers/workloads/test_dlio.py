@@ -112,8 +112,16 @@ def test_senseless_steps_are_counted(tmp_path: Path) -> None:
 def test_what_is_no_output_says_what_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text((SEEDS / "dlio" / "run" / "summary.json").read_text())
+    nodes, (account,) = imported([path])  # its figures are an answer, without a rank
+    assert nodes == []
+    assert [answer.partition(":")[0] for answer in account.answers] == [
+        "published accelerator utilization (AU)"
+    ]
+    path = tmp_path / "per_epoch_stats.json"
+    path.write_text((SEEDS / "dlio" / "run" / "per_epoch_stats.json").read_text())
     with pytest.raises(CannotImportError, match=r"<rank>_output\.json is needed"):
         imported([path])
+    path = tmp_path / "summary.json"
     path.write_text('{"1": {"load": {"block1": [1.0, 2')
     with pytest.raises(CannotImportError, match="no steps of any rank"):
         imported([path])

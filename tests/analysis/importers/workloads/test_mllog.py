@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.wording import describe_verdict
 from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, spans_of
 
@@ -58,6 +61,33 @@ def test_of_three_instances_the_slow_one_is_named() -> None:
         " compilation",
         "the slowest of 3 instances of made-up: its fastest epoch took 22.0 s, the median 20.0 s",
     ]
+
+
+def test_the_start_up_and_the_size_of_a_run_are_its_answers(tmp_path: Path) -> None:
+    """Start-up of 25 s of 135 or 136 s; the first line comes at 0, run_start at 5 s."""
+    facts = [
+        {"time_ms": 1_700_000_000_000, "key": key, "value": value}
+        for key, value in (("number_of_nodes", 128), ("accelerators_per_node", 4))
+    ]
+    log = "\n".join(f":::MLLOG {json.dumps(fact)}" for fact in facts) + "\n"
+    path = tmp_path / "run.2.5.txt"
+    path.write_text(log + THREE[0].read_text())
+    report = analyze(path)
+    assert report.job is not None
+    assert (report.job.world_size, report.job.gpus) == (512, 0)  # a log measures no device
+    assert "1 trace, 1 of 512 ranks" in Terminal().render(report)
+    assert report.nodes[0].name == "run.2.5" and not report.nodes[0].named
+    (answer,) = report.answers
+    assert "start-up took 25.0 s" in answer and "staging took 20.0 s" in answer
+    assert answer in " ".join(Plain().render(report).split("\n")[:4])
+    (startup,) = (finding for finding in report.findings if finding.cause.id == "startup")
+    assert startup.grade == "B"  # nothing was counted
+    several = analyze(THREE)
+    assert "of each of 3 runs" in several.answers[0]
+    assert several.answers[1] == (
+        "Slowest is result_2.txt, of 3 instances of made-up: its fastest epoch took 22.0 s, the"
+        " median 20.0 s"
+    )
 
 
 def test_instances_that_are_alike_are_reported(tmp_path: Path) -> None:

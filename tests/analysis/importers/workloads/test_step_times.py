@@ -15,6 +15,8 @@ from clusterprof.analysis.importers.workloads.step_times import (
     match_columns,
 )
 from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.output.renderers.text.wording import describe_total_loss
 from clusterprof.report.model import Report
 from tests.support.importing_metrics import SHARED, read
 
@@ -117,6 +119,22 @@ def test_units_that_nobody_states_are_guessed_and_reported(tmp_path: Path) -> No
     (node,), (account,) = read(StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,500\n1,1,250\n")
     assert node.spans[1, "collective"] == [barrier(250, 500, 0)]
     assert account.notes[0].startswith("no unit is stated: durations are read as ms;")
+
+
+def test_a_table_without_a_unit_gets_a_verdict_in_shares_alone(tmp_path: Path) -> None:
+    """Rank 1 takes 3 of the steps' 3, rank 0 takes 1: it waits for two thirds of its time."""
+    path = tmp_path / "job.of.two.csv"
+    rows = [f"{rank},{step},{1 + 2 * rank}" for step in range(20) for rank in (0, 1)]
+    path.write_text("\n".join(["rank,step,duration", *rows]))
+    report = analyze(path)
+    assert not report.has_time_unit and report.nodes[0].name == "job.of.two"
+    assert describe_total_loss(report) == (
+        "33.3 % of GPU time inside steps was lost; 66.7 % was not observed."
+    )
+    screen = Terminal().render(report)
+    assert "NO UNIT of time is stated" in screen and "rank 1" in screen
+    path.write_text("\n".join(["rank,step,duration_s", *rows]))
+    assert analyze(path).has_time_unit
 
 
 def test_bad_rows_are_counted(tmp_path: Path) -> None:
