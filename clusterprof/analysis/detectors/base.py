@@ -43,7 +43,7 @@ _PRESENT_KEY, _CLAIMED_KEY, _HANDOVERS_KEY, _RUNNABLE_KEY = (
     "handed-over",
     "runnable",
 )
-_GROWTH_KEY, _COMPUTE_WAIT_KEY, _MAIN_KEY = "growth", "computing", "main thread"
+_GROWTH_KEY, _COMPUTE_WAIT_KEY, _MAIN_KEY = "growth", "computing", "main thread "
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def measure_main_thread(rank: Rank, column: str, lost: LostTime, rows: NDArray[n
     thread = rank.main.threads.get(rank.pid)
     if thread is None or not rows.any():
         return np.full(lost.start_ns.size, np.nan)
-    ratio = lost.shared.get((_MAIN_KEY, column))
+    ratio = lost.shared.get(_MAIN_KEY + column)
     if ratio is None:
         positions = lost.shared.get(_MAIN_KEY)
         if positions is None:
@@ -233,7 +233,7 @@ def measure_main_thread(rank: Rank, column: str, lost: LostTime, rows: NDArray[n
             lost.shared[_MAIN_KEY] = positions
         ratio = evaluate_increase(compute_growth(getattr(thread, column)), positions)
         ratio = np.clip(ratio / np.maximum(lost.end_ns - lost.start_ns, 1), 0.0, 1.0)
-        lost.shared[_MAIN_KEY, column] = ratio
+        lost.shared[_MAIN_KEY + column] = ratio
     return np.where(rows, ratio, np.nan)
 
 

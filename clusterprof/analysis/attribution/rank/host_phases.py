@@ -236,8 +236,8 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
     if kind == layout.INTERPRETER_WAIT:
         return _find_lock_waits(rank)
     if kind == -layout.INTERPRETER_WAIT:
-        operations = rank.main.get_spans(CollectiveSpans)
-        needed = operations is not None and operations.by_other_thread.any()
+        called = rank.main.get_spans(CollectiveSpans)
+        needed = called is not None and called.by_other_thread.any()
         return _find_lock_waits(rank) if needed else EMPTY
     if kind == layout.CHECKPOINT:
         return merge_intervals(
