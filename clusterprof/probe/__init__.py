@@ -2,7 +2,7 @@
 
 Standard library only, Python 3.8 syntax, no import of clusterprof: `record` copies this
 folder under the name `_clusterprof_probe` to where the job can import it
-(docs/design/recording-format.md). It starts one thread (`hooks/interpreter_lock.py`), no socket
+(docs/design/recording-format.md). It starts one thread (`interpreter_lock.py`), no socket
 and no process, and prints nothing.
 Any error in here switches the probe off and stays invisible to the job.
 
@@ -52,8 +52,8 @@ def load() -> "Any":
     """
     global _ring, _annotations
     if _ring is None:
-        from . import annotations, ring
-        from .hooks import gc_pauses, interpreter_lock  # noqa: F401 - join the ring by themselves
+        from . import annotations, interpreter_lock, ring  # noqa: F401 - joins the ring by itself
+        from .hooks import gc_pauses  # noqa: F401 - joins the ring by itself
 
         _annotations, _ring = annotations, ring
     return _ring

@@ -19,7 +19,7 @@ import sys
 from time import monotonic_ns
 from typing import Any, Optional
 
-from .. import handle_error, layout, ring
+from . import handle_error, layout, ring
 
 PAUSE_S, SHORT_PAUSE_S = 0.05, 0.012
 """Between two needs of the lock: usually, and after a late one."""
