@@ -48,11 +48,14 @@ from clusterprof.analysis.findings.impact import (
     PIPELINE_ORDER,
     UNRECORDED_RANKS,
     UPPER_BOUND_ONLY,
+    SavingsModel,
     build_impact,
+    collect_leaves,
     list_impact_metrics,
 )
 from clusterprof.analysis.findings.metrics import build_metrics, build_step_stats
 from clusterprof.analysis.findings.utilization import build_device_utilization
+from clusterprof.analysis.findings.yardsticks import IMPOSSIBLE_SAVINGS, get_storage_au
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.node.observations import merge_node_notes
 from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, with_part_note
@@ -69,25 +72,59 @@ from clusterprof.report.model import (
 )
 from clusterprof.trace.reader import SkippedInput
 
-_NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY)
+_NO_ANSWER = (
+    PIPELINE_ORDER,
+    UNRECORDED_RANKS,
+    OUTSIDE_STEPS,
+    UPPER_BOUND_ONLY,
+    IMPOSSIBLE_SAVINGS,
+)
 """Reasons that lie in the cause: no other method gives an answer either."""
 
 
+CulpritSavings = Callable[[Finding, Culprit], int | None]
+"""Savings of the job in ns if one culprit of a finding is fixed; None = not known."""
 MIN_EXTRA_RATIO = 1.02
 """Savings over lost time from which the difference is explained."""
 
 
-def with_savings(findings: Sequence[Finding], worth: Impact) -> tuple[Finding, ...]:
+def with_savings(
+    findings: Sequence[Finding], worth: Impact, alone: CulpritSavings | None = None
+) -> tuple[Finding, ...]:
     """Return the findings with the savings of fixing them.
 
-    worth: impact with one line per finding, in their order.
+    worth: impact with one line per finding, in their order. alone: returns what fixing one culprit
+    saves, where ranks met in several groups.
 
     Raises: ValueError when the number of lines differs.
     """
     return tuple(
-        _with_finding_savings(finding, impact, worth.gpus)
+        _with_finding_savings(
+            finding if alone is None else _replay_culprits(finding, alone, worth.gpus),
+            impact,
+            worth.gpus,
+        )
         for finding, impact in zip(findings, worth.causes, strict=True)
     )
+
+
+def _replay_culprits(finding: Finding, alone: CulpritSavings, gpus: int) -> Finding:
+    """Replace what fixing one culprit saves by the replay in which it alone is fixed.
+
+    In a pipeline the next late rank limits nothing: with uneven work only the replay knows.
+    """
+
+    def with_replay(culprit: Culprit) -> Culprit:
+        saved_ns = alone(finding, culprit)
+        if saved_ns is not None:
+            return replace(culprit, recoverable_ns=saved_ns * gpus)
+        return (
+            replace(culprit, recoverable_ns=None)
+            if finding.cause.id in (SLOW_COMPUTE, IMBALANCE)
+            else culprit
+        )
+
+    return replace(finding, culprits=tuple(map(with_replay, finding.culprits)))
 
 
 def _with_finding_savings(finding: Finding, impact: CauseImpact, gpus: int) -> Finding:
@@ -370,7 +407,11 @@ def add_metrics(state: ReportState) -> ReportState:
     utilization = build_device_utilization(state.ranks)
     return _with_report(
         state,
-        metrics=tuple(build_metrics(state.ranks, state.report.nodes, utilization)),
+        metrics=tuple(
+            build_metrics(
+                state.ranks, state.report.nodes, utilization, get_storage_au(state.across.nodes)
+            )
+        ),
         underfill=utilization,
         steps=build_step_stats(state.ranks),
         tail=_build_tail(state.across, state.ranks),
@@ -383,10 +424,24 @@ def add_impact(state: ReportState) -> ReportState:
     impact = build_impact(state.ranks, state.across, report.findings, state.context.site)
     return _with_report(
         state,
-        findings=with_savings(report.findings, impact),
+        findings=with_savings(report.findings, impact, _find_culprit_savings(state)),
         metrics=(*report.metrics, *list_impact_metrics(impact)),
         worth=impact,
     )
+
+
+def _find_culprit_savings(state: ReportState) -> CulpritSavings | None:
+    """Find what fixing one culprit saves, from the replay that the impact comes from."""
+    model, leaves = SavingsModel(state.ranks, state.across.what_if), collect_leaves(state.ranks)
+    places = [(rank.ledger.node, rank.ledger.rank) for rank in state.ranks]
+
+    def estimate(finding: Finding, culprit: Culprit) -> int | None:
+        place, id_ = (culprit.node, culprit.rank), finding.cause.id
+        if places.count(place) != 1:
+            return None
+        return model.estimate_culprit(places.index(place), id_, leaves.get(id_, ())).ns
+
+    return estimate if model.has_groups else None
 
 
 def describe_job(state: ReportState) -> ReportState:
