@@ -103,6 +103,7 @@ def with_savings(
             finding if alone is None else _replay_culprits(finding, alone, worth.gpus),
             impact,
             worth.gpus,
+            alone is not None,
         )
         for finding, impact in zip(findings, worth.causes, strict=True)
     )
@@ -111,23 +112,25 @@ def with_savings(
 def _replay_culprits(finding: Finding, alone: CulpritSavings, gpus: int) -> Finding:
     """Replace what fixing one culprit saves by the replay in which it alone is fixed.
 
-    In a pipeline the next late rank limits nothing: with uneven work only the replay knows.
+    In a pipeline the next late rank limits nothing: with uneven work only the replay knows. Of
+    several main culprits each alone saves little, and the sum of these is not what all save.
     """
+    is_work = finding.cause.id in (SLOW_COMPUTE, IMBALANCE)
+    first_ns, *others_ns = [culprit.caused_ns for culprit in finding.culprits] or [0]
+    several = any(ns >= CHIEF_RATIO * first_ns for ns in others_ns)
 
     def with_replay(culprit: Culprit) -> Culprit:
-        saved_ns = alone(finding, culprit)
+        saved_ns = None if is_work and several else alone(finding, culprit)
         if saved_ns is not None:
             return replace(culprit, recoverable_ns=saved_ns * gpus)
-        return (
-            replace(culprit, recoverable_ns=None)
-            if finding.cause.id in (SLOW_COMPUTE, IMBALANCE)
-            else culprit
-        )
+        return replace(culprit, recoverable_ns=None) if is_work else culprit
 
     return replace(finding, culprits=tuple(map(with_replay, finding.culprits)))
 
 
-def _with_finding_savings(finding: Finding, impact: CauseImpact, gpus: int) -> Finding:
+def _with_finding_savings(
+    finding: Finding, impact: CauseImpact, gpus: int, replayed: bool
+) -> Finding:
     if impact.saved_ns is None:
         return (
             replace(finding, recoverable_ns=None) if impact.why_missing in _NO_ANSWER else finding
@@ -142,7 +145,7 @@ def _with_finding_savings(finding: Finding, impact: CauseImpact, gpus: int) -> F
         if saved_ns > MIN_EXTRA_RATIO * finding.lost_ns
         else ""
     )
-    if more and len(culprits) > 1:
+    if more and len(culprits) > 1 and not replayed:
         # Of one of several culprits attribution knows only the waiting time. Next to these savings
         # fixing the culprit of nearly all of it would seem to save less than it caused.
         culprits = tuple(replace(culprit, recoverable_ns=None) for culprit in culprits)

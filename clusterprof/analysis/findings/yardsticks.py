@@ -40,6 +40,7 @@ from statistics import fmean
 
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.importers.workloads.dlio import AU_FACT
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.report.impact import CauseImpact, Impact
 
@@ -59,8 +60,6 @@ NO_DEVICE = "no accelerator was measured inside steps"
 TOO_FEW_RANKS = "needs at least two ranks"
 NOT_COMPARED = "operations of different ranks were not matched"
 NO_BENCHMARK = "only DLIO's output has the times of computation and of blocks that it is made of"
-AU_FACT = "mlperf_storage_au_ratios"
-"""Fact of a device in a recording's header: AU by epoch, float[]."""
 TOLERANCE = 0.02
 MAX_IDLE_FACTOR = 2.0
 """Idle time of even work over what was lost to anything else; see the module."""

@@ -39,7 +39,7 @@ def played(job: Job, cuts: tuple[int, ...] = ()) -> WhatIfSavings:
         ops = job.ops.take_range(begin, end)
         spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
         blamed, carry = blame_waits(ops, spent, spent, ranks, carry)
-        lost = np.column_stack([spent[:, :LOST], spent[:, :LOST].sum(axis=1)])
+        lost = np.column_stack([spent[:, :LOST], spent[:, :LOST].sum(axis=1), 0 * spent[:, 0]])
         work = spent[:, WORK], spent[:, WORK]
         replay.add(ops, blamed, lost, lost, work, CHARGED)
     return replay.get_savings()[0]
