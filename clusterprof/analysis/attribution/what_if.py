@@ -77,6 +77,7 @@ from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
 from clusterprof.analysis.timeline.collectives.operations import Operations, combine_labels
 from clusterprof.analysis.timeline.model import Float, Int
 
+MAX_NS = np.iinfo(np.int64).max
 CLOSE_FRONTS = 4
 """Group fronts within this distance count as one: groups that meet in parallel."""
 BINS_PER_BLOCK = 16
@@ -152,9 +153,12 @@ def compute_usual_work(ops: Operations, work: Int) -> Float:
 def compute_transfer_excess(ops: Operations, transfer_ns: Int) -> Int:
     """Compute how much longer than the median of its kind each transfer took.
 
-    transfer_ns: int64[n]. Returns int64[operations], ns.
+    transfer_ns: int64[n]. Returns int64[operations], ns. A rank that only issued an operation
+    shows nothing of its transfer.
     """
-    took = np.minimum.reduceat(transfer_ns, ops.first[:-1])
+    shown_ns = np.where(ops.blocked_ns > 0, transfer_ns, MAX_NS)
+    took = np.minimum.reduceat(shown_ns, ops.first[:-1])
+    took[took == MAX_NS] = 0
     _, which = np.unique(
         combine_labels(ops.operation, np.diff(ops.first), ops.bytes), return_inverse=True
     )
@@ -281,7 +285,9 @@ class WhatIfReplay:
             blamed.row[work_entries], blamed.ns[work_entries], ops.rank.size
         ).astype(np.int64)
         size = np.diff(ops.first)
+        # Two stages of a pipeline are all ranks, too, but the messages between them are a chain.
         is_common = size == self._size[ops.rank[ops.first[:-1]]]
+        is_common &= ~is_point_to_point(ops.operation)
         if is_common.mean() >= MIN_COMMON_GROUP_RATIO:
             common_rows = np.flatnonzero(np.repeat(is_common, size))
             if not is_common.all():

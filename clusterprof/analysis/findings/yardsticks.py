@@ -28,7 +28,8 @@ Withhold values of one report that contradict each other:
     idle time of T_ideal              1 / S - parallel efficiency; at most twice the time that was
                                       lost to anything else than uneven work, since half of what
                                       even work frees may turn into waits of the pipeline
-    saved <= job - work that remains  the longest useful time of a rank, or the mean for even work
+    saved <= job - work that remains  the longest useful time of a rank; with even work the lower
+                                      median, since no rank then has more
     saved by all >= saved by one
 """
 
@@ -91,8 +92,8 @@ def compute_yardsticks(
         balance = sum(useful) / len(useful) / max(useful)
         efficiency = max(useful) / run_ns
         parallel = balance * efficiency
-    why_slow = TOO_FEW_RANKS if len(ranks) < 2 else NOT_COMPARED
-    if slowdown is not None and not alone:
+    why_slow = TOO_FEW_RANKS if len(ledgers) < 2 else NOT_COMPARED
+    if slowdown is not None and len(ledgers) > 1:
         why_slow = find_slowdown_contradiction(slowdown, parallel, _compute_uneven_ratio(ranks))
     return (
         ("goodput", goodput, GOODPUT if goodput is not None else why or NO_STEPS),
@@ -101,8 +102,8 @@ def compute_yardsticks(
         ("parallel efficiency", parallel, PARALLEL if parallel else alone or NO_STEPS),
         (
             "straggler slowdown S",
-            None if alone or why_slow else slowdown,
-            alone or why_slow or SLOWDOWN,
+            None if why_slow else slowdown,
+            why_slow or SLOWDOWN,
         ),
         ("MLPerf Storage AU", au, NO_BENCHMARK if au is None else AU),
     )
@@ -163,11 +164,11 @@ def withhold_impossible_savings(impact: Impact, ranks: Sequence[RankResult]) -> 
     """Return the impact without savings that leave less time than the devices worked."""
     if not impact.job_ns:
         return impact
-    longest_ns, mean_ns = _compute_remaining_work(ranks)
+    longest_ns, median_ns = _compute_remaining_work(ranks)
     slack_ns = TOLERANCE * impact.job_ns
 
     def is_possible(saved_ns: int | None, even: bool) -> bool:
-        least_ns = mean_ns if even else longest_ns
+        least_ns = median_ns if even else longest_ns
         return saved_ns is None or saved_ns <= impact.job_ns - least_ns + slack_ns
 
     causes = tuple(
@@ -207,12 +208,12 @@ def _without_savings(cause: CauseImpact) -> CauseImpact:
 
 
 def _compute_remaining_work(ranks: Sequence[RankResult]) -> tuple[int, int]:
-    """Return the longest and the mean productive time of a rank, ns, jobs added up."""
+    """Return the longest and the lower median productive time of a rank, ns, jobs added up."""
     by_job: dict[int, list[int]] = {}
     for rank in ranks:
         if rank.ledger.in_step_ns:
             by_job.setdefault(rank.job, []).append(rank.ledger.productive_ns)
     return (
         sum(max(useful) for useful in by_job.values()),
-        sum(sum(useful) // len(useful) for useful in by_job.values()),
+        sum(sorted(useful)[(len(useful) - 1) // 2] for useful in by_job.values()),
     )

@@ -11,7 +11,7 @@ import pytest
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank import comm_threads
-from clusterprof.analysis.attribution.what_if import WhatIfSavings
+from clusterprof.analysis.attribution.what_if import ALL, EXTRA_COLUMNS, TRANSFER, WhatIfSavings
 from clusterprof.analysis.findings.impact import HostOverhead, SavingsModel, estimate_host_overhead
 from tests.support.rank_results import S, books
 
@@ -48,10 +48,10 @@ class Played:
         return self.before_s * S
 
     def savings(self) -> dict[int, WhatIfSavings]:
-        sooner = np.zeros((10, 2 + 4), np.int64)
+        sooner = np.zeros((10, 2 + EXTRA_COLUMNS), np.int64)
         sooner[:, 0] = S  # contention, in waits for data
-        sooner[:, -4] = S
-        sooner[:, -3] = 2 * S
+        sooner[:, ALL] = S
+        sooner[:, TRANSFER] = 2 * S
         return {0: WhatIfSavings(np.full(10, 10 * S), sooner, False, False)}
 
 
