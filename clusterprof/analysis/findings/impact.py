@@ -234,7 +234,9 @@ class SavingsModel:
         if self.why or not self._is_replay or not self._length.sum():
             return None
         times = float(self._length.sum()) - self._saved.sum(axis=0)
-        return float(times[DELAYS] / times[BALANCED]) if min(times[[DELAYS, BALANCED]]) > 0 else None
+        return (
+            float(times[DELAYS] / times[BALANCED]) if min(times[[DELAYS, BALANCED]]) > 0 else None
+        )
 
     def _are_gaps_waits(self) -> bool:
         """Return whether gaps end by themselves when the ranks waited for arrive.

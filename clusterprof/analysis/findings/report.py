@@ -72,13 +72,7 @@ from clusterprof.report.model import (
 )
 from clusterprof.trace.reader import SkippedInput
 
-_NO_ANSWER = (
-    PIPELINE_ORDER,
-    UNRECORDED_RANKS,
-    OUTSIDE_STEPS,
-    UPPER_BOUND_ONLY,
-    IMPOSSIBLE_SAVINGS,
-)
+_NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY, IMPOSSIBLE_SAVINGS)
 """Reasons that lie in the cause: no other method gives an answer either."""
 
 

@@ -35,7 +35,7 @@ Withhold values of one report that contradict each other:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -100,11 +100,7 @@ def compute_yardsticks(
         ("load balance", balance, BALANCE if balance is not None else alone or NO_STEPS),
         ("communication efficiency", efficiency, EFFICIENCY if efficiency else alone or NO_STEPS),
         ("parallel efficiency", parallel, PARALLEL if parallel else alone or NO_STEPS),
-        (
-            "straggler slowdown S",
-            None if why_slow else slowdown,
-            why_slow or SLOWDOWN,
-        ),
+        ("straggler slowdown S", None if why_slow else slowdown, why_slow or SLOWDOWN),
         ("MLPerf Storage AU", au, NO_BENCHMARK if au is None else AU),
     )
 
@@ -162,14 +158,15 @@ def get_storage_au(nodes: Sequence[NodeResult]) -> float | None:
 
 def withhold_impossible_savings(impact: Impact, ranks: Sequence[RankResult]) -> Impact:
     """Return the impact without savings that leave less time than the devices worked."""
-    if not impact.job_ns:
+    job_ns = impact.job_ns
+    if not job_ns:
         return impact
     longest_ns, median_ns = _compute_remaining_work(ranks)
-    slack_ns = TOLERANCE * impact.job_ns
+    slack_ns = TOLERANCE * job_ns
 
     def is_possible(saved_ns: int | None, even: bool) -> bool:
         least_ns = median_ns if even else longest_ns
-        return saved_ns is None or saved_ns <= impact.job_ns - least_ns + slack_ns
+        return saved_ns is None or saved_ns <= job_ns - least_ns + slack_ns
 
     causes = tuple(
         cause
@@ -182,18 +179,15 @@ def withhold_impossible_savings(impact: Impact, ranks: Sequence[RankResult]) -> 
     impact = replace(impact, causes=causes)
     if saved_ns is None or (is_possible(saved_ns, True) and saved_ns >= single_ns - slack_ns):
         return impact
-    rates: Mapping[str, None] = dict.fromkeys(
-        name
-        for name in (
-            "saved_ns",
-            "saved_low_ns",
-            "saved_high_ns",
-            "tokens_per_second_if_fixed",
-            "samples_per_second_if_fixed",
-            "cost_per_million_tokens_if_fixed",
-        )
+    return replace(
+        impact,
+        saved_ns=None,
+        saved_low_ns=None,
+        saved_high_ns=None,
+        tokens_per_second_if_fixed=None,
+        samples_per_second_if_fixed=None,
+        cost_per_million_tokens_if_fixed=None,
     )
-    return replace(impact, **rates)
 
 
 def _without_savings(cause: CauseImpact) -> CauseImpact:

@@ -66,10 +66,7 @@ def test_a_slowdown_that_contradicts_the_report_is_withheld() -> None:
     assert lines["straggler slowdown S"] == (None, MORE_THAN_WORK)  # 1 / 0.7 = 1.43
 
 
-@given(
-    st.lists(st.integers(0, 100), min_size=2, max_size=6),
-    st.floats(0.5, 4.0),
-)
+@given(st.lists(st.integers(0, 100), min_size=2, max_size=6), st.floats(0.5, 4.0))
 def test_what_is_printed_never_contradicts_itself(lost: list[int], slowdown: float) -> None:
     ranks = [books(at, lost=s * S, peers=True) for at, s in enumerate(lost)]
     lines = compute_yardsticks(ranks, slowdown)

@@ -112,7 +112,7 @@ PASSES = {
     (0, "backward", 1): (68, 73),
 }
 MESSAGES = {
-    # (pass, microbatch): begin of the receive, begin of the send, end of both; a transfer takes 1 ms
+    # (pass, microbatch): begin of the receive, begin of the send, end of both; 1 ms of transfer
     ("forward", 0): (0, 5, 6),
     ("forward", 1): (36, 11, 37),
     ("backward", 0): (11, 36, 37),

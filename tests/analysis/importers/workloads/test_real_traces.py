@@ -130,7 +130,9 @@ def test_the_slowdown_of_the_straggling_job_is_that_of_its_authors() -> None:
     known = json.loads((SHARED / "straggler-bytedance" / "known.json").read_text())["jobs"]["ST"]
     report = analyze(files("straggler-bytedance", "timeline-ST.json.gz"))
     values = {metric.name: metric.value for metric in report.metrics}
-    assert values["yardstick.slowdown_factor"] == pytest.approx(known["blocking_slowdown"], rel=0.02)
+    assert values["yardstick.slowdown_factor"] == pytest.approx(
+        known["blocking_slowdown"], rel=0.02
+    )
 
 
 def test_the_last_stage_of_the_straggling_job_works_more() -> None:
