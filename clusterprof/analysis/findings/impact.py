@@ -50,10 +50,12 @@ from clusterprof.analysis.attribution.what_if import (
 from clusterprof.analysis.attribution.what_if import TRANSFER as MOVED
 from clusterprof.analysis.cross_rank.observers import WhatIfObserver
 from clusterprof.analysis.cross_rank.state import JobState
-from clusterprof.analysis.findings.yardsticks import (
+from clusterprof.analysis.findings.efficiency_metrics import (
     BUBBLE,
+    GAPS_ON_THE_WAY,
     NO_STEPS,
-    compute_yardsticks,
+    NOT_COMPARED,
+    compute_efficiency_metrics,
     get_storage_au,
     withhold_impossible_savings,
 )
@@ -229,14 +231,16 @@ class SavingsModel:
             saved = (saved - self._saved[:, GAPS]) * self._work_part(id_)
         return self._with_bounds(np.asarray(saved, np.float64))
 
-    def compute_straggler_slowdown(self) -> float | None:
-        """Compute the step time over that of even work, both without delays; None = not known."""
+    def compute_straggler_slowdown(self) -> tuple[float | None, str]:
+        """Compute the step time over that of even work, both without delays; or why not."""
         if self.why or not self._is_replay or not self._length.sum():
-            return None
+            return None, NOT_COMPARED
+        if not self._are_gaps_waits():
+            return None, GAPS_ON_THE_WAY
         times = float(self._length.sum()) - self._saved.sum(axis=0)
-        return (
-            float(times[DELAYS] / times[BALANCED]) if min(times[[DELAYS, BALANCED]]) > 0 else None
-        )
+        if min(times[[DELAYS, BALANCED]]) <= 0:
+            return None, GAPS_ON_THE_WAY
+        return float(times[DELAYS] / times[BALANCED]), ""
 
     def _are_gaps_waits(self) -> bool:
         """Return whether gaps end by themselves when the ranks waited for arrive.
@@ -419,8 +423,8 @@ def build_impact(
         cost_per_million_tokens_if_fixed=_compute_cost_per_million(
             _estimate_fixed_rate(tokens, model.job_ns, all_savings), per_ns, gpus
         ),
-        yardsticks=compute_yardsticks(
-            ranks, model.compute_straggler_slowdown(), get_storage_au(across.nodes)
+        yardsticks=compute_efficiency_metrics(
+            ranks, *model.compute_straggler_slowdown(), get_storage_au(across.nodes)
         ),
         gpus=gpus,
         upper_bound=any(finding.upper_bound for finding in findings if not finding.outside_steps),

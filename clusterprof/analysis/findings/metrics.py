@@ -34,7 +34,7 @@ from clusterprof.analysis.attribution.rank.step_blocks import (
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.detectors.cross_rank import NETWORK_LIMITS
 from clusterprof.analysis.detectors.registry import DETECTORS
-from clusterprof.analysis.findings.yardsticks import NO_BENCHMARK
+from clusterprof.analysis.findings.efficiency_metrics import NO_BENCHMARK
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.report.history import StepStats
 from clusterprof.report.impact import DeviceUtilization

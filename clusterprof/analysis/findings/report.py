@@ -42,6 +42,7 @@ from clusterprof.analysis.findings.comparisons import (
     with_work_evidence,
 )
 from clusterprof.analysis.findings.coverage import describe_driver_errors, list_coverage_gaps
+from clusterprof.analysis.findings.efficiency_metrics import IMPOSSIBLE_SAVINGS, get_storage_au
 from clusterprof.analysis.findings.findings import build_findings
 from clusterprof.analysis.findings.impact import (
     OUTSIDE_STEPS,
@@ -55,7 +56,6 @@ from clusterprof.analysis.findings.impact import (
 )
 from clusterprof.analysis.findings.metrics import build_metrics, build_step_stats
 from clusterprof.analysis.findings.utilization import build_device_utilization
-from clusterprof.analysis.findings.yardsticks import IMPOSSIBLE_SAVINGS, get_storage_au
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.node.observations import merge_node_notes
 from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, with_part_note

@@ -11,6 +11,7 @@ from clusterprof.analysis.attribution.accumulator import Accumulator
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.taxonomy import CAUSES, CLAIMABLE_CAUSES
 from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.findings.efficiency_metrics import NO_STEPS
 from clusterprof.analysis.findings.impact import (
     EMULATED,
     NO_PRICE,
@@ -24,7 +25,6 @@ from clusterprof.analysis.findings.impact import (
     compute_rate,
     list_impact_metrics,
 )
-from clusterprof.analysis.findings.yardsticks import NO_STEPS
 from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
 from clusterprof.report.model import Finding
 from tests.support.rank_results import STORAGE, S, books

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.analysis.findings.yardsticks import NO_BENCHMARK
+from clusterprof.analysis.findings.efficiency_metrics import NO_BENCHMARK
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.workloads.dlio import AU_FACT
 from clusterprof.analysis.pipeline import analyze

@@ -25,6 +25,8 @@ Withhold values of one report that contradict each other:
 
     S <= 1 / parallel efficiency      no job is shorter than the mean of its ranks' work
     S >= 1                            even work never takes longer
+    S without gaps on the way         a replay without time that nothing was recorded of is not the
+                                      job if more than 5 % of the steps hangs on that time
     idle time of T_ideal              1 / S - parallel efficiency; at most twice the time that was
                                       lost to anything else than uneven work, since half of what
                                       even work frees may turn into waits of the pipeline
@@ -45,7 +47,7 @@ from clusterprof.analysis.importers.workloads.dlio import AU_FACT
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.report.impact import CauseImpact, Impact
 
-Yardstick = tuple[str, float | None, str]
+EfficiencyMetric = tuple[str, float | None, str]
 """Name, value, and its definition or why it has no value."""
 GOODPUT = "productive over all recorded device time; start-up, restarts, checkpoints included"
 BALANCE = "POP: mean over longest productive time of the ranks"
@@ -60,6 +62,7 @@ NO_STEPS = "no steps were recorded"
 NO_DEVICE = "no accelerator was measured inside steps"
 TOO_FEW_RANKS = "needs at least two ranks"
 NOT_COMPARED = "operations of different ranks were not matched"
+GAPS_ON_THE_WAY = "more than 5 % of the steps hangs on time for which nothing was recorded"
 NO_BENCHMARK = "only DLIO's output has the times of computation and of blocks that it is made of"
 TOLERANCE = 0.02
 MAX_IDLE_FACTOR = 2.0
@@ -72,12 +75,16 @@ UNEXPLAINED_IDLE = (
 IMPOSSIBLE_SAVINGS = "withheld: less time would remain than the devices worked"
 
 
-def compute_yardsticks(
-    ranks: Sequence[RankResult], slowdown: float | None = None, au: float | None = None
-) -> tuple[Yardstick, ...]:
-    """Compute every yardstick, in a fixed order.
+def compute_efficiency_metrics(
+    ranks: Sequence[RankResult],
+    slowdown: float | None = None,
+    why_slow: str = "",
+    au: float | None = None,
+) -> tuple[EfficiencyMetric, ...]:
+    """Compute every efficiency metric, in a fixed order.
 
-    slowdown: S of the what-if replay, None = not known. au: see `get_storage_au`.
+    slowdown: S of the what-if replay, None = not known because of `why_slow`. au: see
+    `get_storage_au`.
     """
     ledgers = [rank.ledger for rank in ranks if rank.ledger.in_step_ns]
     bounded = any(ledger.source == "host-spans" for ledger in ledgers)
@@ -92,8 +99,11 @@ def compute_yardsticks(
         balance = sum(useful) / len(useful) / max(useful)
         efficiency = max(useful) / run_ns
         parallel = balance * efficiency
-    why_slow = TOO_FEW_RANKS if len(ledgers) < 2 else NOT_COMPARED
-    if slowdown is not None and len(ledgers) > 1:
+    if len(ledgers) < 2:
+        why_slow = TOO_FEW_RANKS
+    elif slowdown is None:
+        why_slow = why_slow or NOT_COMPARED
+    else:
         why_slow = find_slowdown_contradiction(slowdown, parallel, _compute_uneven_ratio(ranks))
     return (
         ("goodput", goodput, GOODPUT if goodput is not None else why or NO_STEPS),

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterprof.analysis.attribution.ledger import RankResult
-from clusterprof.analysis.findings.yardsticks import (
+from clusterprof.analysis.findings.efficiency_metrics import (
+    GAPS_ON_THE_WAY,
     IMPOSSIBLE_SAVINGS,
     LESS_THAN_ONE,
     MORE_THAN_WORK,
@@ -20,7 +21,7 @@ from clusterprof.analysis.findings.yardsticks import (
     TOLERANCE,
     TOO_FEW_RANKS,
     UNEXPLAINED_IDLE,
-    compute_yardsticks,
+    compute_efficiency_metrics,
     find_slowdown_contradiction,
     withhold_impossible_savings,
 )
@@ -34,7 +35,7 @@ def pair() -> list[RankResult]:
 
 
 def test_the_yardsticks_by_hand() -> None:
-    values = {name: value for name, value, _ in compute_yardsticks(pair(), 1.25, 0.9)}
+    values = {name: value for name, value, _ in compute_efficiency_metrics(pair(), 1.25, au=0.9)}
     assert values["goodput"] == pytest.approx(140 / 220)
     # POP: useful 80 and 60 of a run of 100
     assert values["load balance"] == pytest.approx(70 / 80)
@@ -45,13 +46,15 @@ def test_the_yardsticks_by_hand() -> None:
 
 
 def test_a_yardstick_without_what_its_definition_needs_has_a_reason_instead() -> None:
-    alone = {name: (value, why) for name, value, why in compute_yardsticks([books()], 1.2)}
+    alone = {name: (value, why) for name, value, why in compute_efficiency_metrics([books()], 1.2)}
     assert alone["load balance"] == (None, TOO_FEW_RANKS)
     assert alone["straggler slowdown S"] == (None, TOO_FEW_RANKS)
     assert alone["MLPerf Storage AU"] == (None, NO_BENCHMARK)
-    both = {name: (value, why) for name, value, why in compute_yardsticks(pair())}
+    both = {name: (value, why) for name, value, why in compute_efficiency_metrics(pair())}
     assert both["straggler slowdown S"] == (None, NOT_COMPARED)
-    assert compute_yardsticks([])[0] == ("goodput", None, NO_STEPS)
+    lines = compute_efficiency_metrics(pair(), None, GAPS_ON_THE_WAY)
+    assert ("straggler slowdown S", None, GAPS_ON_THE_WAY) in lines
+    assert compute_efficiency_metrics([])[0] == ("goodput", None, NO_STEPS)
 
 
 def test_a_slowdown_that_contradicts_the_report_is_withheld() -> None:
@@ -62,14 +65,14 @@ def test_a_slowdown_that_contradicts_the_report_is_withheld() -> None:
     assert find_slowdown_contradiction(2.3, 0.452, 0.317) == MORE_THAN_WORK  # 1 / 0.452 = 2.21
     assert find_slowdown_contradiction(0.83, 0.48, 0.1) == LESS_THAN_ONE
     assert find_slowdown_contradiction(1.2, None, 0.1) == ""
-    lines = {name: (value, why) for name, value, why in compute_yardsticks(pair(), 1.5)}
+    lines = {name: (value, why) for name, value, why in compute_efficiency_metrics(pair(), 1.5)}
     assert lines["straggler slowdown S"] == (None, MORE_THAN_WORK)  # 1 / 0.7 = 1.43
 
 
 @given(st.lists(st.integers(0, 100), min_size=2, max_size=6), st.floats(0.5, 4.0))
 def test_what_is_printed_never_contradicts_itself(lost: list[int], slowdown: float) -> None:
     ranks = [books(at, lost=s * S, peers=True) for at, s in enumerate(lost)]
-    lines = compute_yardsticks(ranks, slowdown)
+    lines = compute_efficiency_metrics(ranks, slowdown)
     values = {name: value for name, value, _ in lines}
     parallel, printed = values["parallel efficiency"], values["straggler slowdown S"]
     if parallel is not None:
