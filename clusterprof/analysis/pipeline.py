@@ -41,7 +41,7 @@ from clusterprof.analysis.node.selection import (
 from clusterprof.analysis.spill import SpillLocation, open_spill
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.report.model import Report
-from clusterprof.trace.reader import NodeSources, find_nodes, list_node_folders
+from clusterprof.trace.reader import NodeSources, SkippedInput, find_nodes, list_node_folders
 from clusterprof.util.ranges import format_host_list
 
 
@@ -51,6 +51,8 @@ class Inputs:
 
     paths: tuple[Path, ...]
     notes: tuple[str, ...] = ()
+    left_out: tuple[SkippedInput, ...] = ()
+    """Files that were not read, or not to their end."""
     answers: tuple[str, ...] = ()
     """What imported files say about the question they are made for; enough without a recording."""
 
@@ -72,7 +74,7 @@ def open_inputs(
     from clusterprof.analysis.inputs.foreign import import_inputs
 
     with import_inputs(paths, jobs, leave_unknown) as imported:
-        yield Inputs(imported.paths, imported.notes, imported.answers)
+        yield Inputs(imported.paths, imported.notes, imported.list_left_out(), imported.answers)
 
 
 def _is_recording_or_missing(path: Path) -> bool:
@@ -197,9 +199,8 @@ def _run_analysis(
         is_partial = not request.part.whole
         history = build_history(across, place, is_partial) if request.history else None
     notes = (*inputs.notes, *describe_dumps(*read_dumps(folders)))
-    context = RunContext(
-        sources.skipped, request.facts, notes, history, request.part, inputs.answers
-    )
+    left_out = (*sources.skipped, *inputs.left_out)
+    context = RunContext(left_out, request.facts, notes, history, request.part, inputs.answers)
     return Analysis(build_report(title, across, context), tuple(folders), across)
 
 

@@ -55,7 +55,7 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
     assert got["stall.cpu-preprocess_ratio"] == pytest.approx(0.2)
     assert got["stall.storage-remote_ratio"] == 0.0  # looked for, and not there
     assert got["stall.cpu-throttled_ratio"] is None  # no cgroup counters: not looked for
-    assert got["au_ratio"] == pytest.approx(0.6)
+    assert got["au_ratio"] is None  # only a run of the benchmark has it
     assert got["data_wait.ratio"] == pytest.approx(0.4)
     assert got["step.count"] == 60
     assert got["step.p50_ns"] == got["step.p95_ns"] == 0.5 * SECOND

@@ -228,6 +228,12 @@ def _slowdown(made: Analysis) -> tuple[str, bool]:
     return ("not known", False) if ours is None else (f"{ours:.3f}", abs(ours - 1.179) <= 0.02)
 
 
+def _storage_au(made: Analysis) -> tuple[str, bool]:
+    by_key = {metric.name: metric.value for metric in made.report.metrics}
+    ours = 100 * (by_key.get("au_ratio") or 0.0)
+    return f"{ours:.2f} %", abs(ours - 91.226) <= 0.1
+
+
 def _reads(made: Analysis) -> tuple[str, bool]:
     ours = 100 * share(made, "storage") / share(made, "storage", "cpu")
     return f"{ours:.1f} %", abs(ours - 84.98) <= 0.5
@@ -283,6 +289,7 @@ _JOBS: tuple[tuple[str, str, str, str, str, Callable[[Analysis], tuple[str, bool
         "its step lists",
         _waits,
     ),
+    ("mlperf-storage", "all", "AU, mean of epochs", "91.23 %", "its summary.json", _storage_au),
     ("straggler-bytedance", "all", "slowdown by stragglers", "1.179", "its authors", _slowdown),
     (
         "straggler-bytedance",

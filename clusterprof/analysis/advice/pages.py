@@ -144,9 +144,10 @@ METRIC_DESCRIPTIONS: dict[str, tuple[str, str]] = {
         "1 - `lost.ratio`",
     ),
     "au_ratio": (
-        "MLPerf Storage's accelerator utilization: productive time over the time in steps, without"
-        " the first step.",
-        "compute time of a step without data loading, times the number of steps, over the run time",
+        "MLPerf Storage's accelerator utilization, by the rule of the benchmark: computation over"
+        " the time of each block of an epoch, both without its first step. Known only from DLIO's"
+        " output; elsewhere use `productive.ratio`.",
+        "`train_au_mean_percentage` in the `summary.json` of the run",
     ),
     "unattributed.ratio": (
         "Lost time without sufficient evidence for any cause, over the time in steps.",

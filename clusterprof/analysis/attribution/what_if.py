@@ -13,10 +13,22 @@ for less. If all ranks meet in one process group nothing needs to be propagated,
 they leave together. Otherwise operations that do not depend on each other are replayed
 at once, front after front.
 
-There are four columns in addition to the causes: all causes at once; no transfer; even
+There are further columns in addition to the causes: all causes at once; no transfer; even
 work (`compute_uneven_work`; with several groups: no rank has more than the lower median
-of the job); and, with several groups, balanced work: each rank does the mean, in even
-parts, and ranks with less work do more; a transfer takes as long as others of its kind.
+of the job); and the two that the straggler slowdown S compares, both without any time
+that is neither an operation nor work ("delays"): the work as it was, and balanced work:
+each rank does the mean, in even parts, and ranks with less work do more; a transfer takes
+as long as others of its kind.
+
+Gaps are time of a rank for which nothing was recorded. In a pipeline they often are waits
+that no operation shows, and such a wait ends when what it waits for does:
+
+    rank 0   |======== work 45 ========|              |meet|
+    rank 1   |== work 20 ==|.. gap 22 ..|              |meet|
+    without the extra work of rank 0, and the gap as long as before, all meet 3 earlier, not 25
+
+With several groups, even work and the work of single ranks are therefore replayed without
+gaps, and the replay that only has no gaps is subtracted.
 
 Noise in the data of single operations makes the savings too small: a rank with too
 little recorded loss delays the others. Therefore each bin is also evaluated by the rank
@@ -65,6 +77,7 @@ from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
 from clusterprof.analysis.timeline.collectives.operations import Operations, combine_labels
 from clusterprof.analysis.timeline.model import Float, Int
 
+MAX_NS = np.iinfo(np.int64).max
 CLOSE_FRONTS = 4
 """Group fronts within this distance count as one: groups that meet in parallel."""
 BINS_PER_BLOCK = 16
@@ -140,9 +153,12 @@ def compute_usual_work(ops: Operations, work: Int) -> Float:
 def compute_transfer_excess(ops: Operations, transfer_ns: Int) -> Int:
     """Compute how much longer than the median of its kind each transfer took.
 
-    transfer_ns: int64[n]. Returns int64[operations], ns.
+    transfer_ns: int64[n]. Returns int64[operations], ns. A rank that only issued an operation
+    shows nothing of its transfer.
     """
-    took = np.minimum.reduceat(transfer_ns, ops.first[:-1])
+    shown_ns = np.where(ops.blocked_ns > 0, transfer_ns, MAX_NS)
+    took = np.minimum.reduceat(shown_ns, ops.first[:-1])
+    took[took == MAX_NS] = 0
     _, which = np.unique(
         combine_labels(ops.operation, np.diff(ops.first), ops.bytes), return_inverse=True
     )
@@ -196,9 +212,13 @@ enough.
 MIN_COMMON_GROUP_RATIO = 0.9
 """All ranks meet in one process group if this part of the operations includes them all."""
 MAX_SAVINGS_BINS = 512
-ALL, TRANSFER, WORK, BALANCED = -4, -3, -2, -1
-"""Columns after those of the causes."""
-EXTRA_COLUMNS = 4
+MAX_CULPRITS = 8
+"""Ranks and causes that are each replayed alone, with several groups."""
+EXTRA_COLUMNS = 7 + MAX_CULPRITS
+ALL, TRANSFER, WORK, GAPS, EVEN, DELAYS, BALANCED = range(-EXTRA_COLUMNS, -MAX_CULPRITS)
+"""Columns after those of the causes. EVEN is WORK without gaps."""
+CULPRITS = -MAX_CULPRITS
+"""First of the columns of single ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +228,13 @@ class WhatIfSavings:
     length_ns: Int
     """Duration of each bin, ns."""
     savings_ns: Int
-    """int64[n, causes + 4], ns."""
+    """int64[n, causes + EXTRA_COLUMNS], ns."""
     skipped: bool
     """True if parts of the run were not replayed."""
     several_groups: bool
     """True if ranks met in several process groups: then sums over bins measure the extra work."""
+    culprits: tuple[tuple[int, int], ...] = ()
+    """Rank, and cause or WORK, of each column from CULPRITS on; WORK is replayed without gaps."""
 
 
 class WhatIfReplay:
@@ -224,7 +246,7 @@ class WhatIfReplay:
         """
         ranks = len(job)
         self._job, self._size = np.asarray(job, np.int64), size
-        self._at_leave = np.zeros((ranks, causes + 1), np.int64)
+        self._at_leave = np.zeros((ranks, causes + 2), np.int64)
         """Time each rank had spent, hidden cost included, when it left its last operation."""
         self._work = np.zeros(ranks, np.int64)
         self._savings = np.zeros((ranks, causes + EXTRA_COLUMNS), np.int64)
@@ -234,6 +256,7 @@ class WhatIfReplay:
         """Begin of the replay of each rank, -1 = never; of ranks that always meet only some are
         recorded.
         """
+        self._culprits: tuple[tuple[int, int], ...] | None = None
         self._fronts = self._blocks = self._next = 0
         self._skipped = False
         self._bins: dict[int, list[tuple[int, Int]]] = {}
@@ -250,9 +273,9 @@ class WhatIfReplay:
     ) -> None:
         """Replay a block of operations.
 
-        at_arrive, at_leave: int64[n, causes + 1], ns spent on arrival and on leave, hidden cost
-        included; the last column is all causes. work: int64[n] each, likewise. work_causes:
-        causes of `blamed` that stand for work.
+        at_arrive, at_leave: int64[n, causes + 2], ns spent on arrival and on leave, hidden cost
+        included; the last columns are all causes and gaps. work: int64[n] each, likewise.
+        work_causes: causes of `blamed` that stand for work.
         """
         if not ops.process_group.size:
             return
@@ -262,7 +285,9 @@ class WhatIfReplay:
             blamed.row[work_entries], blamed.ns[work_entries], ops.rank.size
         ).astype(np.int64)
         size = np.diff(ops.first)
+        # Two stages of a pipeline are all ranks, too, but the messages between them are a chain.
         is_common = size == self._size[ops.rank[ops.first[:-1]]]
+        is_common &= ~is_point_to_point(ops.operation)
         if is_common.mean() >= MIN_COMMON_GROUP_RATIO:
             common_rows = np.flatnonzero(np.repeat(is_common, size))
             if not is_common.all():
@@ -294,6 +319,7 @@ class WhatIfReplay:
                 np.array([savings for _, savings in bins], np.int64),
                 self._skipped,
                 self._fronts > 0,
+                self._culprits or (),
             )
             for job, bins in self._bins.items()
         }
@@ -301,17 +327,22 @@ class WhatIfReplay:
     def _compute_lost_since(
         self, ops: Operations, at_arrive: Int, at_leave: Int, work: Int, worked: Int
     ) -> Int:
-        """Return what each rank had lost since its previous operation: int64[n, causes + 4], ns."""
+        """Return what each rank had lost since its previous operation, ns.
+
+        int64[n, causes + EXTRA_COLUMNS].
+        """
         n = ops.rank.size
         order = np.argsort(ops.rank, kind="stable")
         rank = ops.rank[order]
         starts = np.append(True, rank[1:] != rank[:-1])
-        own = np.zeros((n, at_arrive.shape[1] - 1 + EXTRA_COLUMNS), np.int64)
+        own = np.zeros((n, at_arrive.shape[1] - 2 + EXTRA_COLUMNS), np.int64)
         before, busy = np.empty_like(at_arrive), np.empty_like(work)
         before[order[1:]], busy[order[1:]] = at_leave[order[:-1]], worked[order[:-1]]
         heads = order[starts]
         before[heads], busy[heads] = self._at_leave[ops.rank[heads]], self._work[ops.rank[heads]]
-        own[:, : at_arrive.shape[1]] = np.maximum(at_arrive - before, 0)
+        lost = np.maximum(at_arrive - before, 0)
+        own[:, : lost.shape[1] - 1], own[:, GAPS] = lost[:, :-1], lost[:, -1]
+        own[:, DELAYS] = lost[:, -2] + lost[:, -1]
         own[:, WORK] = np.maximum(work - busy, 0)
         ends = order[np.append(starts[1:], True)]
         self._at_leave[ops.rank[ends]], self._work[ops.rank[ends]] = at_leave[ends], worked[ends]
@@ -324,13 +355,17 @@ class WhatIfReplay:
         itself."""
         first = ops.first[:-1]
         stay = ops.leave_ns - ops.arrive_ns
+        size = np.diff(ops.first)
+        mean_work = np.repeat(np.add.reduceat(own[:, WORK], first) // size, size)
+        own[:, BALANCED] = own[:, DELAYS] + own[:, WORK] - mean_work
         own[:, WORK] = compute_uneven_work(work_deficit, ops, self._job)
-        own[:, TRANSFER] = own[:, BALANCED] = 0
+        own[:, TRANSFER] = 0
         savings = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
             -stay[:, None] - own, first
         )
         savings[:, TRANSFER] = np.minimum.reduceat(transfer_ns, first)
         np.maximum(savings, 0, out=savings)
+        savings[:, BALANCED] += compute_transfer_excess(ops, transfer_ns)
         head = ops.rank[first]
         wait = ops.blocked_ns - transfer_ns
         for job in np.unique(self._job[head]).tolist():
@@ -340,8 +375,8 @@ class WhatIfReplay:
             for at, (low, high) in enumerate(pairwise(cuts.tolist())):
                 rows = np.arange(ops.first[mine[low]], ops.first[mine[high - 1] + 1])
                 rows = rows[self._job[ops.rank[rows]] == job]
-                least = self._compute_lower_bound(ops.rank[rows], wait[rows], own[rows])
-                sums[at] = np.maximum(sums[at], least)
+                least = self._compute_lower_bound(ops.rank[rows], wait[rows], own[rows, :GAPS])
+                sums[at, :GAPS] = np.maximum(sums[at, :GAPS], least)
             head_rank = ops.rank[first[mine[0]]]
             leave = ops.leave_ns[first[mine]]
             begin_ns = self._last_leave_ns[head_rank]
@@ -445,9 +480,9 @@ class WhatIfReplay:
         for job in np.unique(self._job[progressed]).tolist():
             mine = progressed & (self._job == job)
             grown = (self._savings[mine] - savings_before[mine]).mean(axis=0).astype(np.int64)
-            least = (waited[mine, None] + own[mine]).min(axis=0) - waited[mine].min()
-            least[BALANCED] = grown[BALANCED]  # ranks with less work get more: no lower bound
-            grown = np.maximum(grown, least)
+            least = (waited[mine, None] + own[mine, :GAPS]).min(axis=0) - waited[mine].min()
+            # None with gaps, which are waits, or where ranks with less work get more.
+            grown[:GAPS] = np.maximum(grown[:GAPS], least)
             length = int((latest[mine] - times_before[mine]).mean())
             self._append_bins(job, np.array([length]), grown[None])
 
@@ -468,8 +503,22 @@ class WhatIfReplay:
             part[mine] = np.maximum(1.0 - usual / total[mine], 0.0)
             mean[mine] = total[mine].mean() / total[mine]
         shared = compute_usual_work(ops, own[:, WORK]) * mean[ops.rank]
-        own[:, BALANCED] = np.rint(own[:, WORK] - shared).astype(np.int64)
+        own[:, BALANCED] = own[:, DELAYS] + np.rint(own[:, WORK] - shared).astype(np.int64)
         own[:, WORK] = np.rint(own[:, WORK] * part[ops.rank]).astype(np.int64)
+        own[:, EVEN] = own[:, GAPS] + own[:, WORK]
+        if self._culprits is None:
+            self._culprits = self._choose_culprits(ops, own)
+        for at, (rank, column) in enumerate(self._culprits, CULPRITS):
+            own[:, at] = np.where(ops.rank == rank, own[:, column], 0)
+            own[:, at] += own[:, GAPS] if column == WORK else 0
+
+    def _choose_culprits(self, ops: Operations, own: Int) -> tuple[tuple[int, int], ...]:
+        """Choose the ranks and causes that lost most in the first block, work included."""
+        columns = [*range(own.shape[1] - EXTRA_COLUMNS), WORK]
+        lost = sum_by_rank(self._job.size, ops.rank, ops.rank, own[:, columns])[1]
+        largest = np.argsort(-lost, axis=None, kind="stable")[:MAX_CULPRITS]
+        pairs = zip(*np.unravel_index(largest, lost.shape))
+        return tuple((int(rank), columns[c]) for rank, c in pairs if lost[rank, c] > 0)
 
 
 def compute_recoverable_ns(attributed_ns: int, upper_bound: bool, has_peers: bool) -> int | None:

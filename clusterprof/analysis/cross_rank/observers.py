@@ -166,6 +166,7 @@ class WhatIfObserver:
         self.causes: tuple[str, ...] = ()
         """Causes to which some time was lost."""
         self._cause_columns: list[int] = []
+        self._gap_columns: list[int] = []
         self._hidden: list[tuple[int, int]] = []
         self._all_causes_column: int | None = None
         self._work = 0
@@ -178,6 +179,7 @@ class WhatIfObserver:
         """Take the categories that have time; return the further columns that are needed."""
         names = [self._categories[c] for c in columns]
         self._cause_columns = [at for at, name in enumerate(names[:-1]) if name != UNEXPLAINED]
+        self._gap_columns = [at for at, name in enumerate(names[:-1]) if name == UNEXPLAINED]
         self.causes = tuple(names[at] for at in self._cause_columns)
         self._work = len(columns) - 1
         named = blame_causes(names)
@@ -228,7 +230,10 @@ class WhatIfObserver:
         return {} if self._replay is None else self._replay.get_savings()
 
     def _lost(self, spent: Int) -> Int:
-        """Return lost and hidden ns by cause, then of all causes; int64[rows, causes + 1]."""
+        """Return lost and hidden ns by cause, then of all causes, then gaps.
+
+        int64[rows, causes + 2].
+        """
         own = spent[:, self._cause_columns]
         all_causes = own.sum(axis=1)
         if self._hidden:
@@ -237,7 +242,7 @@ class WhatIfObserver:
             own[:, into] += hidden  # own is a copy
         if self._all_causes_column is not None:
             all_causes += spent[:, self._all_causes_column]
-        return np.column_stack([own, all_causes])
+        return np.column_stack([own, all_causes, spent[:, self._gap_columns].sum(axis=1)])
 
 
 WAITS_PER_CULPRIT = 12

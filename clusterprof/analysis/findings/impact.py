@@ -11,12 +11,6 @@ Estimate which part of the transfer time the hosts caused, not the network.
 
 Fixing the network leaves this part. The waits for a CPU in it vanish with their own cause.
 
-Compute common efficiency metrics: goodput, POP, straggler slowdown, AU, rates.
-
-ranks      productive   in steps      load balance  (80 + 100) / 2 / 100 = 0.9
-0              80          200        communication efficiency    100 / 200 = 0.5
-1             100          200        parallel efficiency                     0.45
-
 Compute the impact of the findings of a recording: cost, savings, efficiency metrics.
 """
 
@@ -43,10 +37,28 @@ from clusterprof.analysis.attribution.wait_for.blame import (
     TRANSFER,
     UNKNOWN_PEER,
 )
-from clusterprof.analysis.attribution.what_if import ALL, BALANCED, EXTRA_COLUMNS, WORK
+from clusterprof.analysis.attribution.what_if import (
+    ALL,
+    BALANCED,
+    CULPRITS,
+    DELAYS,
+    EVEN,
+    EXTRA_COLUMNS,
+    GAPS,
+    WORK,
+)
 from clusterprof.analysis.attribution.what_if import TRANSFER as MOVED
 from clusterprof.analysis.cross_rank.observers import WhatIfObserver
 from clusterprof.analysis.cross_rank.state import JobState
+from clusterprof.analysis.findings.efficiency_metrics import (
+    BUBBLE,
+    GAPS_ON_THE_WAY,
+    NO_STEPS,
+    NOT_COMPARED,
+    compute_efficiency_metrics,
+    get_storage_au,
+    withhold_impossible_savings,
+)
 from clusterprof.analysis.timeline.model import Float, Int
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Finding, Metric
@@ -101,15 +113,16 @@ def _is_network_leaf(id_: str) -> bool:
 BOOTSTRAP_DRAWS, BOOTSTRAP_SEED = 400, 6
 MIN_BOOTSTRAP_BLOCKS = 5
 """Blocks below which no bounds are given."""
-BUBBLE = "sync-bubble"
 UNRECORDED_PEERS = "its waits for unrecorded ranks hide the savings"
 NOT_MATCHED = "operations of its ranks were not matched"
 SEVERAL_JOBS = "ranks of several jobs were recorded together"
-NO_STEPS = "no steps were recorded"
+NOT_REPLAYED = "it was not replayed alone"
 PIPELINE_ORDER = (
     "it follows from the order of a pipeline: fixing a cause of lost time does not end it"
 )
 UNRECORDED_RANKS = "it concerns ranks that were not recorded"
+MAX_GAPS_RATIO = 0.05
+"""Share of the job that may end sooner without gaps for these to count as waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +147,12 @@ class SavingsModel:
         )
         self.job_ns, lengths = _compute_job_ns(ranks)
         self._names: tuple[str, ...] = ()
-        self._has_groups = False
+        self.has_groups = False
+        """True if ranks met in several groups, such as stages of a pipeline."""
+        self._culprits: tuple[tuple[int, int], ...] = ()
         self._length: Int = np.zeros(0, np.int64)
         self._saved: Int = np.zeros((0, EXTRA_COLUMNS), np.int64)
+        self._is_replay = False
         if not self.job_ns:
             self.why = NO_STEPS
         elif len({rank.place.job for rank in ranks}) > 1:
@@ -155,8 +171,9 @@ class SavingsModel:
             self.why = UNRECORDED_PEERS if alone else NOT_MATCHED
             return
         self._names = whatif.causes
-        self._has_groups = any(replayed.several_groups for replayed in savings.values())
-        parts = []
+        self.has_groups = any(replayed.several_groups for replayed in savings.values())
+        self._culprits = next(iter(savings.values())).culprits
+        self._is_replay, parts = True, []
         for job, replayed in savings.items():
             length = replayed.length_ns.astype(np.float64)
             more_ns = max(lengths.get(job, 0) - int(length.sum()), 0)
@@ -193,15 +210,44 @@ class SavingsModel:
             return Savings(None, why=UNRECORDED_RANKS)
         return self._with_bounds(self._column(id_, leaves))
 
-    def balanced_job_ns(self) -> int | None:
-        """Return how long the job would take with its work balanced over ranks in several groups.
+    def estimate_culprit(self, rank: int, id_: str, leaves: Collection[str]) -> Savings:
+        """Estimate the time saved if one rank alone had none of a cause; several groups only.
 
-        Groups are, for example, stages of a pipeline. In ns; None where it is not known.
+        rank: index over all nodes, in order.
         """
-        if self.why or not self._has_groups or not self.job_ns or not self._length.sum():
-            return None
-        saved = float(self._saved[:, BALANCED].sum()) / float(self._length.sum())
-        return round(self.job_ns * (1.0 - saved)) if saved < 1.0 else None
+        is_work = _is_work_id(id_)
+        if self.why or not self.has_groups or (is_work and not self._are_gaps_waits()):
+            return Savings(None, why=self.why or NOT_REPLAYED)
+        columns = [
+            CULPRITS + at
+            for at, (culprit, column) in enumerate(self._culprits)
+            if culprit == rank
+            and (is_work if column == WORK else self._names[column] in leaves and not is_work)
+        ]
+        if not columns:
+            return Savings(None, why=NOT_REPLAYED)
+        saved = self._saved[:, columns].sum(axis=1)
+        if is_work:
+            saved = (saved - self._saved[:, GAPS]) * self._work_part(id_)
+        return self._with_bounds(np.asarray(saved, np.float64))
+
+    def compute_straggler_slowdown(self) -> tuple[float | None, str]:
+        """Compute the step time over that of even work, both without delays; or why not."""
+        if self.why or not self._is_replay or not self._length.sum():
+            return None, NOT_COMPARED
+        if not self._are_gaps_waits():
+            return None, GAPS_ON_THE_WAY
+        times = float(self._length.sum()) - self._saved.sum(axis=0)
+        if min(times[[DELAYS, BALANCED]]) <= 0:
+            return None, GAPS_ON_THE_WAY
+        return float(times[DELAYS] / times[BALANCED]), ""
+
+    def _are_gaps_waits(self) -> bool:
+        """Return whether gaps end by themselves when the ranks waited for arrive.
+
+        True if the job without them would take about as long: none of them is on its way.
+        """
+        return float(self._saved[:, GAPS].sum()) < MAX_GAPS_RATIO * float(self._length.sum())
 
     def estimate_all(self, causes: Sequence[tuple[str, Collection[str]]]) -> Savings:
         """Estimate the time saved without several causes at once: (cause, its leaf causes) each."""
@@ -226,16 +272,22 @@ class SavingsModel:
         """Return how much sooner each block would have ended, ns, float64[blocks]."""
         if _is_network_id(id_):
             return np.asarray(self._saved[:, MOVED] * self._transfer_part(id_), np.float64)
-        if (CAUSES[id_].family if id_ in CAUSES else id_) == "synchronization":
-            varies = () if self._has_groups else (JITTER,)  # sums over blocks average it out
-            names = (IMBALANCE, SLOW_COMPUTE, "synchronization", *varies)
-            return np.asarray(self._saved[:, WORK] * self._lost_part(id_, names), np.float64)
+        if _is_work_id(id_):
+            saved = self._saved[:, WORK]
+            if self.has_groups and self._are_gaps_waits():
+                saved = self._saved[:, EVEN] - self._saved[:, GAPS]
+            return np.asarray(saved * self._work_part(id_), np.float64)
         own = [self._names.index(leaf) for leaf in leaves if leaf in self._names]
         each = self._saved[:, own].sum(axis=1).astype(np.float64)
         each = each if len(own) < 2 else np.minimum(each, self._saved[:, ALL])
         return each + self._saved[:, MOVED] * self._host_overhead.get_delayed_part(
             leaves, self._lost_ns
         )
+
+    def _work_part(self, id_: str) -> float:
+        """Return the part of what uneven work costs that fixing one of its causes saves."""
+        varies = () if self.has_groups else (JITTER,)  # sums over blocks average it out
+        return self._lost_part(id_, (IMBALANCE, SLOW_COMPUTE, "synchronization", *varies))
 
     def _transfer_part(self, id_: str) -> float:
         """Return the part of all transfer time that fixing a network cause saves."""
@@ -264,6 +316,10 @@ class SavingsModel:
         return Savings(ns, min(round(low), ns), max(round(high), ns))
 
 
+def _is_work_id(id_: str) -> bool:
+    return (CAUSES[id_].family if id_ in CAUSES else id_) == "synchronization"
+
+
 def _is_network_id(id_: str) -> bool:
     return (CAUSES[id_].family if id_ in CAUSES else id_) == "network"
 
@@ -288,19 +344,8 @@ def _compute_job_ns(ranks: Sequence[RankResult]) -> tuple[int | None, dict[int, 
     return (sum(lengths.values()) or None), lengths
 
 
-EfficiencyMetric = tuple[str, float | None, str]
 MIN_KNOWN_STEPS_RATIO = 0.9
 """Part of the steps that must report what they held; with less no rate is given."""
-GOODPUT = "productive over all recorded device time; start-up, restarts, checkpoints included"
-BALANCE = "POP: mean over longest productive time of the ranks"
-EFFICIENCY = "POP: longest productive time of a rank over the run time"
-PARALLEL = "POP: load balance times communication efficiency"
-SLOWDOWN = "OSDI 2025: step time over the step time if all ranks were as fast as their mean"
-AU = "MLPerf Storage: computing over running time without the first step; 0.9 passes most loads"
-
-NO_DEVICE = "no accelerator was measured inside steps"
-TOO_FEW_RANKS = "needs at least two ranks"
-NOT_COMPARED = "operations of different ranks were not matched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,66 +373,6 @@ def compute_rate(ranks: Sequence[RankResult], job_ns: int | None, unit: str) -> 
     return Rate(count * (steps / known) / (job_ns / 1e9))
 
 
-def compute_efficiency_metrics(
-    ranks: Sequence[RankResult], job_ns: int | None = None, shared_out_ns: int | None = None
-) -> tuple[EfficiencyMetric, ...]:
-    """Compute every efficiency metric, in a fixed order: (name, value, text).
-
-    The text is the metric's definition, or why it has no value. shared_out_ns: how long the job of
-    `job_ns` would take with balanced work, from the replay of ranks in several groups.
-    """
-    ledgers = [rank.ledger for rank in ranks if rank.ledger.in_step_ns]
-    bounded = any(ledger.source == "host-spans" for ledger in ledgers)
-    window_ns = sum(rank.ledger.window_ns for rank in ranks)
-    useful = [ledger.productive_ns for ledger in ledgers]
-    run_ns = max((ledger.in_step_ns + ledger.unmeasured_ns for ledger in ledgers), default=0)
-    why = NO_STEPS if not ledgers else NO_DEVICE if bounded else ""
-    goodput = None if why or not window_ns else sum(useful) / window_ns
-    alone = why or (TOO_FEW_RANKS if len(ledgers) < 2 else "")
-    balance = efficiency = parallel = None
-    if not alone and max(useful) > 0:
-        balance = sum(useful) / len(useful) / max(useful)
-        efficiency = max(useful) / run_ns
-        parallel = balance * efficiency
-    slowdown, why_slow = _compute_slowdown(ranks)
-    if slowdown is not None and job_ns and shared_out_ns:
-        slowdown = job_ns / shared_out_ns
-    return (
-        ("goodput", goodput, GOODPUT if goodput is not None else why or NO_STEPS),
-        ("load balance", balance, BALANCE if balance is not None else alone or NO_STEPS),
-        ("communication efficiency", efficiency, EFFICIENCY if efficiency else alone or NO_STEPS),
-        ("parallel efficiency", parallel, PARALLEL if parallel else alone or NO_STEPS),
-        ("straggler slowdown S", slowdown, SLOWDOWN if slowdown is not None else why_slow),
-        _compute_accelerator_utilization(ranks, why),
-    )
-
-
-def _compute_slowdown(ranks: Sequence[RankResult]) -> tuple[float | None, str]:
-    """Compute the straggler slowdown: mean waits vanish if all ranks arrive at the mean."""
-    waiting = [rank for rank in ranks if rank.victim_ns]
-    if not waiting:
-        return None, TOO_FEW_RANKS if len(ranks) < 2 else NOT_COMPARED
-    in_step_ns = sum(rank.ledger.in_step_ns for rank in ranks)
-    waited_ns = sum(
-        ns
-        for rank in waiting
-        for id_, ns in rank.victim_ns.items()
-        if id_ != "sync-bubble" and (id_ not in CAUSES or CAUSES[id_].family != "network")
-    )
-    if in_step_ns <= waited_ns:
-        return None, NO_STEPS
-    return in_step_ns / (in_step_ns - waited_ns), ""
-
-
-def _compute_accelerator_utilization(ranks: Sequence[RankResult], why: str) -> EfficiencyMetric:
-    totals = merge_accumulators(*(rank.accumulator for rank in ranks)).totals if ranks else {}
-    rest = sum(rank.ledger.in_step_ns for rank in ranks) - totals.get("first_step", 0)
-    lost = sum(rank.ledger.lost_ns for rank in ranks) - totals.get("first_step_lost", 0)
-    if why or rest <= 0:
-        return ("MLPerf Storage AU", None, why or "no step after the first was recorded")
-    return ("MLPerf Storage AU", (rest - lost) / rest, AU)
-
-
 HOUR_NS = 3600 * 10**9
 MILLION = 1e6
 OUTSIDE_STEPS = "it lies outside the steps: only steps are replayed"
@@ -413,7 +398,7 @@ def build_impact(
     per_ns = None if why_no_cost or price is None else float(price) / HOUR_NS
     gpus = _count_gpus(ranks)
     model = SavingsModel(ranks, across.what_if)
-    leaves = _collect_leaves(ranks)
+    leaves = collect_leaves(ranks)
     marked = any(rank.marked for rank in ranks)
     causes = tuple(
         _build_cause_impact(finding, model, leaves, per_ns, gpus, marked) for finding in findings
@@ -425,7 +410,7 @@ def build_impact(
     ]
     all_savings = model.estimate_all(fixable) if fixable else Savings(None, why=model.why)
     samples, tokens = (compute_rate(ranks, model.job_ns, what) for what in ("samples", "tokens"))
-    return Impact(
+    impact = Impact(
         price_per_gpu_hour=price,
         currency=str(facts.get("currency", "USD")),
         lost_cost=_compute_cost(sum(rank.ledger.lost_ns for rank in ranks), per_ns),
@@ -438,7 +423,9 @@ def build_impact(
         cost_per_million_tokens_if_fixed=_compute_cost_per_million(
             _estimate_fixed_rate(tokens, model.job_ns, all_savings), per_ns, gpus
         ),
-        yardsticks=compute_efficiency_metrics(ranks, model.job_ns, model.balanced_job_ns()),
+        yardsticks=compute_efficiency_metrics(
+            ranks, *model.compute_straggler_slowdown(), get_storage_au(across.nodes)
+        ),
         gpus=gpus,
         upper_bound=any(finding.upper_bound for finding in findings if not finding.outside_steps),
         why_no_cost=why_no_cost,
@@ -449,6 +436,7 @@ def build_impact(
         why_no_tokens=tokens.why,
         why_no_samples=samples.why,
     )
+    return withhold_impossible_savings(impact, ranks)
 
 
 def list_impact_metrics(worth: Impact) -> tuple[Metric, ...]:
@@ -507,7 +495,7 @@ def _build_cause_impact(
     )
 
 
-def _collect_leaves(ranks: Sequence[RankResult]) -> dict[str, tuple[str, ...]]:
+def collect_leaves(ranks: Sequence[RankResult]) -> dict[str, tuple[str, ...]]:
     """Return by bucket id the causes that were claimed under it, over all ranks."""
     out: dict[str, set[str]] = {}
     for rank in ranks:

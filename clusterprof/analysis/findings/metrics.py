@@ -34,6 +34,7 @@ from clusterprof.analysis.attribution.rank.step_blocks import (
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.detectors.cross_rank import NETWORK_LIMITS
 from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.analysis.findings.efficiency_metrics import NO_BENCHMARK
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.report.history import StepStats
 from clusterprof.report.impact import DeviceUtilization
@@ -51,9 +52,12 @@ _MIN_KNOWN_RATIO = 0.9  # of the time: a smaller part does not represent all of 
 
 
 def build_metrics(
-    ranks: Sequence[RankResult], nodes: Sequence[NodeFacts], utilization: DeviceUtilization
+    ranks: Sequence[RankResult],
+    nodes: Sequence[NodeFacts],
+    utilization: DeviceUtilization,
+    au: float | None = None,
 ) -> tuple[Metric, ...]:
-    """Build every metric over all ranks, in a fixed order."""
+    """Build every metric over all ranks, in a fixed order; au: AU of MLPerf Storage."""
     combined = merge_accumulators(*(rank.accumulator for rank in ranks))
     in_step_ns = sum(rank.ledger.in_step_ns for rank in ranks)
     lost_ns = sum(rank.ledger.lost_ns for rank in ranks)
@@ -70,7 +74,7 @@ def build_metrics(
         _compute_underuse_ratio(utilization),
         _build_ratio("lost.ratio", lost_ns, in_step_ns, upper),
         _build_ratio("productive.ratio", in_step_ns - lost_ns, in_step_ns, lower),
-        _compute_au_ratio(combined, in_step_ns, lost_ns, lower),
+        _build_metric("au_ratio", au, NO_BENCHMARK),
         *_list_stall_metrics(ranks, combined, buckets, in_step_ns, upper),
         *_list_cross_rank_metrics(ranks, combined, buckets, in_step_ns, upper),
         _build_ratio("unattributed.ratio", buckets.get(UNATTRIBUTED, 0), in_step_ns, upper),
@@ -138,14 +142,6 @@ def _build_known_ratio(name: str, part: int, known: int, whole_ns: int) -> Metri
         else ""
     )
     return _build_metric(name, None, why or (_NO_SM_ACTIVITY if whole_ns > 0 else _NO_DEVICE))
-
-
-def _compute_au_ratio(whole: Accumulator, in_step_ns: int, lost_ns: int, bound: Bound) -> Metric:
-    """Compute MLPerf Storage's AU: productive over running time, from step 1 on."""
-    rest = in_step_ns - whole.totals.get("first_step", 0)
-    lost = lost_ns - whole.totals.get("first_step_lost", 0)
-    value = (rest - lost) / rest if rest > 0 else None
-    return _build_metric("au_ratio", value, "no step after the first was recorded", bound)
 
 
 def _list_stall_metrics(

@@ -43,13 +43,16 @@ from clusterprof.analysis.findings.comparisons import (
     with_work_evidence,
 )
 from clusterprof.analysis.findings.coverage import describe_driver_errors, list_coverage_gaps
+from clusterprof.analysis.findings.efficiency_metrics import IMPOSSIBLE_SAVINGS, get_storage_au
 from clusterprof.analysis.findings.findings import build_findings
 from clusterprof.analysis.findings.impact import (
     OUTSIDE_STEPS,
     PIPELINE_ORDER,
     UNRECORDED_RANKS,
     UPPER_BOUND_ONLY,
+    SavingsModel,
     build_impact,
+    collect_leaves,
     list_impact_metrics,
 )
 from clusterprof.analysis.findings.metrics import build_metrics, build_step_stats
@@ -72,28 +75,59 @@ from clusterprof.report.model import (
 from clusterprof.trace.reader import SkippedInput
 from clusterprof.units import format_quantity
 
-_NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY)
+_NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY, IMPOSSIBLE_SAVINGS)
 """Reasons that lie in the cause: no other method gives an answer either."""
 
 
+CulpritSavings = Callable[[Finding, Culprit], int | None]
+"""Savings of the job in ns if one culprit of a finding is fixed; None = not known."""
 MIN_EXTRA_RATIO = 1.02
 """Savings over lost time from which the difference is explained."""
 
 
-def with_savings(findings: Sequence[Finding], worth: Impact) -> tuple[Finding, ...]:
+def with_savings(
+    findings: Sequence[Finding], worth: Impact, alone: CulpritSavings | None = None
+) -> tuple[Finding, ...]:
     """Return the findings with the savings of fixing them.
 
-    worth: impact with one line per finding, in their order.
+    worth: impact with one line per finding, in their order. alone: returns what fixing one culprit
+    saves, where ranks met in several groups.
 
     Raises: ValueError when the number of lines differs.
     """
     return tuple(
-        _with_finding_savings(finding, impact, worth.gpus)
+        _with_finding_savings(
+            finding if alone is None else _replay_culprits(finding, alone, worth.gpus),
+            impact,
+            worth.gpus,
+            alone is not None,
+        )
         for finding, impact in zip(findings, worth.causes, strict=True)
     )
 
 
-def _with_finding_savings(finding: Finding, impact: CauseImpact, gpus: int) -> Finding:
+def _replay_culprits(finding: Finding, alone: CulpritSavings, gpus: int) -> Finding:
+    """Replace what fixing one culprit saves by the replay in which it alone is fixed.
+
+    In a pipeline the next late rank limits nothing: with uneven work only the replay knows. Of
+    several main culprits each alone saves little, and the sum of these is not what all save.
+    """
+    is_work = finding.cause.id in (SLOW_COMPUTE, IMBALANCE)
+    first_ns, *others_ns = [culprit.caused_ns for culprit in finding.culprits] or [0]
+    several = any(ns >= CHIEF_RATIO * first_ns for ns in others_ns)
+
+    def with_replay(culprit: Culprit) -> Culprit:
+        saved_ns = None if is_work and several else alone(finding, culprit)
+        if saved_ns is not None:
+            return replace(culprit, recoverable_ns=saved_ns * gpus)
+        return replace(culprit, recoverable_ns=None) if is_work else culprit
+
+    return replace(finding, culprits=tuple(map(with_replay, finding.culprits)))
+
+
+def _with_finding_savings(
+    finding: Finding, impact: CauseImpact, gpus: int, replayed: bool
+) -> Finding:
     if impact.saved_ns is None:
         return (
             replace(finding, recoverable_ns=None) if impact.why_missing in _NO_ANSWER else finding
@@ -108,7 +142,7 @@ def _with_finding_savings(finding: Finding, impact: CauseImpact, gpus: int) -> F
         if saved_ns > MIN_EXTRA_RATIO * finding.lost_ns
         else ""
     )
-    if more and len(culprits) > 1:
+    if more and len(culprits) > 1 and not replayed:
         # Of one of several culprits attribution knows only the waiting time. Next to these savings
         # fixing the culprit of nearly all of it would seem to save less than it caused.
         culprits = tuple(replace(culprit, recoverable_ns=None) for culprit in culprits)
@@ -416,7 +450,11 @@ def add_metrics(state: ReportState) -> ReportState:
     utilization = build_device_utilization(state.ranks)
     return _with_report(
         state,
-        metrics=tuple(build_metrics(state.ranks, state.report.nodes, utilization)),
+        metrics=tuple(
+            build_metrics(
+                state.ranks, state.report.nodes, utilization, get_storage_au(state.across.nodes)
+            )
+        ),
         underfill=utilization,
         steps=build_step_stats(state.ranks),
         tail=_build_tail(state.across, state.ranks),
@@ -429,10 +467,24 @@ def add_impact(state: ReportState) -> ReportState:
     impact = build_impact(state.ranks, state.across, report.findings, state.context.site)
     return _with_report(
         state,
-        findings=with_savings(report.findings, impact),
+        findings=with_savings(report.findings, impact, _find_culprit_savings(state)),
         metrics=(*report.metrics, *list_impact_metrics(impact)),
         worth=impact,
     )
+
+
+def _find_culprit_savings(state: ReportState) -> CulpritSavings | None:
+    """Find what fixing one culprit saves, from the replay that the impact comes from."""
+    model, leaves = SavingsModel(state.ranks, state.across.what_if), collect_leaves(state.ranks)
+    places = [(rank.ledger.node, rank.ledger.rank) for rank in state.ranks]
+
+    def estimate(finding: Finding, culprit: Culprit) -> int | None:
+        place, id_ = (culprit.node, culprit.rank), finding.cause.id
+        if places.count(place) != 1:
+            return None
+        return model.estimate_culprit(places.index(place), id_, leaves.get(id_, ())).ns
+
+    return estimate if model.has_groups else None
 
 
 def describe_job(state: ReportState) -> ReportState:

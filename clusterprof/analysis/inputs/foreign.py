@@ -42,7 +42,7 @@ from clusterprof.analysis.importers.registry import IMPORTERS, find_importer, ge
 from clusterprof.analysis.inputs.profiler_traces import merge_device_traces
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
 from clusterprof.trace.encoder import write_node
-from clusterprof.trace.reader import find_nodes, list_node_folders
+from clusterprof.trace.reader import SkippedInput, find_nodes, list_node_folders
 from clusterprof.trace.segments import SUFFIX
 
 MAX_FILES = 65_536
@@ -227,6 +227,14 @@ class ImportedInputs:
             else f"{answer[:1].upper()}{answer[1:]}"
             for account in answering
             for answer in account.answers
+        )
+
+    def list_left_out(self) -> tuple[SkippedInput, ...]:
+        """List the files of which something was not read: with `--strict` they are an error."""
+        return tuple(
+            SkippedInput(account.path, account.cut, "give it alone, or leave it out", is_copy=False)
+            for account in self.accounts
+            if account.cut
         )
 
 

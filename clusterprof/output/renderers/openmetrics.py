@@ -180,7 +180,7 @@ FAMILY_BY_METRIC = {
         "clusterprof_accelerator_utilisation_ratio",
         "gauge",
         "ratio",
-        "MLPerf Storage's AU: productive over running time, from the second step on.",
+        "MLPerf Storage's AU, by the rule of the benchmark; only from DLIO's output.",
     ),
     "unattributed.ratio": FamilyDescription(
         "clusterprof_unattributed_ratio",

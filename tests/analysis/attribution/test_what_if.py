@@ -16,11 +16,15 @@ from clusterprof.analysis.attribution.wait_for.blame import (
 from clusterprof.analysis.attribution.what_if import (
     ALL,
     BALANCED,
+    CULPRITS,
+    DELAYS,
+    GAPS,
     TRANSFER,
     WhatIfReplay,
     WhatIfSavings,
     compute_transfer_excess,
 )
+from clusterprof.analysis.attribution.what_if import EVEN as EVEN_WITHOUT_GAPS
 from clusterprof.analysis.attribution.what_if import WORK as EVEN
 from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
 from tests.support.synthetic.scenarios import LAYOUTS
@@ -39,7 +43,7 @@ def played(job: Job, cuts: tuple[int, ...] = ()) -> WhatIfSavings:
         ops = job.ops.take_range(begin, end)
         spent = job.spent[job.ops.first[begin] : job.ops.first[end]]
         blamed, carry = blame_waits(ops, spent, spent, ranks, carry)
-        lost = np.column_stack([spent[:, :LOST], spent[:, :LOST].sum(axis=1)])
+        lost = np.column_stack([spent[:, :LOST], spent[:, :LOST].sum(axis=1), 0 * spent[:, 0]])
         work = spent[:, WORK], spent[:, WORK]
         replay.add(ops, blamed, lost, lost, work, CHARGED)
     return replay.get_savings()[0]
@@ -154,3 +158,91 @@ def test_a_transfer_is_slow_beside_the_middle_one_of_its_kind() -> None:
     job = world.job()
     moved = job.ops.leave_ns - job.ops.arrive_ns
     assert (compute_transfer_excess(job.ops, moved) / MS).tolist() == [-1, 3, 0, 0]
+
+
+def pipelines(copies: int, slow_ms: int, gap: bool, steps: int = 6) -> Job:
+    """Stage 0 sends to stage 1 of its copy, then all copies of a stage meet, then all ranks.
+
+    Rank 0 works `slow_ms` a step, all others 10 ms. With a gap, copy 1 waits after its work for
+    copy 0, without an operation that shows it.
+    """
+    world = World(2 * copies, (Fault(2, DECODING), Fault(3, DECODING)))
+    everyone = np.arange(2 * copies)[None, :]
+    world.meet(everyone, np.array([7]), 0)
+    for _ in range(steps):
+        for rank in range(2 * copies):
+            world.spend((slow_ms if rank == 0 else 10) * MS, who=[rank])
+        for copy in range(copies):
+            world.meet(np.array([[2 * copy, 2 * copy + 1]]), np.array([20 + copy]), 0)
+        if gap:  # unrecorded: until copy 0 is there, less 3 ms
+            for fault in (0, 1):
+                world.strike(fault, (slow_ms - 13) * MS)
+        for stage in (0, 1):
+            world.meet(np.arange(stage, 2 * copies, 2)[None, :], np.array([30 + stage]), 0)
+        world.meet(everyone, np.array([7]), 0)
+    return world.job()
+
+
+def played_with_gaps(job: Job) -> WhatIfSavings:
+    """Play a job again in which nothing explains what was decoding: it is a gap."""
+    replay = WhatIfReplay([0] * job.ranks, np.full(job.ranks, job.ranks), LOST)
+    blamed, _ = blame_waits(job.ops, job.spent, job.spent, job.ranks)
+    lost = np.zeros((job.spent.shape[0], LOST + 2), np.int64)
+    lost[:, -1] = job.spent[:, DECODING]
+    replay.add(job.ops, blamed, lost, lost, (job.spent[:, WORK],) * 2, CHARGED)
+    return replay.get_savings()[0]
+
+
+def test_a_gap_that_waits_for_the_slow_rank_does_not_hide_what_fixing_it_wins() -> None:
+    # All steps take 40 ms because of rank 0. With its work like that of others they take 10, and
+    # balanced (70 ms of four ranks) 17.5. The gap of copy 1 is 27 ms: 10 + 27 of 40.
+    won = played_with_gaps(pipelines(2, 40, gap=True))
+    assert won.several_groups
+    assert sooner_ms(won, GAPS) == 0  # none is on the way
+    assert sooner_ms(won, EVEN) == 6 * 3  # as if copy 1 had worked for 37 ms
+    assert sooner_ms(won, EVEN_WITHOUT_GAPS) == 6 * 30
+    length_ms = float(won.length_ns.sum()) / MS
+    assert length_ms == 240
+    assert sooner_ms(won, BALANCED) == 6 * (40 - 17.5)
+    slowdown = (length_ms - sooner_ms(won, DELAYS)) / (length_ms - sooner_ms(won, BALANCED))
+    assert slowdown == pytest.approx(40 / 17.5)
+    # Rank 0 is the first of the culprits; the others have no work beyond the middle.
+    assert won.culprits == ((0, EVEN),)
+    assert sooner_ms(won, CULPRITS) == 6 * 30
+
+
+def test_a_gap_on_the_way_is_no_wait() -> None:
+    # Both copies work for 10 ms; copy 1 then stands still for 30 that nothing explains.
+    world = pipelines(2, 10, gap=False)
+    assert sooner_ms(played_with_gaps(world), GAPS) == 0
+    late = played_with_gaps(_late_copy())
+    assert sooner_ms(late, GAPS) == 6 * 30
+
+
+def _late_copy() -> Job:
+    world = World(4, (Fault(2, DECODING), Fault(3, DECODING)))
+    everyone = np.arange(4)[None, :]
+    world.meet(everyone, np.array([7]), 0)
+    for _ in range(6):
+        world.spend(10 * MS)
+        for copy in (0, 1):
+            world.meet(np.array([[2 * copy, 2 * copy + 1]]), np.array([20 + copy]), 0)
+        for fault in (0, 1):
+            world.strike(fault, 30 * MS)
+        for stage in (0, 1):
+            world.meet(np.arange(stage, 4, 2)[None, :], np.array([30 + stage]), 0)
+        world.meet(everyone, np.array([7]), 0)
+    return world.job()
+
+
+def test_of_ranks_that_all_meet_the_slowdown_is_the_longest_over_the_mean_work() -> None:
+    world, everyone = World(3), np.arange(3)[None, :]
+    world.meet(everyone, np.array([7]), 0)
+    for step in range(6):
+        for rank in range(3):
+            world.spend((40 if rank == step % 3 else 10) * MS, who=[rank])
+        world.meet(everyone, np.array([7]), 0)
+    won = played(world.job())
+    # 40 ms a step; the mean is 20, whoever is slow
+    assert sooner_ms(won, DELAYS) == 0
+    assert sooner_ms(won, BALANCED) == 6 * 20

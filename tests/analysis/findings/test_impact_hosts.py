@@ -11,7 +11,16 @@ import pytest
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank import comm_threads
-from clusterprof.analysis.attribution.what_if import WhatIfSavings
+from clusterprof.analysis.attribution.what_if import (
+    ALL,
+    BALANCED,
+    DELAYS,
+    EXTRA_COLUMNS,
+    GAPS,
+    TRANSFER,
+    WhatIfSavings,
+)
+from clusterprof.analysis.findings.efficiency_metrics import GAPS_ON_THE_WAY
 from clusterprof.analysis.findings.impact import HostOverhead, SavingsModel, estimate_host_overhead
 from tests.support.rank_results import S, books
 
@@ -48,10 +57,10 @@ class Played:
         return self.before_s * S
 
     def savings(self) -> dict[int, WhatIfSavings]:
-        sooner = np.zeros((10, 2 + 4), np.int64)
+        sooner = np.zeros((10, 2 + EXTRA_COLUMNS), np.int64)
         sooner[:, 0] = S  # contention, in waits for data
-        sooner[:, -4] = S
-        sooner[:, -3] = 2 * S
+        sooner[:, ALL] = S
+        sooner[:, TRANSFER] = 2 * S
         return {0: WhatIfSavings(np.full(10, 10 * S), sooner, False, False)}
 
 
@@ -114,3 +123,22 @@ def test_of_the_time_behind_the_last_operation_the_same_is_reported() -> None:
     assert known.estimate(CONTENTION, (CONTENTION,)).ns == round(10 * S * 110 / 104)
     assert known.estimate(MOVED, ()).ns == round(20 * S * 0.7)  # data move in operations alone
     assert gained(long, {}, before_s=40).estimate(CONTENTION, (CONTENTION,)).ns == 10 * S
+
+
+def test_the_slowdown_of_a_job_that_hangs_on_gaps_is_not_known() -> None:
+    class Gapped(Played):
+        gap_s = 0.0
+
+        def savings(self) -> dict[int, WhatIfSavings]:
+            sooner = np.zeros((10, 2 + EXTRA_COLUMNS), np.int64)
+            sooner[:, GAPS] = round(self.gap_s * S)
+            sooner[:, DELAYS], sooner[:, BALANCED] = 2 * S, 6 * S
+            return {0: WhatIfSavings(np.full(10, 10 * S), sooner, False, True)}
+
+    whatif = Gapped()
+    ranks = [moving(0, 20, 2, 1), moving(1, 20, 1, 5)]
+    # of 10 s each: 8 s without delays, 4 s with balanced work
+    assert SavingsModel(ranks, cast(Any, whatif)).compute_straggler_slowdown() == (2.0, "")
+    whatif.gap_s = 0.6
+    why = SavingsModel(ranks, cast(Any, whatif)).compute_straggler_slowdown()
+    assert why == (None, GAPS_ON_THE_WAY)

@@ -11,7 +11,8 @@ import pytest
 
 from clusterprof.analysis.inputs.foreign import import_files, import_inputs, select_foreign_files
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.errors import NoRecording, UsageError
+from clusterprof.cli.common import require_complete_report
+from clusterprof.errors import NoRecording, PartialRecording, UsageError
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.trace.reader import list_node_folders
 
@@ -120,6 +121,11 @@ def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path:
     unknown = "neither a recording nor a file of a known format"
     assert printed == f"README.md: left out: {unknown}"
     assert any(note.startswith("torn.json.gz: left out: ") for note in report.notes)
+    lost = {gap.what: gap.message for gap in report.blinds if gap.kind == "lost"}
+    assert lost.keys() == {str(other), str(torn)} and lost[str(other)] == f"left out: {unknown}"
+    with pytest.raises(PartialRecording, match="2 things lost"):  # --strict
+        require_complete_report(report)
+    require_complete_report(alone)
     with pytest.raises(NoRecording, match=f"README.md: {unknown}"):
         analyze([known, other])  # a gate may not pass on a part of what it was given
     with pytest.raises(NoRecording, match=f"README.md: {unknown}"):

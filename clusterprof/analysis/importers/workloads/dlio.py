@@ -21,10 +21,14 @@ Every step begins where the previous one ended; the first step of a block begins
 step begins with the wait for its batch. Then the accelerator is busy for as long as DLIO slept. The
 rest of the step is overhead of the loop. Accelerators are marked as *emulated*: DLIO uses none.
 
-MLPerf's accelerator utilization (AU) is the computation of an epoch divided by its whole time. The
-share in the report leaves out the first step and the time between the listed steps. A note shows
-both values. Another note shows how much of the waiting was for the first batch of each epoch, when
-caches are cold and workers start.
+MLPerf's accelerator utilization (AU) follows the benchmark (`compute_metrics_train` in
+`utils/statscounter.py` of DLIO): computation over the time from begin to end of a block, both
+without its first step, which starts the workers and may take as long as it will. The time after the
+last listed step counts. Blocks of an epoch are weighted by their steps; then the mean of the ranks
+and of the epochs. Other `exclude_start_steps` than 1 are not known. AU is not reported without
+compute times or without `per_epoch_stats.json`, or if a block took less time than its steps. A note
+shows the published value, and another how much of the waiting was for the first batch of each
+epoch.
 
 ## What it cannot see
 
@@ -61,6 +65,10 @@ _BLOCK = re.compile(r"block\d{1,6}$")
 _RANK = re.compile(r"(\d{1,7})_output")
 _MAX_EPOCHS = 100_000
 _MAX_STEPS = 20_000_000
+_MIN_LISTED_RATIO = 0.99
+"""Time of a block over that of its listed steps below which one of both is wrong."""
+AU_FACT = "mlperf_storage_au_ratios"
+"""Fact of a device: its AU by epoch."""
 STEPS, EPOCHS, SUMMARY, DISKS = "steps", "epochs", "summary", "disks"
 
 
@@ -274,11 +282,16 @@ def build_nodes(folder: RunFolder, account: Account) -> Iterator[NodeTables]:
     ):
         hosts.setdefault(output.host or folder.host, []).append(output)
     world = folder.accelerators or len(folder.outputs)
+    au_ratios = [_compute_au_ratios(output, folder) for output in folder.outputs]
+    has_au = all(au_ratios)
     for host, outputs in hosts.items():
         node = NodeTables(host, "dlio", 0 if has_wall_clock else None, key=host or "dlio")
         for index, output in enumerate(outputs):
             pid = 1 + (output.rank if output.rank is not None else world + index)
             _add_rank(node, output, pid, world, block_starts)
+            if has_au:
+                ratios = au_ratios[folder.outputs.index(output)]
+                node.device(_name_device(pid), **{AU_FACT: ratios})
         for disk_host in folder.disks if has_wall_clock else []:
             if not host or disk_host.get("nodename") == host or len(hosts) == 1:
                 _add_disks(node, disk_host)
@@ -318,7 +331,7 @@ def _add_rank(
     world: int,
     block_starts: Mapping[tuple[int, str], int],
 ) -> None:
-    device = f"emulated-{pid - 1}"
+    device = _name_device(pid)
     node.device(device, vendor="emulated", name="DLIO's sleep", emulated=True)
     node.rank(pid, output.rank, world, device)
     busy: list[tuple[Int, Int]] = []
@@ -348,6 +361,26 @@ def _add_rank(
     nonempty = end > start
     low = min(block_starts[b.epoch, b.name] for b in output.blocks)
     node.busy(device, start[nonempty], end[nonempty], low, int(end.max(initial=low)))
+
+
+def _name_device(pid: int) -> str:
+    return f"emulated-{pid - 1}"
+
+
+def _compute_au_ratios(output: RankOutput, folder: RunFolder) -> list[float]:
+    """Compute MLPerf Storage's AU of a rank by epoch, 0 to 1; empty if it is not known."""
+    sums: dict[int, tuple[float, int]] = {}
+    for block in output.blocks:
+        key, steps = (block.epoch, block.name), len(block.step_ns)
+        running_ns = folder.block_end_ns.get(key, 0) - folder.block_start_ns.get(key, 0)
+        running_ns -= block.step_ns[0]
+        listed_ns = sum(block.step_ns[1:])
+        if not block.compute_ns or running_ns <= 0 or running_ns < _MIN_LISTED_RATIO * listed_ns:
+            return []
+        weighted, count = sums.get(block.epoch, (0.0, 0))
+        ratio = min(sum(block.compute_ns[1:]) / running_ns, 1.0)
+        sums[block.epoch] = weighted + ratio * steps, count + steps
+    return [weighted / count for weighted, count in sums.values()]
 
 
 def _compute_step_times(block: Block, begin_ns: int) -> tuple[Int, Int, Int]:

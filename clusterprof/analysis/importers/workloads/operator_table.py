@@ -17,8 +17,9 @@ microseconds, with threads named `PP rank 1, TP rank 0, compute`.
 
 Operations: forward- and backward-compute of every microbatch, forward- and backward-send and -recv,
 params-all-gather, grads-reduce-scatter, embedding-grads-all-reduce, optimizer-clip-main-grad,
-optimizer and gc. Of several files of one job the first readable one is used, Parquet before
-timelines.
+optimizer and gc. Of several files of one job (equal ranks and microbatches, common steps) the first
+readable one is used, Parquet before timelines. A table of another job is left out and named;
+`--strict` then fails.
 
 ## How the numbers are computed
 
@@ -44,7 +45,7 @@ shows that an operation took long, but not why.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -491,25 +492,49 @@ class OperatorTable:
 
         Raises: CannotImportError when no file could be read or no step has computation.
         """
-        table, problem = OperationTable(), None
+        table, problem, used = OperationTable(), None, ""
         for source, account in sorted(zip(sources, accounts), key=_get_priority):
-            if table.count:
-                account.notes.append("not used: another table of the same job was read")
-                continue
+            read_table = OperationTable()
             try:
                 if source.head.startswith(_PARQUET):
-                    read_parquet(source, account, table)
+                    read_parquet(source, account, read_table)
                 else:
-                    read_timeline(source, account, table)
+                    read_timeline(source, account, read_table)
             except CannotImportError as error:
                 problem = problem or error
                 account.refuse(error.message)
+            if not table.count:
+                table, used = read_table, source.path.name
+            elif read_table.count:
+                account.read.clear()
+                if _is_same_job(table, read_table):
+                    account.notes.append("not used: another table of the same job was read")
+                else:
+                    account.refuse(f"not used: it is of another job than {used}")
         node = build_node(table, accounts[0])
         if node is None:
             raise problem or CannotImportError(
                 "the table has no step with computation", "export it again"
             )
         yield node
+
+
+def _is_same_job(table: OperationTable, other: OperationTable) -> bool:
+    """Return whether two tables have equal ranks and, in some step, equally many passes of each."""
+    passes, other_passes = _count_passes(table), _count_passes(other)
+    return table.rows.keys() == other.rows.keys() and any(
+        passes[step] == count for step, count in other_passes.items() if step in passes
+    )
+
+
+def _count_passes(table: OperationTable) -> dict[int, Counter[tuple[PipelinePosition, str]]]:
+    """Count the forward and backward passes of each rank, by step."""
+    counts: dict[int, Counter[tuple[PipelinePosition, str]]] = defaultdict(Counter)
+    for position, operations in table.rows.items():
+        for name in ("forward-compute", "backward-compute"):
+            for row in operations.get(name, ()):
+                counts[row.step][position, name] += 1
+    return counts
 
 
 def _get_priority(pair: tuple[Source, Account]) -> tuple[bool, bool, str]:

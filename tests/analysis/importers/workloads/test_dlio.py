@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.analysis.findings.efficiency_metrics import NO_BENCHMARK
 from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.workloads.dlio import AU_FACT
+from clusterprof.analysis.pipeline import analyze
 from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 RUN = sorted((SEEDS / "dlio" / "run").iterdir())
@@ -62,6 +65,52 @@ def test_a_folder_is_one_job_of_two_hosts() -> None:
         "2.5 s of the epochs lie outside the listed steps: they follow the last step of each",
     ]
     assert values["1_output.json"].skipped == {"evaluations": 1}
+
+
+def test_the_utilization_follows_the_rule_of_the_benchmark() -> None:
+    # Computation over the time of the block, both without the first step. Rank 0: 2 of 6 - 2 s and
+    # 1 of 5 - 3 s; rank 1: 2 of 6 - 1.5 s and 1 of 5 - 2 s.
+    nodes, _ = imported(RUN)
+    ratios = [node.header().devices[0][AU_FACT] for node in nodes]
+    assert ratios == [pytest.approx([0.5, 0.5]), pytest.approx([2 / 4.5, 1 / 3])]
+
+
+def test_a_slow_first_batch_costs_no_utilization_and_a_missing_time_all_of_it(
+    tmp_path: Path,
+) -> None:
+    output, epochs = tmp_path / "0_output.json", tmp_path / "per_epoch_stats.json"
+
+    def ratios(first_s: float, end_s: int = 30, compute: object = None) -> object:
+        steps = {"load": [first_s - 1, 0.0, 0.0], "proc": [first_s, 1.0, 1.0], "compute": [1.0] * 3}
+        steps["compute"] = steps["compute"] if compute is None else compute  # type: ignore[assignment]
+        output.write_text(json.dumps({"1": {k: {"block1": v} for k, v in steps.items()}}))
+        times = {"start": "2024-01-01T00:00:00", "end": f"2024-01-01T00:00:{end_s:02d}"}
+        epochs.write_text(json.dumps({"1": {"block1": times}}))
+        (node,), _ = imported([output, epochs])
+        return node.header().devices[0].get(AU_FACT)
+
+    assert ratios(first_s=26) == pytest.approx([2 / 4])  # 30 - 26 s
+    assert ratios(first_s=6, end_s=10) == pytest.approx([2 / 4])
+    assert ratios(first_s=6, end_s=7) is None  # two steps of 1 s do not fit into 1 s
+    assert ratios(first_s=6, compute=[]) is None
+    epochs.write_text("{}")
+    (node,), _ = imported([output])
+    assert AU_FACT not in node.header().devices[0]
+
+
+def test_the_report_has_the_utilization_of_the_benchmark_and_no_other_report_has(
+    tmp_path: Path,
+) -> None:
+    report = analyze(RUN)
+    values = {metric.name: metric for metric in report.metrics}
+    # the mean of the epochs of both ranks
+    assert values["au_ratio"].value == pytest.approx((0.5 + (2 / 4.5 + 1 / 3) / 2) / 2)
+    assert report.worth is not None
+    assert report.worth.yardsticks[-1][:2] == ("MLPerf Storage AU", values["au_ratio"].value)
+    other = tmp_path / "steps.csv"
+    other.write_text("rank,step,duration_s\n" + "".join(f"0,{step},1\n" for step in range(9)))
+    values = {metric.name: metric for metric in analyze(other).metrics}
+    assert (values["au_ratio"].value, values["au_ratio"].why_missing) == (None, NO_BENCHMARK)
 
 
 def test_iostat_becomes_counters_of_the_host_it_ran_on() -> None:

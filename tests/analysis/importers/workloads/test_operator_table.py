@@ -11,6 +11,9 @@ import pytest
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.workloads.operator_table import OperatorTable
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.cli.common import require_complete_report
+from clusterprof.errors import NoRecording, PartialRecording
 from clusterprof.probe import layout
 from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
@@ -95,6 +98,100 @@ def test_of_two_tables_of_one_job_what_is_ideal_is_left_out(tmp_path: Path) -> N
     (_,), (ideal, measured) = imported(sorted(tmp_path.iterdir()))
     assert (ideal.read["operations"], measured.read["operations"]) == (0, 26)
     assert "not used: another table of the same job was read" in ideal.notes
+
+
+PASSES = {
+    # (stage, pass, microbatch): begin, end; stage 0 works 5 ms a pass, stage 1 works 15
+    (0, "forward", 0): (0, 5),
+    (1, "forward", 0): (6, 21),
+    (0, "forward", 1): (6, 11),
+    (1, "backward", 0): (21, 36),
+    (0, "backward", 0): (37, 42),
+    (1, "forward", 1): (37, 52),
+    (1, "backward", 1): (52, 67),
+    (0, "backward", 1): (68, 73),
+}
+MESSAGES = {
+    # (pass, microbatch): begin of the receive, begin of the send, end of both; 1 ms of transfer
+    ("forward", 0): (0, 5, 6),
+    ("forward", 1): (36, 11, 37),
+    ("backward", 0): (11, 36, 37),
+    ("backward", 1): (42, 67, 68),
+}
+
+
+def write_pipeline(path: Path, steps: int) -> None:
+    """Write the passes and messages above as a timeline, and that all ranks meet at 73 ms."""
+    roles = ("compute", "pp-comm", "misc")
+    events: list[dict[str, object]] = [
+        {"name": "thread_name", "pid": 0, "tid": 3 * stage + at, "ph": "M"}
+        | {"args": {"name": f"PP rank {stage}, TP rank 0, {role}"}}
+        for stage in (0, 1)
+        for at, role in enumerate(roles)
+    ]
+
+    def add(step: int, tid: int, name: str, number: int, begin: int, end: int) -> None:
+        where = {"step": step, "model_chunk": 0, "mb_id": number, "seq_id": number}
+        times = {"ts": 1000 * begin + 1e6 * step + 1, "dur": 1000 * (end - begin)}
+        events.append({"name": name, "pid": 0, "tid": tid, "ph": "X", "args": where, **times})
+
+    for step in range(steps):
+        for (stage, name, number), (begin, end) in PASSES.items():
+            add(step, 3 * stage, f"{name}-compute", number, begin, end)
+        for (name, number), (receive, send, end) in MESSAGES.items():
+            to = name == "forward"
+            add(step, 1 + 3 * to, f"{name}-recv", number, receive, end)
+            add(step, 4 - 3 * to, f"{name}-send", number, send, end)
+        add(step, 2, "optimizer-clip-main-grad", 0, 73, 74)
+        add(step, 5, "optimizer-clip-main-grad", 0, 68, 74)
+    path.write_text(json.dumps(events))
+
+
+def test_the_slowdown_is_that_of_the_same_pipeline_with_the_mean_of_each_pass(
+    tmp_path: Path,
+) -> None:
+    # A step takes 74 ms. With the mean of 10 ms a pass: stage 0 forward 0-10 and 11-21, stage 1
+    # forward 11-21, backward 21-31, exchange until 32, stage 0 backward 32-42, stage 1 forward
+    # 32-42, backward 42-52, sends until 53, stage 0 backward 53-63, all meet until 64.
+    path = tmp_path / "timeline.json"
+    write_pipeline(path, steps=60)
+    report = analyze(path)
+    assert report.in_step_ns == 2 * 60 * 74 * MS
+    assert report.worth is not None
+    yardsticks = {name: value for name, value, _ in report.worth.yardsticks}
+    assert yardsticks["straggler slowdown S"] == pytest.approx(74 / 64, rel=5e-3)
+    assert yardsticks["load balance"] == pytest.approx(40 / 60)
+    # Stage 1 like stage 0: 5 ms a pass; forward 0-5 and 6-11, 6-11, 11-16, exchange until 17,
+    # backward 17-22, forward 17-22, 22-27, sends until 28, backward 28-33, all meet until 34.
+    first = report.findings[0]
+    assert (first.cause.id, first.culprits[0].rank) == ("sync-imbalance", 1)
+    work = [line for line in report.worth.causes if line.cause.startswith("sync-")]
+    # Whether it was always slow shows after some steps; the two causes share what a fix saves.
+    assert sum(line.saved_ns or 0 for line in work) == pytest.approx(60 * 40 * MS, rel=0.01)
+    # One answer: the ranked list, the main culprit and the job.
+    assert first.recoverable_ns == 2 * (report.worth.causes[0].saved_ns or 0)
+    assert first.culprits[0].recoverable_ns == first.recoverable_ns
+
+
+def test_a_table_of_another_job_is_refused_and_strict_fails(tmp_path: Path) -> None:
+    events = json.loads(TIMELINE.read_text())
+    for event in events:  # a third copy of each stage: other ranks
+        event["pid"] = 1
+    (tmp_path / "a.json").write_bytes(TIMELINE.read_bytes())
+    (tmp_path / "b.json").write_text(json.dumps([*json.loads(TIMELINE.read_text()), *events]))
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    (_,), (used, other) = imported(paths)
+    assert (used.refused, other.refused, dict(other.read)) == (False, True, {})
+    assert other.cut == "not used: it is of another job than a.json"
+    report = analyze(paths, leave_unknown=True)
+    assert len(report.ranks) == 2
+    [lost] = [gap for gap in report.blinds if gap.kind == "lost"]
+    assert lost.what == str(paths[1])
+    with pytest.raises(PartialRecording, match="1 thing lost"):
+        require_complete_report(report)
+    with pytest.raises(NoRecording, match="another job"):
+        analyze(paths)  # as a gate does
+    require_complete_report(analyze(paths[:1], leave_unknown=True))
 
 
 def test_parquet_is_recognized_by_its_columns_and_needs_pyarrow(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from tests.support.importing_traces import SHARED, imported, ranks_of
 
@@ -85,6 +86,9 @@ def test_mlperf_storage_waits_and_first_batches_are_those_of_its_lists() -> None
     )
     notes = [note for account in accounts for note in account.notes]
     assert any("(AU): 91.23 %" in note for note in notes)
+    value = {metric.name: metric.value for metric in analyze(paths).metrics}["au_ratio"] or 0.0
+    # 0.1 of a point: the file times blocks on rank 0 only
+    assert 100 * value == pytest.approx(run["metric"]["train_au_mean_percentage"], abs=0.1)
 
 
 def test_dlio_sample_is_two_ranks_and_a_disk() -> None:
@@ -120,6 +124,15 @@ def test_mllog_names_the_slow_instance_and_the_cold_epochs() -> None:
             assert float(staged[0].split()[2]) == pytest.approx(truth["staging_s"], abs=0.06)
         else:
             assert staged == []
+
+
+def test_the_slowdown_of_the_straggling_job_is_that_of_its_authors() -> None:
+    known = json.loads((SHARED / "straggler-bytedance" / "known.json").read_text())["jobs"]["ST"]
+    report = analyze(files("straggler-bytedance", "timeline-ST.json.gz"))
+    values = {metric.name: metric.value for metric in report.metrics}
+    assert values["yardstick.slowdown_factor"] == pytest.approx(
+        known["blocking_slowdown"], rel=0.02
+    )
 
 
 def test_the_last_stage_of_the_straggling_job_works_more() -> None:
