@@ -231,8 +231,11 @@ def step_times(files: Sequence[Path]) -> Truth:
             rows += 1
     ranks = {rank for step in by_step.values() for rank in step}
     whole = [step for step in by_step.values() if len(step) == len(ranks)]
-    last = max(ranks, key=lambda r: sum(max(step, key=lambda k: step[k]) == r for step in whole))
-    wait = sum(max(step.values()) - own for step in whole for own in step.values())
+    caused: dict[str, float] = defaultdict(float)
+    for step in whole:
+        slowest = max(step, key=lambda rank: step[rank])
+        caused[slowest] += sum(step[slowest] - own for own in step.values())
+    wait = sum(caused.values())
     longest = sum(max(step.values()) for step in whole)
     mean = sum(statistics.mean(step.values()) for step in whole)
     return {
@@ -240,7 +243,7 @@ def step_times(files: Sequence[Path]) -> Truth:
         "ranks": (float(len(ranks)), ""),
         "lost ratio": (wait / (longest * len(ranks)), "ratio"),
         "straggler slowdown": (longest / mean, ""),
-        "slowest rank": (float(last), ""),
+        "slowest rank": (float(max(caused, key=lambda rank: caused[rank])), ""),
     }
 
 
@@ -305,12 +308,15 @@ def megatron(files: Sequence[Path]) -> Truth:
 def nccl(files: Sequence[Path]) -> Truth:
     """Bandwidth of the largest size, and the average that nccl-tests prints."""
     text = files[0].read_text(errors="replace")
+    text = re.sub(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] NCCL .*\n", " ", text)  # split rows
     average = re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", text)
     truth: Truth = {}
     if average:
         truth["average bus bandwidth stated"] = float(average[1]), ""
     rows = re.findall(
-        r"^\s*(\d+)\s+\d+\s+\w+\s+(?:\w+\s+)?(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s", text, re.M
+        r"^\s*(\d+)\s+\d+\s+\w+\s+(?:\w+\s+)?(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s",
+        text,
+        re.M,
     )
     if rows:
         size, time_us, _, bus = max(rows, key=lambda row: int(row[0]))
@@ -418,7 +424,10 @@ def is_right(truth: float, unit: str, ours: float | None) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    folder = Path(arguments[0]) if arguments else Path()
+    if not arguments or not arguments[0]:
+        print("no traces: give the folder that holds those of public_traces.tsv")
+        return 0
+    folder = Path(arguments[0])
     wanted = set(arguments[1:])
     with LIST.open() as lines:
         listed = list(csv.DictReader(lines, delimiter="\t"))
