@@ -153,6 +153,7 @@ def nsys(files: Sequence[Path]) -> Truth:
     return {
         **{name: value for name, value in counts.items() if value[0]},
         "devices": (len(work), ""),
+        "ranks": (len(work), ""),
         "time in steps": (in_step, "ns"),
         "busy ratio": (busy / in_step, "ratio"),
     }
@@ -191,7 +192,7 @@ def mllog(files: Sequence[Path]) -> Truth:
         "evaluations in the note": (float(len(spans["eval"])), ""),
     }
     if spans["run"]:
-        truth["time of the run in the note"] = sum(spans["run"]) / 1e3, ""
+        truth["time of the run stated"] = sum(spans["run"]) / 1e3, ""
     return truth
 
 
@@ -215,6 +216,7 @@ def dlio(files: Sequence[Path]) -> Truth:
     published = metric["train_au_mean_percentage"]
     truth: Truth = {"utilization (AU) stated": (published / 100, "ratio")}
     if steps:
+        truth["utilization (AU)"] = published / 100, "ratio"
         truth["steps"] = float(steps), ""
         truth["loading share in the note"] = load / total, "ratio"
         truth["computing share in the note"] = compute / total, "ratio"
@@ -356,9 +358,11 @@ def read_report(paths: Sequence[Path]) -> tuple[dict[str, Any], str]:
 def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
     """Return the number that the report states under a name of the truth."""
     metrics = {metric["name"]: metric["value"] for metric in report.get("metrics", ())}
+    worth = report.get("worth") or {}
+    yardsticks = {entry["name"]: entry["value"] for entry in worth.get("yardsticks", ())}
     ledger = report.get("ledger", {})
     outside = {bucket["cause"]: bucket["ns"] for bucket in ledger.get("outside_buckets", ())}
-    notes = "\n".join(report.get("notes", ())) + text
+    notes = "\n".join(map(str, (*report.get("notes", ()), *report.get("answers", ()), text)))
     simple: dict[str, Any] = {
         "time in steps": ledger.get("in_step_ns"),
         "steps": metrics.get("step.count"),
@@ -373,6 +377,7 @@ def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
         "devices": report.get("job", {}).get("gpus"),
         "ranks": len(report.get("ranks", ())),
         "straggler slowdown": metrics.get("yardstick.slowdown_factor"),
+        "utilization (AU)": yardsticks.get("MLPerf Storage AU"),
         "slowest rank": _find_culprit(report),
     }
     if name in simple:
@@ -386,7 +391,7 @@ def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
 
 _PATTERNS = {
     "evaluations in the note": r"([\d,]+) eval spans",
-    "time of the run in the note": r"run took ([\d,.]+) s",
+    "time of the run stated": r"run_start to run_stop ([\d,.]+) s",
     "utilization (AU) stated": r"published accelerator utilization \(AU\): ([\d.]+) ?%",
     "loading share in the note": r"waiting for data took ([\d.]+) ?%",
     "computing share in the note": r"of the listed steps ([\d.]+) ?% are",

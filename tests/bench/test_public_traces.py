@@ -88,7 +88,7 @@ def test_an_mlperf_log_has_epochs_and_a_start_up(tmp_path: Path) -> None:
         "start-up": (2e9, "ns"),
         "recorded": (6e9, "ns"),
         "evaluations in the note": (1, ""),
-        "time of the run in the note": (5, ""),
+        "time of the run stated": (5, ""),
     }
 
 

@@ -83,7 +83,7 @@ Key = int | float | str
 
 
 class _Arguments(msgspec.Struct):
-    """Used fields of `args`; versions before 2 write hashes as numbers, DLIO profiler no hashes."""
+    """Used fields of `args`; versions before 2 write hashes as numbers."""
 
     hhash: Value = None
     fhash: Value = None
@@ -92,8 +92,6 @@ class _Arguments(msgspec.Struct):
     ret: Value = None
     size: Value = None
     ppid: Value = None
-    hostname: Value = None
-    fname: Value = None
 
 
 class _Line(msgspec.Struct):
@@ -216,10 +214,9 @@ class TracedJob:
     def _add_event(
         self, event: _Line, account: Account, rank: int | None, world: int | None
     ) -> None:
-        event.pid = _parse_quoted(event.pid)
         start, length = (
-            convert_to_ns(_parse_quoted(time_us), MICROSECOND_NS)
-            for time_us in (event.ts, event.dur)
+            convert_to_ns(event.ts, MICROSECOND_NS),
+            convert_to_ns(event.dur, MICROSECOND_NS),
         )
         if start is None or length is None or not isinstance(event.pid, int):
             account.skipped["events without a time, a duration or a process"] += 1
@@ -266,10 +263,7 @@ class TracedJob:
         return kind
 
     def _get_process(self, event: _Line, account: Account) -> TracedProcess | None:
-        named = event.args.hostname
-        host = _check_key(named if event.args.hhash is None else event.args.hhash)
-        if host == named and isinstance(named, str) and len(self.hosts) < MAX_NAMES:
-            self.hosts[named] = named
+        host = _check_key(event.args.hhash)
         key = ("" if host is None else host, int(event.pid or 0))
         if key not in self.processes:
             if len(self.processes) >= MAX_PROCESSES:
@@ -287,13 +281,10 @@ class TracedJob:
         if name not in _INPUT_CALLS:
             account.skipped["writes and other system calls"] += 1
             return
-        count = _parse_quoted(event.args.ret) if name in _READ_CALLS or name == "fread" else 0
+        count = event.args.ret if name in _READ_CALLS or name == "fread" else 0
         size = event.args.size if name == "fread" else 1
         bytes_ = count * size if isinstance(count, int) and isinstance(size, int) else 0
-        path = event.args.fname
         kind = self.files.get(_check_key(event.args.fhash) or "", 0)
-        if isinstance(path, str):
-            kind = guess_file_system(path)
         process.reads.extend((start, end, min(max(bytes_, 0), 1 << 50), kind))
         account.read["reads, opens and status calls"] += 1
 
@@ -332,12 +323,6 @@ def label_event(category: str, name: str) -> int | None:
             return EVALUATION
         return EPOCH if last in ("_train", "epoch") or name == "epoch.block" else None
     return None
-
-
-def _parse_quoted(value: Value) -> Value:
-    """Return the number of a quoted integer, as DLIO profiler wrote them; others unchanged."""
-    quoted = isinstance(value, str) and len(value) <= 20 and value.isdecimal()
-    return int(value) if quoted else value  # type: ignore[arg-type]
 
 
 def _check_key(value: Value) -> Key | None:

@@ -19,9 +19,8 @@ concurrently.
 
 Each run is a separate process whose steps are its epochs. Without epochs its steps are its blocks;
 a block is the training between two evaluations. Evaluations within a step are marked. The time
-before the first step is start-up, including staging. Notes show the duration of the run
-(`run_start` to `run_stop`) and of staging, and whether the first epoch was slower than the median
-epoch (cold caches). For three or more instances
+before the first step is start-up, including staging. Notes show the duration of staging, and
+whether the first epoch was slower than the median epoch (cold caches). For three or more instances
 of one benchmark a note names the slow instance. It is judged by its fastest epoch, which cold
 caches and chance do not slow down.
 
@@ -217,10 +216,6 @@ def _list_lengths(spans: Sequence[tuple[int, int, int | None]]) -> list[float]:
 def _build_notes(run: LoggedRun) -> list[str]:
     notes = []
     run_s = sum(_list_lengths(run.spans.get("run", []))) or (run.last_ns - run.first_ns) / SECOND_NS
-    if run.spans.get("run"):
-        eval_s = sum(_list_lengths(run.spans.get("eval", [])))
-        evaluated = f", {eval_s:.1f} s of it evaluation" if eval_s else ""
-        notes.append(f"the run took {run_s:.1f} s from start to stop{evaluated}")
     staging_s = sum(_list_lengths(run.spans.get("staging", [])))
     if staging_s and run_s:
         notes.append(

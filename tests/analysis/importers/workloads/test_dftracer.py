@@ -124,23 +124,3 @@ def test_what_a_path_and_a_name_say() -> None:
     assert [guess_file_system(path) for path in paths] == [2, 2, 2, 3, 1, 1, 0]
     assert parse_rank("trace-12-of-64.pfw.gz") == (12, 64)
     assert parse_rank("job-abc-4711-app.pfw") == (None, None)
-
-
-def test_numbers_in_quotes_as_dlio_profiler_wrote_them(tmp_path: Path) -> None:
-    path = tmp_path / "app.pfw"
-    origin_us = ORIGIN // 1000
-    events = [
-        ("read", "POSIX", 15_000, 20_000, ',"ret":"4096","fname":"/p/lustre1/data/img_1.npz"'),
-        ("TorchDataset.__getitem__", "data_loader", 10_000, 30_000, ""),
-        ("forward", "compute", 45_000, 50_000, ""),
-    ]
-    lines = [
-        f'{{"id":"{number}","name":"{name}","cat":"{category}","pid":"70","tid":"70",'
-        f'"ts":"{origin_us + at}","dur":"{length}","ph":"X","args":{{"hostname":"node-a"{more}}}}}'
-        for number, (name, category, at, length, more) in enumerate(events)
-    ]
-    path.write_text("\n".join(["[", *lines, ""]))
-    (node,), (account,) = imported([path])
-    assert (node.name, ranks_of(node)) == ("node-a", [(70, None, None, "")])
-    assert spans_of(node, 70, ORIGIN)["loading"] == [(10, 40, 20 * MS, 10 * MS, 4096, 2)]
-    assert not account.skipped
