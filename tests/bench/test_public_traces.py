@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.public_traces import (
-    add_lengths,
-    intersect,
-    is_right,
-    kineto,
-    merge,
-    mllog,
-    nccl,
-    step_times,
-)
+from bench._trace_truths import add_lengths, intersect, kineto, merge, mllog, nccl, step_times
+from bench.public_traces import is_right
 
 
 def test_intervals_merge_and_intersect() -> None:
@@ -68,9 +60,30 @@ def test_kineto_counts_overlapping_work_once_and_hidden_communication_not_at_all
         "steps": (2, ""),
         "median step": (60_000, "ns"),
         "busy ratio": (60 / 160, "ratio"),
-        "lost time": (110_000, "ns"),  # 100 idle, 10 of communication alone
+        "lost time": (120_000, "ns"),  # 100 idle, 10 of communication and 10 of a copy alone
         "data wait ratio": (0.1, "ratio"),
     }
+
+
+def test_a_device_far_behind_its_host_ends_the_last_step(tmp_path: Path) -> None:
+    def span(category: str, name: str, start: int, length: int, call: int = 0) -> dict[str, object]:
+        times = {"ph": "X", "ts": start, "dur": length, "args": {"correlation": call}}
+        return {"cat": category, "name": name, "pid": 7, **times}
+
+    path = tmp_path / "trace.json"
+    events = [
+        span("user_annotation", "ProfilerStep#1", 0, 20),
+        span("gpu_user_annotation", "ProfilerStep#1", 10, 90),
+        span("cpu_op", "aten::mm", 2, 3),
+        span("cuda_runtime", "cudaLaunchKernel", 3, 1, 1),
+        span("kernel", "gemm", 10, 90, 1),
+        span("kernel", "gemm", 120, 50, 2),  # launched by nobody within the step
+    ]
+    path.write_text(json.dumps(events))
+    truth = kineto([path])
+    assert truth["time in steps"] == (100_000, "ns")
+    assert truth["median step"] == (90_000, "ns")
+    assert truth["busy ratio"] == (0.9, "ratio")
 
 
 def test_an_mlperf_log_has_epochs_and_a_start_up(tmp_path: Path) -> None:
