@@ -57,7 +57,7 @@ def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
         "busy ratio": metrics.get("gpu.busy_ratio"),
         "busy ratio of forward and backward": metrics.get("gpu.busy_ratio"),
         "lost time": ledger.get("lost_ns"),
-        "lost ratio": metrics.get("lost.ratio"),
+        "lost ratio": ledger.get("lost_ns", 0) / (ledger.get("in_step_ns") or 1),
         "data wait ratio": metrics.get("data_wait.ratio"),
         "start-up": outside.get("startup"),
         "recorded": ledger.get("window_ns"),
@@ -69,7 +69,7 @@ def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
     }
     if name in simple:
         return None if simple[name] is None else float(simple[name])
-    found = re.search(_PATTERNS.get(name) or _build_pattern(name), notes)
+    found = re.search(_PATTERNS.get(name) or _build_pattern(name), notes, re.IGNORECASE)
     if not found:
         return None
     value = float(found[1].replace(",", ""))
