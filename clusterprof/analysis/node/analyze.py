@@ -20,11 +20,11 @@ from clusterprof.analysis.attribution.accumulator import (
 )
 from clusterprof.analysis.attribution.ledger import RankIdentity, RankResult, build_rank_result
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
-    MAX_OPEN_NS,
     WHOLE_RUN,
     RankState,
     Selection,
     concat_chunks,
+    find_overdue_end_ns,
     select_carry_over,
 )
 from clusterprof.analysis.attribution.rank.claims import settle_segment
@@ -317,7 +317,7 @@ def analyze_ranks(
         for key, rank in seen_ranks.items():
             if key not in done:
                 ranks[key] = update_rank(ranks.get(key), rank, request, at_once)
-        needed_ns = _find_needed_start_ns(ranks, chunk)
+        needed_ns = _find_needed_start_ns(ranks, joined)
         # What the next chunk overlaps by itself need not be carried over.
         needed = needed_ns < chunk.end_ns - _CHUNK_OVERLAP_NS and not chunk.last
         kept = select_carry_over(joined, needed_ns) if needed else None
@@ -353,7 +353,7 @@ def _has_ended(key: ProcessKey, chunk: Chunk) -> bool:
 
 def _find_needed_start_ns(ranks: Mapping[ProcessKey, OpenRank], chunk: Chunk) -> int:
     """Find the time from which on some rank still needs recorded data, ns."""
-    oldest = chunk.end_ns - MAX_OPEN_NS
+    oldest = find_overdue_end_ns(chunk)
     times = [chunk.end_ns]
     for open_rank in ranks.values():
         times.append(oldest if open_rank.state.settled_ns is None else open_rank.state.settled_ns)

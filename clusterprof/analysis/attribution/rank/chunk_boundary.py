@@ -53,6 +53,8 @@ from clusterprof.probe import layout
 
 # A segment that is open for longer is settled without waiting for the end of the open span.
 MAX_OPEN_NS = 300_000_000_000
+# … unless all that was recorded since is no more than these rows: an epoch of a log has a few.
+MAX_OPEN_ROWS = 4096
 # How far a wait is followed to see whether its device was idle to its end.
 LOOKAHEAD_NS = 1_000_000_000
 # Within this time a device has passed the events of a collective operation, or the job hangs.
@@ -142,13 +144,23 @@ def _find_settled_end(
     end_ns = rank.chunk.end_ns
     if last:
         return step_end_ns if step_end_ns is not None else end_ns
-    overdue_ns = _find_sample_before(rank, end_ns - MAX_OPEN_NS)
+    overdue_ns = _find_sample_before(rank, find_overdue_end_ns(rank.chunk))
     if closed_ns is None:
         return overdue_ns
     times = get_sample_times(rank)
     if times.size:
         closed_ns = min(closed_ns, int(times[-1]) - MAX_LATENESS_NS - LOOKAHEAD_NS)
     return max(_find_sample_before(rank, closed_ns), overdue_ns)
+
+
+def find_overdue_end_ns(chunk: Chunk) -> int:
+    """Return the time up to which a chunk is settled even if a span is open, ns."""
+    rows = sum(series.t_ns.size for series in chunk.series.values())
+    for process in chunk.processes.values():
+        rows += sum(thread.t_ns.size for thread in process.threads.values())
+        rows += sum(table.start_ns.size for table in process.spans.values())
+    overdue_end_ns = chunk.end_ns - MAX_OPEN_NS
+    return overdue_end_ns if rows > MAX_OPEN_ROWS else min(chunk.start_ns, overdue_end_ns)
 
 
 def _find_sample_before(rank: Rank, t_ns: int) -> int:

@@ -253,6 +253,8 @@ _TABLE_ROW = re.compile(
     r"\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(?:\S+)"
     r"(?:\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+([\d.]+|N/A)\s+\S+)?\s*$"
 )
+_ROW_BEGIN = re.compile(r"\d{1,18}\s+\d+\s+[a-z]\w*(?:\s+(?:[a-z]\w*|none))?\s+-?\d")
+_ROW_TIMES = re.compile(r"\s*([\d.]+\s+[\d.]+\s+[\d.]+)\s+(?:\d|N/A)")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s")
 _PROGRAMS = {
@@ -280,8 +282,13 @@ def read_text(lines: Iterator[bytes]) -> NcclText:
     text = NcclText()
     operation = layout.OTHER_OPERATION
     table = False
+    row_parts: list[str] = []
     for raw in lines:
         line = raw.decode("utf-8", "replace").strip()
+        if table:
+            row, line = _cut_row_parts(row_parts, line)
+            if row:
+                _parse_table_line(text, row, operation)
         if "NCCL" in line:
             version = _VERSION.search(line)
             if version:
@@ -298,6 +305,25 @@ def read_text(lines: Iterator[bytes]) -> NcclText:
             table = _parse_table_line(text, line, operation) or table
     _infer_operation(text)
     return text
+
+
+def _cut_row_parts(parts: list[str], line: str) -> tuple[str, str]:
+    """Cut the parts of a row that messages have split off a line; return a complete row, the rest.
+
+    nccl-tests writes a row in three parts: size and type, out-of-place times, in-place times.
+    """
+    row = ""
+    if begin := _ROW_BEGIN.match(line) if "NCCL" in line else None:
+        row = " ".join(parts)
+        parts[:] = [begin[0]]
+        line = line[begin.end() :]
+    while parts and (times := _ROW_TIMES.match(line)):
+        parts.append(f"{times[1]} 0")
+        line = line[times.end() :]
+        if len(parts) == 3:
+            row = " ".join(parts)
+            parts.clear()
+    return row, line
 
 
 def _infer_operation(text: NcclText) -> None:

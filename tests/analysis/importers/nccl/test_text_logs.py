@@ -118,3 +118,26 @@ def test_files_are_distinguished_by_their_content(tmp_path: Path) -> None:
     silent = tmp_path / "silent.log"
     silent.write_text("n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
     assert read(nccl_output, silent)[2] == "the file names no transport and has no table"
+
+
+def test_rows_that_messages_of_the_log_have_split() -> None:
+    log = """\
+# Collective test starting: all_reduce_perf
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+     1048576        262144     float     sum      -1n1:10:10 [1] NCCL INFO AllReduce: opCount 0 count 262144
+n1:10:10 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
+    100.0   10.49   10.49      0n1:10:10 [1] NCCL INFO AllReduce: opCount 0 count 262144
+n1:10:10 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read
+     98.0   10.70   10.70      0
+     2097152        524288     float     sum      -1n1:10:10 [1] NCCL INFO AllReduce: opCount 0 count 524288
+    150.0   13.98   13.98      0
+n1:10:10 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 - Destroy COMPLETE
+    149.0   14.07   14.07    N/A
+# Avg bus bandwidth    : 12.31
+"""  # noqa: E501 - as the program writes it
+    result = text(log)
+    assert result.rows == [
+        TableRow(layout.ALL_REDUCE, 1048576, "float", "sum", 100.0, 10.49, 10.49, 98.0),
+        TableRow(layout.ALL_REDUCE, 2097152, "float", "sum", 150.0, 13.98, 13.98, 149.0),
+    ]
+    assert (result.average_gbps, dict(result.channels), result.hosts) == (12.31, {"P2P": 1}, {"n1"})
