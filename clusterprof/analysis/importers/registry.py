@@ -18,11 +18,15 @@ from clusterprof.analysis.importers.core.node_tables import NodeTables
 _IMPORTER_PATHS = (
     "kineto.importer:Kineto",
     "nsys.importer:Nsys",
+    "nsys.report:NsysReport",
+    "vendors.xplane:XPlane",
+    "vendors.rocprof:Rocprof",
     "nccl.flight_recorder:FlightRecorder",
     "nccl.inspector:NcclInspector",
     "workloads.megatron:MegatronPipeline",
     "workloads.traceml:TraceML",
     "nccl.text_logs:NcclOutput",
+    "workloads.megatron_log:MegatronLog",
     "registry:Perfetto",
     "metrics.prometheus:Prometheus",
     "metrics.nvidia_smi:NvidiaSmi",
@@ -34,6 +38,7 @@ _IMPORTER_PATHS = (
     "metrics.rank_series:RankSeries",
     "workloads.dftracer:Dftracer",
     "workloads.dlio:Dlio",
+    "workloads.darshan:Darshan",
     "workloads.mllog:Mllog",
     "workloads.operator_table:OperatorTable",
 )
