@@ -37,6 +37,7 @@ _IMPORTER_PATHS = (
     "workloads.step_times:StepTimes",
     "metrics.rank_series:RankSeries",
     "workloads.dftracer:Dftracer",
+    "workloads.chakra:Chakra",
     "workloads.dlio:Dlio",
     "workloads.darshan:Darshan",
     "workloads.mllog:Mllog",
