@@ -25,7 +25,7 @@ the job.
 * Computation (`TorchFramework.compute`; `forward`, `backward` and `step` of the AI annotations),
   epochs, evaluations, checkpoints and copies to the device.
 
-All other events are counted and left out, among them aggregated ones (`ph` C): sums of an interval
+All other events are counted and left out, among them aggregated ones (`dur_sum`): sums of an interval
 have no start and no end. A file that has only these is refused. A process that only loads is a dataloader worker of its
 parent.
 
@@ -56,6 +56,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -101,6 +102,7 @@ class _Arguments(msgspec.Struct):
     ret: Value = None
     size: Value = None
     ppid: Value = None
+    dur_sum: Value = None
 
 
 class _Line(msgspec.Struct):
@@ -123,27 +125,10 @@ _LOADERS = ("data_loader", "dataloader", "fetch", "data")
 _PHASES = {"compute": COMPUTE, "forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
 _DLIO = ("dlio_benchmark", "ai_framework")
 _READ_CALLS = frozenset(("read", "pread", "readv", "preadv"))
-_INPUT_CALLS = _READ_CALLS | {
-    "fread",
-    "open",
-    "openat",
-    "fopen",
-    "close",
-    "fclose",
-    "lseek",
-    "fseek",
-    "stat",
-    "lstat",
-    "fstat",
-    "xstat",
-    "lxstat",
-    "fxstat",
-    "fxstatat",
-    "opendir",
-    "readdir",
-    "closedir",
-    "access",
-}
+_INPUT_CALLS = _READ_CALLS | frozenset(
+    "fread open openat fopen close fclose lseek fseek stat lstat fstat xstat lxstat fxstat fxstatat"
+    " opendir readdir closedir access".split()
+)
 _NETWORK_PATH = re.compile(
     r"lustre|gpfs|(^|[/_-])nfs|beegfs|ceph|weka|panfs|daos|juicefs|glusterfs|/afs/", re.IGNORECASE
 )
@@ -205,22 +190,19 @@ class TracedJob:
                     self._record_name(event)
                 elif event.ph == "X":
                     self._add_event(event, account, rank, world)
-                elif event.ph == "C":
+                elif event.args.dur_sum is not None:
                     account.skipped[_AGGREGATED] += 1
                 else:
                     account.skipped["events of other kinds"] += 1
 
     def _decode_line(self, line: bytes, account: Account) -> list[_Line]:
         """Decode the events of a line: mostly one, of a whole list on one line all."""
-        try:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [self._decode(line)]
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-        try:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._decode_list(b"[" + line + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            account.skipped["lines that are not events"] += 1
-            return []
+        account.skipped["lines that are not events"] += 1
+        return []
 
     def _record_name(self, event: _Line) -> None:
         value, name = _check_key(event.args.value), event.args.name
