@@ -334,7 +334,9 @@ class EventStream:
             if head.lstrip(_SPACE)[:1] == b"[":
                 return head.lstrip(_SPACE)[1:]
             while tries < _MAX_START_CANDIDATES and (start := _EVENT_LIST_START.search(head, at)):
-                header = self.parse_document(head[: start.start()].strip(_SPACE).rstrip(b",") + b"}")
+                header = self.parse_document(
+                    head[: start.start()].strip(_SPACE).rstrip(b",") + b"}"
+                )
                 if header is not None:
                     self.document = header
                     return head[start.end() :]

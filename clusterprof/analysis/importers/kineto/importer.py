@@ -93,7 +93,7 @@ from clusterprof.analysis.importers.kineto.host import (
     add_host_spans,
     find_blocking_copies,
 )
-from clusterprof.analysis.importers.kineto.tracks import TrackNames, TrackStream, read_tracks
+from clusterprof.analysis.importers.kineto.named_tracks import TrackNames, TrackStream, read_tracks
 from clusterprof.probe import layout
 
 _EVENT_PATTERN = re.compile(
@@ -495,9 +495,7 @@ def _find_steps(
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
     if device is not None:
         end = device.work.last_end()
-        return host.infer_steps(
-            int(device.work.start[0]), end, optimizers, account, step_marks
-        )
+        return host.infer_steps(int(device.work.start[0]), end, optimizers, account, step_marks)
     covered = [pair for _, pair in _list_busy_intervals(gathered, of_process) if pair[0].size]
     if not covered:
         raise CannotImportError("the trace has no steps, no device work and no operators")

@@ -7,35 +7,25 @@
 
 Kineto states the category of an event, other profilers only name the track it is on. An event of a
 named track becomes an event of the category that `GatheredEvents` understands, on the integer
-clock of the trace. Tracks of an accelerator that nothing here understands are found too: without
-them its idle time is unknown, so such a trace is refused.
+clock of the trace.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.kineto import classify
-from clusterprof.analysis.importers.kineto.event_stream import (
-    MAX_INTEGER,
-    Args,
-    Document,
-    Event,
-    EventStream,
-)
-from clusterprof.analysis.importers.kineto.gather import MAX_THREADS, GatheredEvents
+from clusterprof.analysis.importers.kineto.event_stream import MAX_INTEGER, Args, Event
+from clusterprof.analysis.importers.kineto.gather import GatheredEvents
 
 Int = NDArray[np.int64]
 
@@ -58,7 +48,7 @@ DERIVED = 9
 DEVICE_ROLES = (DEVICE, OPERATIONS, COMMUNICATION)
 
 _XLA_DEVICE = re.compile(r"/device:(GPU|TPU):(\d{1,5})$", re.IGNORECASE)
-_NUMBERED_GPU = re.compile(r"(?:\d+ )?GPU ?(\d{1,5})$", re.IGNORECASE)
+NUMBERED_GPU = re.compile(r"(?:\d+ )?GPU ?(\d{1,5})$", re.IGNORECASE)
 _ACCELERATOR = re.compile(
     r"(?<![a-z])(?:[gnthx]pu|mlu|gcu|mtia|musa|neuron|gaudi|habana|ascend|accelerator|device)"
     r"(?![a-z]{3})",
@@ -69,10 +59,12 @@ _PROCESS_ROLES = (
     (re.compile(r"Ascend Hardware"), DEVICE),
     (re.compile(r"(?:HCCL|Communication)$"), COMMUNICATION),
     (re.compile(r"CANN$|.*\b(?:HIP|HSA)[ _]API"), CALLS),
-    (re.compile(r"Overlap Analysis|NPU[ _]MEM|AI Core|HBM|LLC|/host:(?!CPU)|/device:CUSTOM"), DERIVED),
+    (
+        re.compile(r"Overlap Analysis|NPU[ _]MEM|AI Core|HBM|LLC|/host:(?!CPU)|/device:CUSTOM"),
+        DERIVED,
+    ),
     (re.compile(r"Python|/host:CPU"), HOST),
     (re.compile(r".*Markers and Ranges"), MARKERS),
-    (re.compile(r"(?:\d+ )?COPY$"), DEVICE),
 )
 _XLA_LINES = {"XLA Ops": OPERATIONS, "XLA Modules": PROGRAMS, "Steps": STEPS}
 _WAITING_TASK = re.compile(
@@ -85,14 +77,19 @@ _COLLECTIVE = re.compile(
     r"hcom_|allreduce|allgather|reducescatter|alltoall",
     re.IGNORECASE,
 )
-_COPY = re.compile(r"memcpy|memset|copybuffer|fillbuffer|PCIE_DMA|SDMA|copy(?:[HD]to|$)", re.IGNORECASE)
-_TO_DEVICE, _TO_HOST = re.compile(r"H(?:ost)?(?:2|to)D", re.I), re.compile(r"D(?:evice)?(?:2|to)H", re.I)
+_COPY = re.compile(
+    r"memcpy|memset|copybuffer|fillbuffer|PCIE_DMA|SDMA|copy(?:\w*to(?:device|host)|[HD]to|$)",
+    re.IGNORECASE,
+)
+_TO_DEVICE, _TO_HOST = (
+    re.compile(r"H(?:ost)?(?:2|to)D", re.I),
+    re.compile(r"D(?:evice)?(?:2|to)H", re.I),
+)
 _MAX_NESTED_EVENTS = 4 << 20
 _BATCH = 4096
 _MIN_PROGRAM_RUNS = 3
-_MAX_TRACKS_NAMED = 3
-_MIN_EPOCH_NS = 10**18  # smaller times do not count from 1970
 _MAX_FLOAT = 4e15
+_TEXT_TIME = re.compile(r"\s*(\d{1,19})(?:\.(\d{1,9})\d*)?\s*")
 _ASCEND_DEVICE_BITS = 31  # of a pid: process, layer, device
 
 
@@ -100,7 +97,7 @@ def classify_track(process: str, thread: str) -> int | None:
     """Return the role of a track by the names of its process and thread; None if unknown."""
     if _XLA_DEVICE.match(process):
         return DEVICE if _STREAM.match(thread) else _XLA_LINES.get(thread, DERIVED)
-    if _NUMBERED_GPU.match(process):
+    if NUMBERED_GPU.match(process):
         return DEVICE
     role = next((role for pattern, role in _PROCESS_ROLES if pattern.match(process)), None)
     if role is None and _ACCELERATOR.search(process) and _STREAM.match(thread):
@@ -136,9 +133,7 @@ class _Nested:
 class TrackEvents:
     """Events of named tracks, handed on to `GatheredEvents` in its categories."""
 
-    def __init__(
-        self, gathered: GatheredEvents, ascend_pids: Sequence[int | str] = ()
-    ) -> None:
+    def __init__(self, gathered: GatheredEvents, ascend_pids: Sequence[int | str] = ()) -> None:
         """Prepare for the events of one file.
 
         ascend_pids: pids of the processes that are Ascend devices.
@@ -216,7 +211,14 @@ class TrackEvents:
         return True
 
     def _add_work(
-        self, track: Track, name: str, start_ns: int, duration_ns: int, link: int, size: int, task: str
+        self,
+        track: Track,
+        name: str,
+        start_ns: int,
+        duration_ns: int,
+        link: int,
+        size: int,
+        task: str,
     ) -> None:
         if _WAITING_TASK.search(task) or _WAITING_TASK.match(name):
             self.skip("tasks in which the device waits")
@@ -248,7 +250,7 @@ class TrackEvents:
         return known
 
     def _name_device(self, track: Track) -> int | str:
-        xla, gpu = _XLA_DEVICE.match(track.process), _NUMBERED_GPU.match(track.process)
+        xla, gpu = _XLA_DEVICE.match(track.process), NUMBERED_GPU.match(track.process)
         if xla is not None:
             return int(xla[2]) if xla[1].upper() == "GPU" else f"tpu{int(xla[2])}"
         if gpu is not None:
@@ -365,215 +367,6 @@ def flatten_nested(start: Int, end: Int, name: Int) -> Iterator[tuple[int, int, 
         if closed[0] > reached:
             yield reached, closed[0], closed[1]
             reached = closed[0]
-
-
-class TrackNames:
-    """Names of the tracks of a trace, and which of them have events that nothing has read."""
-
-    def __init__(self) -> None:
-        self.processes: dict[int | str, str] = {}
-        self.threads: dict[tuple[int | str, int | str], str] = {}
-        self.unread: Counter[tuple[int | str, int | str]] = Counter()
-        self.unread_categories: Counter[str] = Counter()
-
-    def note(self, events: Sequence[Event], gathered: GatheredEvents) -> None:
-        """Note the names in a block of events, and its events of no known category."""
-        if not events or not hasattr(events[0], "cat"):
-            return
-        kinds = gathered.kinds
-        for event in events:
-            if event.ph == "M":
-                self._name(event)
-            elif event.ph == "X" and not (event.cat and kinds[event.cat].known):
-                if len(self.unread) < MAX_THREADS:
-                    self.unread[event.pid, event.tid] += 1
-                if event.cat:
-                    self.unread_categories[event.cat] += 1
-
-    def _name(self, event: Event) -> None:
-        name = event.args.name if event.args is not None else None
-        if not isinstance(name, str) or len(self.threads) + len(self.processes) > MAX_THREADS:
-            return
-        if event.name == "process_name":
-            self.processes[event.pid] = name[:200]
-        elif event.name == "thread_name":
-            self.threads[event.pid, event.tid] = name[:200]
-
-    def track(self, pid: int | str, tid: int | str) -> Track:
-        """Return a track with its names."""
-        return Track(pid, tid, self.processes.get(pid, ""), self.threads.get((pid, tid), ""))
-
-    def has_unread_device(self) -> bool:
-        """Return whether a known track of an accelerator has events that nothing has read."""
-        return any(self._role(key) in DEVICE_ROLES for key in self.unread)
-
-    def _role(self, key: tuple[int | str, int | str]) -> int | None:
-        track = self.track(*key)
-        return classify_track(track.process, track.thread)
-
-    def check_understood(self, account: Account) -> None:
-        """Check that no track of an accelerator is left that nothing understands.
-
-        Raises: CannotImportError that names such tracks.
-        """
-        names: Counter[str] = Counter()
-        for key, count in self.unread.items():
-            track = self.track(*key)
-            if self._role(key) is None and is_accelerator(track.process):
-                names[f"{track.process} / {track.thread or track.tid}"] += count
-        for category, count in self.unread_categories.items():
-            if is_accelerator(category) and not names:
-                names[f"category {category}"] += count
-        if names:
-            listed = ", ".join(f"{name[:60]!r}" for name, _ in names.most_common(_MAX_TRACKS_NAMED))
-            raise CannotImportError(
-                f"the trace has {sum(names.values()):,} events of an accelerator on tracks that are"
-                f" not understood ({listed}): how busy it was is unknown",
-                "export a trace in which its work has the category kernel, or is on threads named"
-                " 'stream …'",
-            )
-
-
-class _TrackArgs(msgspec.Struct, gc=False):
-    """Arguments of events on named tracks, in the spellings of the profilers."""
-
-    name: Any = None
-    task: Any = msgspec.field(default=None, name="Task Type")
-    connection: Any = msgspec.field(default=None, name="connection_id")
-    connection_text: Any = msgspec.field(default=None, name="Connection Id")
-    correlation: Any = None
-    correlation_id: Any = None
-    step: Any = msgspec.field(default=None, name="step_num")
-    size: Any = msgspec.field(default=None, name="size(B)")
-    bytes: Any = None
-    begin_ns: Any = msgspec.field(default=None, name="BeginNs")
-    end_ns: Any = msgspec.field(default=None, name="EndNs")
-
-
-_NO_ARGS = _TrackArgs()
-
-
-class _TrackEvent(msgspec.Struct, gc=False):
-    """One event whose times may be text."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = -1
-    tid: int | str = -1
-    ts: int | float | str | None = None
-    dur: int | float | str | None = None
-    args: _TrackArgs | None = None
-
-
-class _TrackDocument(Document, gc=False):
-    events: list[_TrackEvent] = msgspec.field(default_factory=list, name="traceEvents")  # type: ignore[assignment]
-
-
-_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
-_DECODE_EVENTS = msgspec.json.Decoder(list[_TrackEvent]).decode
-_DECODE_DOCUMENT = msgspec.json.Decoder(_TrackDocument).decode
-_TEXT_TIME = re.compile(r"\s*(\d{1,19})(?:\.(\d{1,9})\d*)?\s*")
-
-
-def _parse_track_events(text: bytes) -> Sequence[Any] | None:
-    try:
-        return _DECODE_EVENTS(text)
-    except _DECODE_ERRORS:
-        return None
-
-
-def _parse_track_document(text: bytes) -> Any:
-    try:
-        return _DECODE_DOCUMENT(text)
-    except _DECODE_ERRORS:
-        return None
-
-
-def _parse_track_event_tolerantly(text: bytes, skipped: Counter[str]) -> Any:
-    try:
-        value = json.loads(text.decode("utf-8", "replace"), strict=False)
-        return msgspec.convert(value, _TrackEvent, strict=False)
-    except (ValueError, RecursionError, OverflowError, msgspec.ValidationError):
-        skipped["not an event"] += 1
-        return None
-
-
-class TrackStream(EventStream):
-    """Events of a file with the arguments that named tracks need, and times that may be text."""
-
-    parse_document = staticmethod(_parse_track_document)
-    parse_events = staticmethod(_parse_track_events)
-    parse_tolerantly = staticmethod(_parse_track_event_tolerantly)
-
-
-def read_tracks(
-    source: Source, account: Account, names: TrackNames
-) -> tuple[GatheredEvents, Document]:
-    """Read a file whose tracks are known by name.
-
-    Returns the gathered events and the metadata of the file.
-
-    Raises: CannotImportError when the file has no list of events.
-    """
-    account.read.clear()
-    account.skipped.clear()
-    gathered = GatheredEvents(account)
-    ascend = sorted(
-        (pid for pid, name in names.processes.items() if name.startswith("Ascend Hardware")), key=str
-    )
-    tracks = TrackEvents(gathered, ascend)
-    roles: dict[tuple[int | str, int | str], tuple[int | None, Track]] = {}
-    stream = TrackStream(source, account)
-    for events in stream.events():
-        for event in events:
-            if event.ph != "X":
-                continue
-            key = (event.pid, event.tid)
-            known = roles.get(key)
-            if known is None:
-                track = names.track(*key)
-                known = classify_track(track.process, track.thread), track
-                if len(roles) < MAX_THREADS:
-                    roles[key] = known
-            _add_event(tracks, event, *known)
-    tracks.finish()
-    gathered.finish()
-    document = stream.document
-    document.base_ns = tracks.base_ns if (tracks.base_ns or 0) > _MIN_EPOCH_NS else None
-    return gathered, document
-
-
-def _add_event(tracks: TrackEvents, event: Any, role: int | None, track: Track) -> None:
-    args = event.args or _NO_ARGS
-    start_ns, duration_ns = convert_time(event.ts), convert_time(event.dur)
-    begin_ns, end_ns = convert_time(args.begin_ns, 1), convert_time(args.end_ns, 1)
-    if begin_ns is not None and end_ns is not None and end_ns >= begin_ns:
-        start_ns, duration_ns = begin_ns, end_ns - begin_ns
-    if start_ns is None or duration_ns is None or duration_ns < 0:
-        tracks.skip("without a usable time")
-        return
-    links = (args.connection, args.connection_text, args.correlation, args.correlation_id)
-    link = next((n for value in links if (n := convert_time(value, 1)) is not None), -1)
-    if event.cat and tracks.add_of_category(
-        event.cat, track, event.name, start_ns, duration_ns, link
-    ):
-        return
-    if role is None:
-        tracks.skip("on tracks of no known role")
-        return
-    size, step = convert_time(args.size or args.bytes, 1), convert_time(args.step, 1)
-    tracks.add(
-        role,
-        track,
-        event.name,
-        start_ns,
-        duration_ns,
-        link,
-        -1 if size is None else size,
-        args.task if isinstance(args.task, str) else "",
-        -1 if step is None else step,
-    )
 
 
 def convert_time(value: Any, unit_ns: int = 1000) -> int | None:

@@ -204,7 +204,9 @@ class Rocprof:
         """
         groups: dict[Path, list[tuple[Source, Account]]] = {}
         for source, account in zip(sources, accounts):
-            is_table = not source.head.startswith((MAGIC, b"{")) and source.head.lstrip()[:1] != b"{"
+            is_table = (
+                not source.head.startswith((MAGIC, b"{")) and source.head.lstrip()[:1] != b"{"
+            )
             name = _TABLE_SUFFIX.sub("", source.path.name) if is_table else source.path.name
             groups.setdefault(source.path.with_name(name or "-"), []).append((source, account))
         refusals, count = [], 0
@@ -248,12 +250,16 @@ def _match_columns(line: bytes) -> dict[str, int] | None:
         if any(name in heads for name in known)
     }
     has_times = "start" in columns and "end" in columns
-    has_subject = "kernel" in columns or ("domain" in columns and {"call", "direction"} & {*columns})
+    has_subject = "kernel" in columns or (
+        "domain" in columns and {"call", "direction"} & {*columns}
+    )
     return columns if has_times and has_subject else None
 
 
 def _read_table(source: Source, account: Account, recording: Recording) -> None:
-    lines = (line.decode("utf-8", "replace").replace("\0", "") for line in read_lines(source, account))
+    lines = (
+        line.decode("utf-8", "replace").replace("\0", "") for line in read_lines(source, account)
+    )
     columns = _match_columns(next(lines, "").encode("utf-8", "replace")) or {}
     rows = csv.reader(lines)
     while True:
@@ -508,7 +514,8 @@ def _read_database_work(db: Database, tables: _Tables, recording: Recording) -> 
     }
     numbers: dict[Any, int] = {}
     for id_, kind, product, name in sorted(
-        _rows(db, tables, "info_agent", "id", "type", "product_name", "name"), key=lambda row: row[0]
+        _rows(db, tables, "info_agent", "id", "type", "product_name", "name"),
+        key=lambda row: row[0],
     ):
         if "GPU" in str(kind).upper():
             recording.devices[len(numbers)] = str(product or name or "")[:100]

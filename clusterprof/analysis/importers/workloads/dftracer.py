@@ -297,7 +297,6 @@ class TracedJob:
         process.reads.extend((start, end, min(max(bytes_, 0), 1 << 50), kind))
         account.read["reads, opens and status calls"] += 1
 
-
     def _find_file_system(self, args: _Arguments) -> int:
         """Find the kind of file system of an event: of its path, or of the path with its hash."""
         if not isinstance(args.fname, str):

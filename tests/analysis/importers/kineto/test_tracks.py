@@ -100,8 +100,9 @@ def test_an_operation_of_a_loop_counts_once_and_hides_no_communication(tmp_path:
         (300 * US, 400 * US, 1),
     ]
     assert account.skipped["operations that wait for the host"] == 2
-    assert "steps are the profile's steps of the first device; each lasts until the next begins" in (
-        account.notes
+    assert (
+        "steps are the profile's steps of the first device; each lasts until the next begins"
+        in (account.notes)
     )
 
 
@@ -118,10 +119,7 @@ def test_runs_of_a_program_are_steps_if_none_are_marked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "threads", "category"),
-    [
-        ({9: "NPU 0 engine view"}, {(9, 1): "MME"}, ""),
-        ({9: "whatever"}, {}, "npu_kernels"),
-    ],
+    [({9: "NPU 0 engine view"}, {(9, 1): "MME"}, ""), ({9: "whatever"}, {}, "npu_kernels")],
 )
 def test_an_accelerator_that_nothing_understands_is_refused(
     tmp_path: Path, names: dict[int, str], threads: dict[tuple[int, int], str], category: str
@@ -154,7 +152,9 @@ def test_a_trace_without_any_accelerator_is_read_as_before(tmp_path: Path) -> No
     step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
     names = ascend_names({1: "python"}, {(1, 1): "thread 1"})
     odd = {**x("thing", 1, 1, 10, 5), "cat": "my_own"}
-    (node,), (account,) = imported([write(tmp_path, {"traceEvents": [step, odd, *names]}, "t.json")])
+    (node,), (account,) = imported(
+        [write(tmp_path, {"traceEvents": [step, odd, *names]}, "t.json")]
+    )
     assert account.skipped == {"of category 'my_own'": 1}
     assert ranks_of(node)[0][3] == ""
 
