@@ -171,33 +171,51 @@ def write_rocpd(path: Path) -> Path:
     """Write the same events as `rocprof_document` as a rocpd database."""
     suffix, base = "_0000abcd", 1_000_000_000
     tables = {
-        "rocpd_string": ("id, string", [
-            (1, "HIP_RUNTIME_API_EXT"), (2, "MARKER_CORE_RANGE_API"), (3, "hipLaunchKernel"),
-            (4, "roctxRangePush"), (5, "MEMORY_COPY_HOST_TO_DEVICE"), (6, "HSA_CORE_API"),
-        ]),
+        "rocpd_string": (
+            "id, string",
+            [
+                (1, "HIP_RUNTIME_API_EXT"),
+                (2, "MARKER_CORE_RANGE_API"),
+                (3, "hipLaunchKernel"),
+                (4, "roctxRangePush"),
+                (5, "MEMORY_COPY_HOST_TO_DEVICE"),
+                (6, "HSA_CORE_API"),
+            ],
+        ),
         "rocpd_info_node": ("id, hostname", [(1, "amd-1")]),
-        "rocpd_info_agent": ("id, type, product_name", [
-            (1, "CPU", "EPYC"), (2, "GPU", "AMD Instinct MI300X"),
-        ]),
-        "rocpd_info_kernel_symbol": ("id, display_name, kernel_name", [
-            (1, "gemm", "gemm.kd"), (2, None, "ncclDevKernel_AllReduce_Sum_f32"),
-        ]),
-        "rocpd_event": ("id, category_id, stack_id", [
-            (1, 1, 11), (2, 9, 11), (3, 9, 12), (4, 9, 13), (5, 2, 31), (6, 2, 32), (7, 6, 99),
-        ]),
-        "rocpd_kernel_dispatch": ('start, "end", agent_id, queue_id, kernel_id, event_id', [
-            (base + 20_000, base + 50_000, 2, 1, 1, 2), (base + 40_000, base + 60_000, 2, 2, 2, 3),
-        ]),
-        "rocpd_memory_copy": ('start, "end", src_agent_id, dst_agent_id, name_id, event_id, size', [
-            (base + 70_000, base + 80_000, 1, 2, 5, 4, 4096),
-        ]),
-        "rocpd_region": ('start, "end", tid, name_id, event_id, extdata', [
-            (base + 5_000, base + 10_000, 70, 3, 1, "{}"),
-            (base, base + 100_000, 70, 4, 5, json.dumps({"message": "step 1"})),
-            (base + 100_000, base + 200_000, 70, 4, 6, json.dumps({"message": "step 2"})),
-            (base + 1_000, base + 2_000, 70, 3, 7, "{}"),
-        ]),
-    }  # fmt: skip
+        "rocpd_info_agent": (
+            "id, type, product_name",
+            [(1, "CPU", "EPYC"), (2, "GPU", "AMD Instinct MI300X")],
+        ),
+        "rocpd_info_kernel_symbol": (
+            "id, display_name, kernel_name",
+            [(1, "gemm", "gemm.kd"), (2, None, "ncclDevKernel_AllReduce_Sum_f32")],
+        ),
+        "rocpd_event": (
+            "id, category_id, stack_id",
+            [(1, 1, 11), (2, 9, 11), (3, 9, 12), (4, 9, 13), (5, 2, 31), (6, 2, 32), (7, 6, 99)],
+        ),
+        "rocpd_kernel_dispatch": (
+            'start, "end", agent_id, queue_id, kernel_id, event_id',
+            [
+                (base + 20_000, base + 50_000, 2, 1, 1, 2),
+                (base + 40_000, base + 60_000, 2, 2, 2, 3),
+            ],
+        ),
+        "rocpd_memory_copy": (
+            'start, "end", src_agent_id, dst_agent_id, name_id, event_id, size',
+            [(base + 70_000, base + 80_000, 1, 2, 5, 4, 4096)],
+        ),
+        "rocpd_region": (
+            'start, "end", tid, name_id, event_id, extdata',
+            [
+                (base + 5_000, base + 10_000, 70, 3, 1, "{}"),
+                (base, base + 100_000, 70, 4, 5, json.dumps({"message": "step 1"})),
+                (base + 100_000, base + 200_000, 70, 4, 6, json.dumps({"message": "step 2"})),
+                (base + 1_000, base + 2_000, 70, 3, 7, "{}"),
+            ],
+        ),
+    }
     with sqlite3.connect(path) as db:
         for name, (columns, rows) in tables.items():
             db.execute(f'CREATE TABLE "{name}{suffix}" ({columns})')

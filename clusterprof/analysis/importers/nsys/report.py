@@ -29,6 +29,7 @@ message is then part of the refusal.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -78,7 +79,7 @@ def _export_report(source: Source, folder: Path) -> Iterator[FileSource]:
     Raises: CannotImportError when `nsys` is not installed, or cannot export the report.
     """
     report = source.path.name
-    advice = f"nsys export --type sqlite {report}"
+    advice = f"nsys export --type sqlite {shlex.quote(report)}"
     tool = shutil.which("nsys")
     if tool is None:
         raise CannotImportError(

@@ -92,7 +92,7 @@ class _JsonNode(msgspec.Struct):
 
 class _JsonGraph(msgspec.Struct):
     nodes: list[_JsonNode] = []
-    workload_graph: msgspec.Raw | None = None
+    workload_graph: msgspec.Raw = msgspec.Raw()  # noqa: RUF009 - immutable
 
 
 class Chakra:
@@ -152,7 +152,7 @@ def _read_json(source: Source) -> Iterator[_Operation]:
         raise CannotImportError(
             f"{source.path.name}: not a readable graph ({error}); copy it again"
         ) from error
-    if graph.workload_graph is not None:
+    if bytes(graph.workload_graph):
         raise CannotImportError(
             f"{source.path.name}: the JSON of Chakra's feeder has durations but no times; {_LINK}"
         )

@@ -129,7 +129,7 @@ def test_an_accelerator_that_nothing_understands_is_refused(
     path = write(tmp_path, {"traceEvents": [step, work, *ascend_names(names, threads)]}, "t.json")
     with pytest.raises(CannotImportError) as caught:
         imported([path])
-    named = category and f"category {category}" or "NPU 0 engine view / MME"
+    named = f"category {category}" if category else "NPU 0 engine view / MME"
     assert str(caught.value.message) == (
         "the trace has 1 events of an accelerator on tracks that are not understood"
         f" ('{named}'): how busy it was is unknown"

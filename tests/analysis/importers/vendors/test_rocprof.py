@@ -98,8 +98,8 @@ def test_tables_of_the_older_profilers(tmp_path: Path) -> None:
     assert busy_ns(node, "gpu3")[-1] == (120, 70)
     assert account.skipped == {"without a usable time": 1}
     assert account.notes[0] == (
-        "the trace has no markers of steps: everything from the first to the last work is treated as"
-        " one step; name roctx ranges 'step 1', 'step 2', … and add --marker-trace to see steps"
+        "the trace has no markers of steps: everything from the first to the last work is treated"
+        " as one step; name roctx ranges 'step 1', 'step 2', … and add --marker-trace to see steps"
     )
 
 
@@ -120,7 +120,9 @@ def test_a_trace_without_kernels_is_refused_with_the_option(tmp_path: Path) -> N
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a_results.json"
     path.write_text(json.dumps(rocprof_document())[:-30])
-    with pytest.raises(CannotImportError, match="not readable as rocprofv3's JSON .*copy it again"):
+    with pytest.raises(
+        CannotImportError, match=r"not readable as rocprofv3's JSON .*copy it again"
+    ):
         imported([path])
 
 
@@ -132,10 +134,17 @@ def test_the_chrome_trace_of_rocprof_is_read_by_its_tracks(tmp_path: Path) -> No
     ]
     work = [("hipLaunchKernel", 2, 5, 5), ("gemm", 6, 20, 30), ("CopyHostToDevice", 8, 60, 10)]
     events += [
-        {"ph": "X", "name": name, "pid": pid, "tid": 1, "ts": ts, "dur": dur,
-         "args": {"BeginNs": str(ts * 1000), "EndNs": str((ts + dur) * 1000)}}
+        {
+            "ph": "X",
+            "name": name,
+            "pid": pid,
+            "tid": 1,
+            "ts": ts,
+            "dur": dur,
+            "args": {"BeginNs": str(ts * 1000), "EndNs": str((ts + dur) * 1000)},
+        }
         for name, pid, ts, dur in work
-    ]  # fmt: skip
+    ]
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"traceEvents": [{}, *events]}))
     (node,), (account,) = imported([path])

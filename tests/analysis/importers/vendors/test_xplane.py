@@ -89,6 +89,6 @@ def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path:
     assert busy_ns(node, "tpu0")[-1][1] == 200
     assert account.cut == "damaged: a field is cut off; everything before was read"
     with pytest.raises(
-        CannotImportError, match="in the profile.*a field is cut off.*copy it again"
+        CannotImportError, match=r"in the profile.*a field is cut off.*copy it again"
     ):
         imported([write(tmp_path, whole[:60])])
