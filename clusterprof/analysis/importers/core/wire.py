@@ -4,7 +4,7 @@
         ...                          # int for varint and fixed fields, memoryview for the others
 
 The formats that need it (XSpace, Chakra) have few fields. A library would build every message of
-a file of gigabytes at once; this reader holds the bytes and one message.
+a large file at once; this reader holds the bytes and one message, and needs no package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from clusterprof.analysis.importers.core.base import CannotImportError, Source
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-MAX_MESSAGE_BYTES = 1 << 30
+MAX_MESSAGE_BYTES = 512 << 20
 """Largest file that is read, in bytes: it is kept in memory."""
 _MAX_VARINT_BYTES = 10
 Field = tuple[int, "int | memoryview"]
@@ -28,15 +28,14 @@ class WireError(ValueError):
 def read_message_bytes(source: Source) -> memoryview:
     """Read a whole file of protobuf.
 
-    Raises: CannotImportError when it is larger than 1 GiB.
+    Raises: CannotImportError when it is larger than 512 MiB.
     """
     data = bytearray()
     for block in source.blocks(1 << 20):
         data += block
         if len(data) > MAX_MESSAGE_BYTES:
             raise CannotImportError(
-                f"{source.path.name}: more than {MAX_MESSAGE_BYTES >> 30} GiB",
-                "profile fewer steps",
+                f"{source.path.name}: more than {MAX_MESSAGE_BYTES >> 20} MiB; profile fewer steps"
             )
     return memoryview(data)
 

@@ -85,7 +85,7 @@ _TO_DEVICE, _TO_HOST = (
     re.compile(r"H(?:ost)?(?:2|to)D", re.I),
     re.compile(r"D(?:evice)?(?:2|to)H", re.I),
 )
-_MAX_NESTED_EVENTS = 4 << 20
+_MAX_NESTED_EVENTS, _MAX_MARKS = 4 << 20, 1 << 17
 _BATCH = 4096
 _MIN_PROGRAM_RUNS = 3
 _MAX_FLOAT = 4e15
@@ -146,7 +146,7 @@ class TrackEvents:
         self._steps: dict[Track, list[tuple[int, int, int]]] = {}
         self._programs: dict[Track, dict[str, list[tuple[int, int]]]] = {}
         self._host_steps: dict[Track, list[tuple[int, int, int]]] = {}
-        self._nested_count = 0
+        self._nested_count = self._marks = 0
         self.base_ns: int | None = None
         """The clock of the trace at the zero of the events that were handed on, in ns."""
 
@@ -177,21 +177,29 @@ class TrackEvents:
             self._add_operation(track, name, start_ns, duration_ns)
         elif role == CALLS:
             self._emit("track_runtime", track, name, start_ns, duration_ns, link)
-        elif role == STEPS and name.strip().isdecimal() and len(name) < 17:
-            row = (start_ns, start_ns + duration_ns, int(name))
-            self._steps.setdefault(track, []).append(row)
+        elif role in (STEPS, PROGRAMS) or step >= 0:
+            self._add_mark(role, track, name, (start_ns, start_ns + duration_ns), step)
+        elif role == HOST and link >= 0:  # a call that launched work
+            self._emit("track_runtime", track, name, start_ns, duration_ns, link)
+        elif role in (HOST, MARKERS) and not name.startswith("$"):  # not a Python function
+            kind = "cpu_op" if role == HOST else "user_annotation"
+            self._emit(kind, track, name, start_ns, duration_ns)
+
+    def _add_mark(
+        self, role: int | None, track: Track, name: str, times: tuple[int, int], step: int
+    ) -> None:
+        """Add a step, or the run of a program. times: start and end, ns."""
+        self._marks += 1
+        if self._marks > _MAX_MARKS:
+            self.skip("steps and programs beyond the limit")
+        elif role == STEPS:
+            if name.strip().isdecimal() and len(name) < 17:
+                self._steps.setdefault(track, []).append((*times, int(name)))
         elif role == PROGRAMS:
             runs = self._programs.setdefault(track, {})
-            runs.setdefault(name.partition("(")[0], []).append((start_ns, start_ns + duration_ns))
+            runs.setdefault(name.partition("(")[0], []).append(times)
         elif role in (HOST, MARKERS):
-            if step >= 0:
-                row = (start_ns, start_ns + duration_ns, step)
-                self._host_steps.setdefault(track, []).append(row)
-            elif link >= 0 and role == HOST:  # a call that launched work
-                self._emit("track_runtime", track, name, start_ns, duration_ns, link)
-            elif not name.startswith("$"):  # not a Python function
-                kind = "cpu_op" if role == HOST else "user_annotation"
-                self._emit(kind, track, name, start_ns, duration_ns)
+            self._host_steps.setdefault(track, []).append((*times, step))
 
     def skip(self, reason: str) -> None:
         """Count an event that is left out."""

@@ -76,7 +76,8 @@ STEP_MARKS = (
     "name roctx ranges 'step 1', 'step 2', … and add --marker-trace to see steps",
 )
 _NO_KERNELS = "no kernel is in the trace: add --kernel-trace, rocprofv3 --kernel-trace -- CMD"
-MAX_JSON_BYTES = 256 << 20
+MAX_JSON_BYTES, MAX_JSON_OBJECTS = 128 << 20, 2_000_000
+"""Largest JSON that is decoded: some 200,000 kernels, in about 300 MB of memory."""
 _JSON_KEY = b'"rocprofiler-sdk-tool"'
 _TABLE_SUFFIX = re.compile(
     r"[_-]?(?:(?:kernel|memory_copy|hip(?:_api|_runtime)?|marker(?:_api)?)_trace|results)\.csv$"
@@ -402,10 +403,12 @@ def _read_json(source: Source, account: Account) -> Iterator[Recording]:
     for block in source.blocks(1 << 20):
         data += block
         if len(data) > MAX_JSON_BYTES:
-            raise CannotImportError(
-                f"{source.path.name}: more than {MAX_JSON_BYTES >> 20} MiB of JSON; write SQLite"
-                " instead: rocprofv3 --output-format rocpd"
-            )
+            break
+    if len(data) > MAX_JSON_BYTES or data.count(b"{") > MAX_JSON_OBJECTS:
+        raise CannotImportError(
+            f"{source.path.name}: more than {MAX_JSON_BYTES >> 20} MiB or {MAX_JSON_OBJECTS:,}"
+            " objects of JSON; write SQLite instead: rocprofv3 --output-format rocpd"
+        )
     try:
         output = msgspec.json.decode(data, type=_Output)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
@@ -525,8 +528,10 @@ def _read_database_work(db: Database, tables: _Tables, recording: Recording) -> 
         device = numbers.setdefault(agent, len(numbers))
         times, link = (start, _parse_count(end)), tables.stack_ids.get(event, -1)
         recording.add_kernel(device, queue, kernels.get(kernel, ""), times, link)
-    columns = ("start", "end", "src_agent_id", "dst_agent_id", "name_id", "event_id", "size")
-    for start, end, source, target, name, event, size in _rows(db, tables, "memory_copy", *columns):
+    copy_columns = ("start", "end", "src_agent_id", "dst_agent_id", "name_id", "event_id", "size")
+    for start, end, source, target, name, event, size in _rows(
+        db, tables, "memory_copy", *copy_columns
+    ):
         direction = tables.strings.get(name, "")
         device = numbers.get(source if _TO_HOST.search(direction) else target, -1)
         times, link = (start, _parse_count(end)), tables.stack_ids.get(event, -1)

@@ -81,10 +81,12 @@ STEP_MARKS = (
 )
 _PLANE_NAME = re.compile(rb"\x12[\x01-\x40]/(?:host|device):")
 _MAX_HEAD_BYTES = 4096
+_MAX_NAME_BYTES = 256  # the name of an operation may be its whole HLO text
 _HOSTNAME_FIELD = 4
 _COPY_SIZE = re.compile(r"size:(\d{1,17})\b")
 _MIN_EPOCH_NS = 10**18
 _MAX_TIME_NS = 1 << 62
+_MAX_LINES, _MAX_NAMES = 1 << 16, 1 << 18
 _USED_STATS = ("correlation_id", "step_num", "memcpy_details")
 
 
@@ -158,11 +160,13 @@ def _read_plane(data: memoryview, tracks: TrackEvents, account: Account) -> None
                 continue
             if number == 2:
                 plane.name = decode_text(value)[:200]
-            elif number == 3:
+            elif number == 3 and len(plane.lines) < _MAX_LINES:
                 plane.lines.append(value)
             elif number in (4, 5):
                 id_, name = _read_metadata(value)
-                (plane.events if number == 4 else plane.stats)[id_] = name
+                table = plane.events if number == 4 else plane.stats
+                if len(table) < _MAX_NAMES:
+                    table[id_] = name
     except WireError as error:
         damage = error
     lines = [(_read_line_head(line), line) for line in plane.lines]
@@ -185,8 +189,8 @@ def _read_metadata(entry: memoryview) -> tuple[int, str]:
             id_ = value
         elif number == 2 and not isinstance(value, int):
             for inner, text in read_fields(value):
-                if inner in (2, 4):
-                    names[inner] = decode_text(text)[:512]
+                if inner in (2, 4) and not isinstance(text, int):
+                    names[inner] = decode_text(text[:_MAX_NAME_BYTES])
     return id_, names.get(4) or names.get(2, "")
 
 

@@ -55,7 +55,8 @@ from clusterprof.analysis.importers.kineto.event_stream import Args, Document, E
 from clusterprof.analysis.importers.kineto.gather import GatheredEvents
 from clusterprof.analysis.importers.kineto.importer import build_node
 
-MAX_JSON_BYTES = 256 << 20
+MAX_JSON_BYTES, MAX_JSON_NODES = 256 << 20, 1_000_000
+"""Largest JSON that is decoded; a node takes some 150 bytes of memory."""
 _STEP_MARKS = ("steps", "analyze the profiler trace instead")
 _LINK = (
     "analyze the profiler trace of the same run, or add its times: chakra_trace_link"
@@ -143,9 +144,12 @@ def _read_json(source: Source) -> Iterator[_Operation]:
     for block in source.blocks(1 << 20):
         data += block
         if len(data) > MAX_JSON_BYTES:
-            raise CannotImportError(
-                f"{source.path.name}: more than {MAX_JSON_BYTES >> 20} MiB of JSON; {_LINK}"
-            )
+            break
+    if len(data) > MAX_JSON_BYTES or data.count(b'"id"') > MAX_JSON_NODES:
+        raise CannotImportError(
+            f"{source.path.name}: more than {MAX_JSON_BYTES >> 20} MiB or {MAX_JSON_NODES:,} nodes;"
+            f" {_LINK}"
+        )
     try:
         graph = msgspec.json.decode(data, type=_JsonGraph)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:

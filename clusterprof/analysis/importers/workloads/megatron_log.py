@@ -35,6 +35,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from statistics import mode
 from typing import ClassVar
@@ -60,7 +61,7 @@ _RANKED = re.compile(rb"\brank +\d{1,7}: (\d+(?:\.\d+)?)\s*$")
 _RANKED_NAME = re.compile(rb"^ *([A-Za-z][\w/-]{2,63}):\s*$")
 _OLD_TIMERS = re.compile(rb"\btime \(ms\) \|")
 _OLD_TIMER = re.compile(rb"\| ([A-Za-z][\w/-]{2,63}): (\d+(?:\.\d+)?)")
-_MAX_LINES, _MAX_TIMERS, _MAX_STEPS = 1 << 20, 64, 1 << 20
+_MAX_LINES, _MAX_TIMERS, _MAX_STEPS = 1 << 20, 64, 1 << 17
 _MIN_PAUSE_NS = 2_000_000_000
 _TIMERS_SHOWN = 6
 _MIN_SPREAD = 1.2
@@ -206,7 +207,7 @@ def _place_steps(log: _Log, account: Account) -> tuple[np.ndarray, np.ndarray, n
     Raises: CannotImportError when they add up to more than any job lasts.
     """
     numbers = [row[0] for row in log.iterations]
-    gaps = [b - a for a, b in zip(numbers, numbers[1:]) if b > a]
+    gaps = [b - a for a, b in pairwise(numbers) if b > a]
     interval = mode(gaps) if gaps else 1
     spans: list[tuple[int, int, int]] = []
     at = paused_ns = restarts = 0
