@@ -23,6 +23,13 @@ file is one rank. The rank is in `distributedInfo` or in the file name (`rank3`,
 `rank_3`). Devices of NVIDIA, AMD, Intel and others, traces without a device, and several devices in
 one file are supported.
 
+Traces that name their tracks instead of stating categories are read as well, each track by the
+names of its process and thread: `trace_view.json` of torch_npu and MindStudio (Ascend Hardware,
+CANN, Communication), `.trace.json.gz` of JAX (/device:TPU:0, XLA Ops, Steps), the JSON of rocprof
+(GPU0, HIP API), and streams or queues of any process named after an accelerator. If a trace has
+work of an accelerator on tracks that are not understood, it is refused, and the tracks are named:
+without them it is not known how busy the accelerator was.
+
 ## How the numbers are computed
 
 * **Busy**: a device is busy while any of its streams runs a kernel, a copy or a memset. It is idle
@@ -41,6 +48,9 @@ one file are supported.
   ran inside it without worker processes count as loading.
 * **Device waits** are synchronizing calls, and copies from the device whose call returned only
   after the copy. Copies to the device with this property count as `h2d`.
+* **Named tracks**: tasks in which a stream only waits (`EVENT_WAIT`, `Notify_Wait`), and `infeed`
+  and `outfeed` of a TPU, are idle time. Of nested XLA operations each instant counts for the
+  innermost. Overlap Analysis and other derived tracks are not counted.
 * **Collective operations** are matched by process group and sequence number. Kernels without these
   are matched by their order in the group, or by their order among the operations of one kind.
 

@@ -312,7 +312,7 @@ class TrackEvents:
         self._flush()
 
     def _find_steps(self) -> Iterator[tuple[Track, int, int, int]]:
-        """Yield the steps of the first device, else those of the host, else the runs of a program."""
+        """Yield the steps of the first device, else of the host, else the runs of a program."""
         account = self._gathered.account
         for tracks, source in (
             (self._steps, "the profile's steps of the first device"),

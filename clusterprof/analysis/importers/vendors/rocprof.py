@@ -13,11 +13,12 @@ With one process per GPU put the rank into the name: `-o rank%rank%`.
 
 ## What is read
 
-* **SQLite** (rocpd): kernel dispatches, memory copies, regions of the HIP API and of markers (roctx).
+* **SQLite** (rocpd): kernel dispatches, memory copies, regions of the HIP API and of markers
+  (roctx).
 * **JSON** (`rocprofiler-sdk-tool`): the same records.
 * **CSV**: the kernel, memory copy, HIP and marker tables of one process belong together by the
-  beginning of their names (`4711_kernel_trace.csv`, `4711_hip_api_trace.csv`). Also `results.csv` of
-  rocprof (`--timestamp on`) and of rocprofv2.
+  beginning of their names (`4711_kernel_trace.csv`, `4711_hip_api_trace.csv`). Also `results.csv`
+  of rocprof (`--timestamp on`) and of rocprofv2.
 
 The Chrome JSON of rocprof (`--hip-trace`, `results.json`) is read as a trace with named tracks.
 Perfetto output (`.pftrace`) is refused with the way to convert it.
@@ -32,8 +33,8 @@ from the first to the last work on the device is one step.
 ## What it cannot see
 
 Times count from the start of the machine, so several hosts are aligned only by their collective
-operations. Without `--hip-trace` no cause of idle time is known, and without markers no step. Without
-`--kernel-trace` nothing is known and the files are refused.
+operations. Without `--hip-trace` no cause of idle time is known, and without markers no step.
+Without `--kernel-trace` nothing is known and the files are refused.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ No package is needed: the few fields are read from the bytes, and one plane at a
   innermost operation. The core is busy while an operation runs, except `infeed` and `outfeed`, in
   which it waits for the host.
 * **Communication** are operations named all-reduce, all-gather, reduce-scatter, all-to-all or
-  collective-permute, and kernels of NCCL and RCCL. An operation that ends a concurrent one (`-done`)
-  is the time in which the core waits for it. One that starts it (`-start`) is not communication.
+  collective-permute, and kernels of NCCL and RCCL. An operation that ends a concurrent one
+  (`-done`) is the time in which the core waits for it. One that starts it (`-start`) is not
+  communication.
 * **Steps** are the line `Steps` of the first device, else ranges with a step number
   (`StepTraceAnnotation`), else the runs of the program that takes most time. A step lasts until the
   next begins, so that the time between two programs counts.

@@ -15,13 +15,14 @@ trace of the same iterations; Chakra links the two:
 
 ## What is read
 
-* **Linked traces** (JSON with `schema` and `nodes`): nodes with `ts` and `inclusive_dur`. Those with
-  a `cat` of a device (`kernel`, `gpu_memcpy`) or a `stream` are its work, the others are operators.
+* **Linked traces** (JSON with `schema` and `nodes`): nodes with `ts` and `inclusive_dur`. Those
+  with a `cat` of a device (`kernel`, `gpu_memcpy`) or a `stream` are its work, the others are
+  operators.
 * **Chakra protobuf** (`.et`): nodes with a start and a duration; `is_cpu_op` tells operators from
   device work.
-* An execution trace of PyTorch, a graph that has durations only (what `chakra_converter` writes) and
-  the JSON of Chakra's feeder (`workload_graph`) have no times: they are refused, with the command
-  that adds them.
+* An execution trace of PyTorch, a graph that has durations only (what `chakra_converter` writes)
+  and the JSON of Chakra's feeder (`workload_graph`) have no times: they are refused, with the
+  command that adds them.
 
 ## How the numbers are computed
 
@@ -93,7 +94,7 @@ class _JsonNode(msgspec.Struct):
 
 class _JsonGraph(msgspec.Struct):
     nodes: list[_JsonNode] = []
-    workload_graph: msgspec.Raw = msgspec.Raw()  # noqa: RUF009 - immutable
+    workload_graph: msgspec.Raw = msgspec.Raw()
 
 
 class Chakra:

@@ -14,9 +14,9 @@ For programs without MPI add `DARSHAN_ENABLE_NONMPI=1`; then each process writes
 
 ## What is read
 
-Logs of Darshan 3, with the package darshan (pydarshan). From DXT: every read of every rank with its
-start, end and bytes (POSIX, else MPI-IO). Counters without DXT are totals over the run: they have no
-times, so such a log is refused, with its totals in the message.
+Logs of Darshan 3, with the package darshan (pydarshan). From DXT: every read of every rank with
+its start, end and bytes (POSIX, else MPI-IO). Counters without DXT are totals over the run: they
+have no times, so such a log is refused, with its totals in the message.
 
 ## How the numbers are computed
 
@@ -174,12 +174,12 @@ def _describe_reads(reads: _Reads, run_ns: int) -> str:
         reading_ns[rank] = int((union.end_ns - union.start_ns).sum())
         size += int(table[:, 2].sum())
     longest = max(reading_ns, key=lambda rank: reading_ns[rank])
-    total_ns = run_ns * len(reads.hosts)
+    sum_ns, total_ns = sum(reading_ns.values()), run_ns * len(reads.hosts)
     return (
-        f"reads took {sum(reading_ns.values()) / 1e9:,.3f} s of {total_ns / 1e9:,.3f} s of all ranks"
-        f" ({sum(reading_ns.values()) / total_ns:.1%}) for {size / 1e6:,.1f} MB; longest on rank"
-        f" {longest}: {reading_ns[longest] / 1e9:,.3f} s. Whether an accelerator waited meanwhile is"
-        " not in the log"
+        f"reads took {sum_ns / 1e9:,.3f} s of {total_ns / 1e9:,.3f} s of all ranks"
+        f" ({sum_ns / total_ns:.1%}) for {size / 1e6:,.1f} MB; longest on rank {longest}:"
+        f" {reading_ns[longest] / 1e9:,.3f} s. Whether an accelerator waited meanwhile is not in"
+        " the log"
     )
 
 

@@ -25,9 +25,9 @@ the job.
 * Computation (`TorchFramework.compute`; `forward`, `backward` and `step` of the AI annotations),
   epochs, evaluations, checkpoints and copies to the device.
 
-All other events are counted and left out, among them aggregated ones (`dur_sum`): sums of an interval
-have no start and no end. A file that has only these is refused. A process that only loads is a dataloader worker of its
-parent.
+All other events are counted and left out, among them aggregated ones (`dur_sum`): sums of an
+interval have no start and no end. A file that has only these is refused. A process that only loads
+is a dataloader worker of its parent.
 
 ## How the numbers are computed
 
@@ -125,10 +125,11 @@ _LOADERS = ("data_loader", "dataloader", "fetch", "data")
 _PHASES = {"compute": COMPUTE, "forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
 _DLIO = ("dlio_benchmark", "ai_framework")
 _READ_CALLS = frozenset(("read", "pread", "readv", "preadv"))
-_INPUT_CALLS = _READ_CALLS | frozenset(
-    "fread open openat fopen close fclose lseek fseek stat lstat fstat xstat lxstat fxstat fxstatat"
-    " opendir readdir closedir access".split()
-)
+_INPUT_CALLS = _READ_CALLS | {
+    *("fread", "open", "openat", "fopen", "close", "fclose", "lseek", "fseek", "access"),
+    *("stat", "lstat", "fstat", "xstat", "lxstat", "fxstat", "fxstatat"),
+    *("opendir", "readdir", "closedir"),
+}
 _NETWORK_PATH = re.compile(
     r"lustre|gpfs|(^|[/_-])nfs|beegfs|ceph|weka|panfs|daos|juicefs|glusterfs|/afs/", re.IGNORECASE
 )

@@ -25,8 +25,8 @@ between steps. Timers have no position in a step: their means over the log are n
 
 ## What it cannot see
 
-The accelerator, and why an iteration took so long: no lost time is stated. A timer that differs much
-between the fastest and the slowest rank shows that ranks wait for each other, not which.
+The accelerator, and why an iteration took so long: no lost time is stated. A timer that differs
+much between the fastest and the slowest rank shows that ranks wait for each other, not which.
 """
 
 from __future__ import annotations
