@@ -24,14 +24,14 @@ def varint(value: int) -> bytes:
 
 def message(*fields: tuple[int, int | str | bytes]) -> bytes:
     """Encode a message: numbers as varints, text and bytes with their length."""
-    out = b""
+    out = bytearray()
     for number, value in fields:
         if isinstance(value, int):
             out += varint(number << 3) + varint(value)
         else:
             data = value.encode() if isinstance(value, str) else value
             out += varint(number << 3 | 2) + varint(len(data)) + data
-    return out
+    return bytes(out)
 
 
 Lines = Mapping[str, Sequence[tuple[str, int, int, Mapping[str, int]]]]

@@ -132,7 +132,8 @@ class Kineto:
         if start != b"[":
             return False
         has_tracks = b'"process_name"' in head and _TRACK_PATTERN.search(head) is not None
-        return has_tracks or _EVENT_PATTERN.search(head) is not None
+        has_tasks = b'"Task Type"' in head and b'"ph"' in head  # of Ascend, names at the end
+        return has_tracks or has_tasks or _EVENT_PATTERN.search(head) is not None
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the node of each file.
