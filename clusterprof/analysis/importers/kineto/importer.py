@@ -162,6 +162,11 @@ def _import_file(source: Source, account: Account) -> NodeTables:
         gathered, document = read_tracks(source, account, names)
     if not gathered.devices:
         names.check_understood(account)
+        if "/host:CPU" in names.processes.values():  # of JAX
+            raise CannotImportError(
+                "the trace has no work of a TPU or GPU; profile on the device, until after"
+                " block_until_ready"
+            )
     text.set_eager_release()
     return build_node(gathered, document, source)
 

@@ -191,3 +191,13 @@ def test_nested_events_have_their_own_time() -> None:
     # overlapping without containing: each instant counts once
     start, end, name = np.array([0, 5, 20]), np.array([10, 15, 30]), np.array([1, 2, 3])
     assert list(flatten_nested(start, end, name)) == [(0, 5, 1), (5, 15, 2), (20, 30, 3)]
+
+
+def test_a_jax_trace_without_a_device_is_refused(tmp_path: Path) -> None:
+    events = [x("PjitFunction(step)", 2, 1, 0, 10), *ascend_names({2: "/host:CPU"}, {})]
+    with pytest.raises(CannotImportError) as caught:
+        imported([write(tmp_path, {"traceEvents": events}, "cpu.trace.json")])
+    assert caught.value.message == (
+        "the trace has no work of a TPU or GPU; profile on the device, until after"
+        " block_until_ready"
+    )
