@@ -34,13 +34,14 @@ from clusterprof.analysis.importers.core.columns import (
     SpanTable,
     Stream,
     build_streams,
+    list_unread_times,
     merge_streams,
     pack_column,
 )
 from clusterprof.analysis.importers.core.columns import Float as Float
 from clusterprof.analysis.importers.core.columns import Int as Int
 from clusterprof.probe import layout
-from clusterprof.signals import GPU_BUSY_TIME
+from clusterprof.signals import GPU_BUSY, GPU_BUSY_TIME
 from clusterprof.trace.schema import (
     SCHEMA_VERSION,
     SPAN_FIELDS,
@@ -236,6 +237,15 @@ class NodeTables:
         missing = np.isnan(v)
         mask = missing if missing.any() else None
         self._columns.append(Column(signal, device, t, v.astype(np.float64), mask))
+
+    def unmeasured_device(self, device: str, from_ns: int, until_ns: int) -> None:
+        """Add a device that the file does not show: it is not known when it was busy.
+
+        Without it, only the waits that the file shows would count as lost.
+        """
+        self.device(device)
+        t_ns = list_unread_times(from_ns, until_ns, np.array([from_ns, until_ns], np.int64))
+        self.series(GPU_BUSY.name, device, t_ns, np.full(t_ns.size, np.nan))  # unread
 
     # Conversion to records
 

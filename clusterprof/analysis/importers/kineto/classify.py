@@ -164,6 +164,10 @@ def _label_device_work(_name: str) -> int:
     return KERNEL
 
 
+def _label_device_comm(_name: str) -> int:
+    return COMM
+
+
 _LABELERS = {
     "cpu_op": _label_host_event,
     "operator": _label_host_event,
@@ -174,6 +178,7 @@ _LABELERS = {
     "concurrent_kernel": _label_device_kernel,
     "hpu_op": _label_device_work,
     "mtia_ccp_events": _label_device_work,
+    "device_comm": _label_device_comm,  # of tracks
     "": _label_ignored,
 }
 _IGNORED_CATEGORIES = frozenset(

@@ -50,6 +50,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     correlation: int = -1
     device: int | str = -1
     bytes: int = -1
+    name: Any = None
 
 
 class CommArgs(Args, gc=False, frozen=True):
@@ -210,6 +211,7 @@ def _build_comm_args(fields: Mapping[str, Any]) -> CommArgs:
         _convert_count(fields.get("correlation")),
         _convert_identifier(fields.get("device")),
         _convert_count(fields.get("bytes")),
+        fields.get("name"),
         name,
         group,
         ranks,
@@ -271,6 +273,10 @@ _SPACE = b" \t\r\n\xef\xbb\xbf"
 class EventStream:
     """Events of one file, block by block; its metadata is complete in `document` at the end."""
 
+    parse_document = staticmethod(parse_document)
+    parse_events = staticmethod(parse_events)
+    parse_tolerantly = staticmethod(parse_event_tolerantly)
+
     def __init__(
         self,
         source: Source,
@@ -328,7 +334,9 @@ class EventStream:
             if head.lstrip(_SPACE)[:1] == b"[":
                 return head.lstrip(_SPACE)[1:]
             while tries < _MAX_START_CANDIDATES and (start := _EVENT_LIST_START.search(head, at)):
-                header = parse_document(head[: start.start()].strip(_SPACE).rstrip(b",") + b"}")
+                header = self.parse_document(
+                    head[: start.start()].strip(_SPACE).rstrip(b",") + b"}"
+                )
                 if header is not None:
                     self.document = header
                     return head[start.end() :]
@@ -344,7 +352,7 @@ class EventStream:
 
     def _read_last(self, rest: bytes) -> Iterator[Sequence[Event]]:
         """Read the remaining events at the end of the file."""
-        ending = parse_document(b'{"traceEvents":[' + rest)
+        ending = self.parse_document(b'{"traceEvents":[' + rest)
         if ending is not None:
             self._merge_document(ending)
             yield ending.events
@@ -371,7 +379,7 @@ class EventStream:
                 return
         if text.strip(_SPACE) == b'{"":0':  # nothing follows a bare list
             return
-        after = parse_document(text)
+        after = self.parse_document(text)
         if after is None:
             self._account.skipped["metadata after the events that is not JSON"] += 1
         else:
@@ -386,17 +394,15 @@ class EventStream:
     def _decode_block(self, text: bytes) -> Sequence[Event] | None:
         """Return the events of a JSON list; None if the text is not one."""
         common = self._decode_common(text) if self._decode_common else None
-        return parse_events(text) if common is None else common
+        return self.parse_events(text) if common is None else common
 
     def _decode_by_object(self, text: bytes) -> tuple[list[Event], bytes, bool]:
         """Return the whole events of a block, the bytes after them, and whether the list ended."""
         spans, end, ended = find_list_objects(text)
-        events = []
+        events, skipped = [], self._account.skipped
         for a, b in spans:
-            decoded = parse_events(b"[" + text[a:b] + b"]")
-            event = (
-                decoded[0] if decoded else parse_event_tolerantly(text[a:b], self._account.skipped)
-            )
+            decoded = self.parse_events(b"[" + text[a:b] + b"]")
+            event = decoded[0] if decoded else self.parse_tolerantly(text[a:b], skipped)
             if event is not None:
                 events.append(event)
         return events, text[end:], ended

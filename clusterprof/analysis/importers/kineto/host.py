@@ -274,23 +274,37 @@ def select_marked_steps(start: Int, end: Int, number: Int, account: Account) -> 
     return Steps(start[keep], end[keep], number[keep])
 
 
-def infer_steps(from_ns: int, until_ns: int, optimizers_end: Int, account: Account) -> Steps:
+PROFILER_STEPS = (
+    "profiler steps (ProfilerStep#)",
+    "call profiler.step() in the training loop to see steps",
+)
+"""What marks the steps of a Kineto trace, and how to get them."""
+
+
+def infer_steps(
+    from_ns: int,
+    until_ns: int,
+    optimizers_end: Int,
+    account: Account,
+    missing: tuple[str, str] = PROFILER_STEPS,
+) -> Steps:
     """Infer unmarked steps from optimizer to optimizer, or treat everything as one step.
 
-    from_ns, until_ns: ns. optimizers_end: int64[n], ns.
+    from_ns, until_ns: ns. optimizers_end: int64[n], ns. missing: what would mark steps in this
+    format, and how to get it.
     """
     inside = np.unique(optimizers_end[(optimizers_end > from_ns)])
     if inside.size >= _MIN_OPTIMIZER_STEPS:
         edges = np.concatenate([[from_ns], inside])
         edges[-1] = max(int(edges[-1]), until_ns)
         account.notes.append(
-            "the trace has no profiler steps (ProfilerStep#): each step is assumed to end with the"
+            f"the trace has no {missing[0]}: each step is assumed to end with the"
             " optimizer step; the first begins with the first work on the device"
         )
         return Steps(edges[:-1], edges[1:], np.arange(1, edges.size))
     account.notes.append(
-        "the trace has no profiler steps (ProfilerStep#): everything from the first to the last"
-        " work is treated as one step; call profiler.step() in the training loop to see steps"
+        f"the trace has no {missing[0]}: everything from the first to the last"
+        f" work is treated as one step; {missing[1]}"
     )
     bounds = np.array([from_ns]), np.array([max(until_ns, from_ns + 1)])
     return Steps(*bounds, np.array([1]))

@@ -23,6 +23,13 @@ file is one rank. The rank is in `distributedInfo` or in the file name (`rank3`,
 `rank_3`). Devices of NVIDIA, AMD, Intel and others, traces without a device, and several devices in
 one file are supported.
 
+Traces that name their tracks instead of stating categories are read as well, each track by the
+names of its process and thread: `trace_view.json` of torch_npu and MindStudio (Ascend Hardware,
+CANN, Communication), `.trace.json.gz` of JAX (/device:TPU:0, XLA Ops, Steps), the JSON of rocprof
+(GPU0, HIP API), and streams or queues of any process named after an accelerator. If a trace has
+work of an accelerator on tracks that are not understood, it is refused, and the tracks are named:
+without them it is not known how busy the accelerator was.
+
 ## How the numbers are computed
 
 * **Busy**: a device is busy while any of its streams runs a kernel, a copy or a memset. It is idle
@@ -41,6 +48,9 @@ one file are supported.
   ran inside it without worker processes count as loading.
 * **Device waits** are synchronizing calls, and copies from the device whose call returned only
   after the copy. Copies to the device with this property count as `h2d`.
+* **Named tracks**: tasks in which a stream only waits (`EVENT_WAIT`, `Notify_Wait`), and `infeed`
+  and `outfeed` of a TPU, are idle time. Of nested XLA operations each instant counts for the
+  innermost. Overlap Analysis and other derived tracks are not counted.
 * **Collective operations** are matched by process group and sequence number. Kernels without these
   are matched by their order in the group, or by their order among the operations of one kind.
 
@@ -75,7 +85,11 @@ from clusterprof.analysis.importers.kineto.device import (
     find_launch_calls,
     find_starved_gaps,
 )
-from clusterprof.analysis.importers.kineto.event_stream import Document
+from clusterprof.analysis.importers.kineto.event_stream import (
+    CommonEventDecoder,
+    Document,
+    EventStream,
+)
 from clusterprof.analysis.importers.kineto.gather import (
     GatheredEvents,
     Int,
@@ -89,12 +103,17 @@ from clusterprof.analysis.importers.kineto.host import (
     add_host_spans,
     find_blocking_copies,
 )
+from clusterprof.analysis.importers.kineto.named_tracks import TrackNames, TrackStream, read_tracks
 from clusterprof.probe import layout
 
 _EVENT_PATTERN = re.compile(
     rb'"cat"\s*:\s*"(?:Operator|Kernel|Runtime|Memcpy|Memset|cpu_op|kernel|cuda_runtime|'
     rb'hip_runtime|xpu_runtime|gpu_memcpy|gpu_memset|python_function|user_annotation)"'
 )
+_TRACK_PATTERN = re.compile(
+    rb'"name"\s*:\s*"(?:Ascend Hardware|CANN|Overlap Analysis|/device:[A-Z]{3}:\d+|/host:CPU)'
+)
+_TEXT_TIMES = re.compile(rb'"ts"\s*:\s*"')
 _DOCUMENT_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -111,7 +130,11 @@ class Kineto:
         start = head.lstrip(b" \t\r\n\xef\xbb\xbf")[:1]
         if start == b"{":
             return any(word in head for word in _DOCUMENT_KEYS)
-        return start == b"[" and _EVENT_PATTERN.search(head) is not None
+        if start != b"[":
+            return False
+        has_tracks = b'"process_name"' in head and _TRACK_PATTERN.search(head) is not None
+        has_tasks = b'"Task Type"' in head and b'"ph"' in head  # of Ascend, names at the end
+        return has_tracks or has_tasks or _EVENT_PATTERN.search(head) is not None
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the node of each file.
@@ -123,18 +146,30 @@ class Kineto:
 
 
 def _import_file(source: Source, account: Account) -> NodeTables:
-    from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder, EventStream
-    from clusterprof.analysis.importers.kineto.gather import GatheredEvents
-
-    gathered = GatheredEvents(account)
-    trace = EventStream(source, account, CommonEventDecoder(gathered.kinds).events)
-    for events in trace.events():
-        gathered.take(events)
-        gathered.kinds.check_refills()
-        del events  # freed before the next block is decoded
-    gathered.finish()
+    gathered, names = GatheredEvents(account), TrackNames()
+    if _TEXT_TIMES.search(source.head):  # as torch_npu writes them
+        for events in TrackStream(source, Account(source.path)).events():
+            names.note(events, gathered)
+    if not names.has_unread_device():
+        trace = EventStream(source, account, CommonEventDecoder(gathered.kinds).events)
+        for events in trace.events():
+            names.note(events, gathered)
+            gathered.take(events)
+            gathered.kinds.check_refills()
+            del events  # freed before the next block is decoded
+        gathered.finish()
+        document = trace.document
+    if names.has_unread_device():  # a track is known once all names are read
+        gathered, document = read_tracks(source, account, names)
+    if not gathered.devices:
+        names.check_understood(account)
+        if "/host:CPU" in names.processes.values():  # of JAX
+            raise CannotImportError(
+                "the trace has no work of a TPU or GPU; profile on the device, until after"
+                " block_until_ready"
+            )
     text.set_eager_release()
-    return build_node(gathered, trace.document, source)
+    return build_node(gathered, document, source)
 
 
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -250,8 +285,16 @@ class _Device:
     """Process that launched the work, as named in the trace."""
 
 
-def build_node(gathered: GatheredEvents, document: Document, source: Source) -> NodeTables:
+def build_node(
+    gathered: GatheredEvents,
+    document: Document,
+    source: Source,
+    importer: str = "kineto",
+    step_marks: tuple[str, str] = host.PROFILER_STEPS,
+) -> NodeTables:
     """Build the node of a trace.
+
+    importer: name of the importer. step_marks: what marks steps in the format, and how to get it.
 
     Raises: CannotImportError when the trace has no events of the profiler, or neither steps nor
     work.
@@ -274,13 +317,13 @@ def build_node(gathered: GatheredEvents, document: Document, source: Source) -> 
     text.trim_heap()
     node = NodeTables(
         _select_hostname(identity, gathered),
-        "kineto",
+        importer,
         None if wall_ns is None else wall_ns + low,
         key=f"rank{identity.rank}" if identity.rank is not None else text.name_trace(source.path),
     )
     processes: list[_Device | None] = [*devices] or [None]
     for index, device in enumerate(processes):
-        _add_process(node, gathered, identity, calls, marks, device, index)
+        _add_process(node, gathered, identity, calls, marks, device, index, step_marks)
     if len(devices) > 1:
         account.notes.append(f"{len(devices)} devices in the trace: each is shown as a process")
     if identity.rank is None:
@@ -376,6 +419,7 @@ def _add_process(
     marks: Marks,
     device: _Device | None,
     index: int,
+    step_marks: tuple[str, str],
 ) -> None:
     """Add one process: its rank, steps, waits, and the activity of its device."""
     account = gathered.account
@@ -392,7 +436,7 @@ def _add_process(
     node.rank(pid, identity.rank if not index else None, identity.world_size, id_)
     own_calls = _select_calls_of_threads(calls, of_process)
     own_marks = marks.of_threads(of_process)
-    process_steps = _find_steps(own_marks, device, account, gathered, of_process)
+    process_steps = _find_steps(own_marks, device, account, gathered, of_process, step_marks)
     node.spans(
         pid, layout.STEP, process_steps.start, process_steps.end, process_steps.number, 2, -1, -1
     )
@@ -451,6 +495,7 @@ def _find_steps(
     account: Account,
     gathered: GatheredEvents,
     of_process: np.ndarray,
+    step_marks: tuple[str, str],
 ) -> host.Steps:
     """Find the steps of a process.
 
@@ -465,13 +510,13 @@ def _find_steps(
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
     if device is not None:
         end = device.work.last_end()
-        return host.infer_steps(int(device.work.start[0]), end, optimizers, account)
+        return host.infer_steps(int(device.work.start[0]), end, optimizers, account, step_marks)
     covered = [pair for _, pair in _list_busy_intervals(gathered, of_process) if pair[0].size]
     if not covered:
         raise CannotImportError("the trace has no steps, no device work and no operators")
     first = min(int(start[0]) for start, _ in covered)
     last = max(int(end[-1]) for _, end in covered)
-    return host.infer_steps(first, last, optimizers, account)
+    return host.infer_steps(first, last, optimizers, account, step_marks)
 
 
 def _add_device_activity(

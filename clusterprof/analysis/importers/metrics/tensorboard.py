@@ -45,7 +45,6 @@ from typing import ClassVar
 import numpy as np
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
-from clusterprof.analysis.importers.core.columns import list_unread_times
 from clusterprof.analysis.importers.core.node_tables import Int, NodeTables
 from clusterprof.analysis.importers.core.text import (
     convert_number,
@@ -61,7 +60,6 @@ from clusterprof.analysis.importers.metrics.readings import (
     convert_epoch,
 )
 from clusterprof.probe import layout
-from clusterprof.signals import GPU_BUSY
 
 MAX_POINTS, MAX_STEPS = 1 << 18, 1 << 17
 """Limits over all files together: TensorBoard exports a thousand points per tag."""
@@ -260,9 +258,6 @@ def _compute_steps(
 
 
 def _add_steps(node: NodeTables, start: Int, end: Int, steps: Int) -> None:
-    node.device("unseen")
     node.rank(1, device="unseen")
     node.spans(1, layout.STEP, start, end, steps, 2, -1, -1)
-    first_ns, last_ns = int(start[0]), int(end[-1])
-    t_ns = list_unread_times(first_ns, last_ns, np.array([first_ns, last_ns], np.int64))
-    node.series(GPU_BUSY.name, "unseen", t_ns, np.full(t_ns.size, np.nan))  # unread
+    node.unmeasured_device("unseen", int(start[0]), int(end[-1]))

@@ -11,19 +11,23 @@
 
 ## What is read
 
-`.pfw` and `.pfw.gz`: one event of the Chrome format per line, in microseconds, after a first line
-`[`. A file that was never closed is read to its last whole line. Each process writes a file; give
-the folder with all files of the job.
+`.pfw` and `.pfw.gz` of all versions, also of its predecessor (DLIO Profiler): one event of the
+Chrome format per line, in microseconds, after a first line `[`; commas after the events, a closing
+`]`, several events on a line, and numbers written as text are accepted. A file that was never
+closed is read to its last whole line. Each process writes a file; give the folder with all files of
+the job.
 
-* The host comes from `HH`, the file systems from the paths of `FH`. Rank and size of the job come
+* The host comes from `HH`, the file systems from the paths of `FH`; old files have both in each
+  event (`hostname`, `fname`). Rank and size of the job come
   from a file name as DLIO writes it (`trace-3-of-8.pfw`); with other names the rank is unknown.
 * Reads, opens and status calls on files (categories POSIX and STDIO), items (`__getitem__`,
   `data.item`) and waits for batches (`loop.iter`, `fetch.iter`).
 * Computation (`TorchFramework.compute`; `forward`, `backward` and `step` of the AI annotations),
   epochs, evaluations, checkpoints and copies to the device.
 
-All other events are counted and left out. A process that only loads is a dataloader worker of its
-parent.
+All other events are counted and left out, among them aggregated ones (`dur_sum`): sums of an
+interval have no start and no end. A file that has only these is refused. A process that only loads
+is a dataloader worker of its parent.
 
 ## How the numbers are computed
 
@@ -52,6 +56,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -76,10 +81,13 @@ LOCAL, NETWORK, OBJECT = layout.STORAGE_LOCAL, layout.STORAGE_NETWORK, layout.ST
 MAX_NAMES = 1_000_000
 """Largest number of files and hosts whose names are kept."""
 MAX_CLASSES = MAX_PROCESSES = 65_536
+_AROUND_EVENTS = b"[], \t\r"
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
+_AGGREGATED = "aggregated events, which have no start and no end"
 _TOO_MANY_PROCESSES = f"events of more than {MAX_PROCESSES:,} processes"
 
 Value = int | float | str | bool | None
-Key = int | float | str
+Key = str
 
 
 class _Arguments(msgspec.Struct):
@@ -87,11 +95,14 @@ class _Arguments(msgspec.Struct):
 
     hhash: Value = None
     fhash: Value = None
+    hostname: Value = None
+    fname: Value = None
     name: Value = None
     value: Value = None
     ret: Value = None
     size: Value = None
     ppid: Value = None
+    dur_sum: Value = None
 
 
 class _Line(msgspec.Struct):
@@ -115,25 +126,9 @@ _PHASES = {"compute": COMPUTE, "forward": FORWARD, "backward": BACKWARD, "step":
 _DLIO = ("dlio_benchmark", "ai_framework")
 _READ_CALLS = frozenset(("read", "pread", "readv", "preadv"))
 _INPUT_CALLS = _READ_CALLS | {
-    "fread",
-    "open",
-    "openat",
-    "fopen",
-    "close",
-    "fclose",
-    "lseek",
-    "fseek",
-    "stat",
-    "lstat",
-    "fstat",
-    "xstat",
-    "lxstat",
-    "fxstat",
-    "fxstatat",
-    "opendir",
-    "readdir",
-    "closedir",
-    "access",
+    *("fread", "open", "openat", "fopen", "close", "fclose", "lseek", "fseek", "access"),
+    *("stat", "lstat", "fstat", "xstat", "lxstat", "fxstat", "fxstatat"),
+    *("opendir", "readdir", "closedir"),
 }
 _NETWORK_PATH = re.compile(
     r"lustre|gpfs|(^|[/_-])nfs|beegfs|ceph|weka|panfs|daos|juicefs|glusterfs|/afs/", re.IGNORECASE
@@ -180,6 +175,7 @@ class TracedJob:
         self.files: dict[Key, int] = {}
         """Kind of file system by hash."""
         self._decode: Callable[[bytes], _Line] = msgspec.json.Decoder(_Line).decode
+        self._decode_list: Callable[[bytes], list[_Line]] = msgspec.json.Decoder(list[_Line]).decode
         self._classes: dict[tuple[str, str], int | None] = {}
         self._uncached_events = 0
 
@@ -187,20 +183,27 @@ class TracedJob:
         """Read one file."""
         rank, world = parse_rank(source.path.name)
         for line in read_lines(source, account):
-            line = line.strip().rstrip(b",")
-            if line in (b"", b"[", b"]"):
+            line = line.strip(_AROUND_EVENTS)
+            if not line:
                 continue
-            try:
-                event = self._decode(line.lstrip(b"["))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                account.skipped["lines that are not events"] += 1
-                continue
-            if event.ph == "M":
-                self._record_name(event)
-            elif event.ph == "X":
-                self._add_event(event, account, rank, world)
-            else:
-                account.skipped["events of other kinds"] += 1
+            for event in self._decode_line(line, account):
+                if event.ph == "M":
+                    self._record_name(event)
+                elif event.ph == "X":
+                    self._add_event(event, account, rank, world)
+                elif event.args.dur_sum is not None:
+                    account.skipped[_AGGREGATED] += 1
+                else:
+                    account.skipped["events of other kinds"] += 1
+
+    def _decode_line(self, line: bytes, account: Account) -> list[_Line]:
+        """Decode the events of a line: mostly one, of a whole list on one line all."""
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return [self._decode(line)]
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._decode_list(b"[" + line + b"]")
+        account.skipped["lines that are not events"] += 1
+        return []
 
     def _record_name(self, event: _Line) -> None:
         value, name = _check_key(event.args.value), event.args.name
@@ -214,17 +217,18 @@ class TracedJob:
     def _add_event(
         self, event: _Line, account: Account, rank: int | None, world: int | None
     ) -> None:
+        pid = _convert_integer(event.pid)
         start, length = (
-            convert_to_ns(event.ts, MICROSECOND_NS),
-            convert_to_ns(event.dur, MICROSECOND_NS),
+            convert_to_ns(_convert_integer(value), MICROSECOND_NS)
+            for value in (event.ts, event.dur)
         )
-        if start is None or length is None or not isinstance(event.pid, int):
+        if start is None or length is None or not isinstance(pid, int):
             account.skipped["events without a time, a duration or a process"] += 1
             return
-        if start < 0 or length < 0 or abs(event.pid) >= 1 << 31:
+        if start < 0 or length < 0 or abs(pid) >= 1 << 31:
             account.skipped["events with a negative time or an invalid process"] += 1
             return
-        process = self._get_process(event, account)
+        process = self._get_process(event, pid, account)
         if process is None:
             return
         if rank is not None and process.rank is None:
@@ -233,8 +237,9 @@ class TracedJob:
             self._add_input(event, process, start, start + length, account)
             return
         process.emulated |= event.cat in _DLIO
-        if event.name == "start" and isinstance(event.args.ppid, int):
-            process.parent = event.args.ppid
+        parent = _convert_integer(event.args.ppid)
+        if event.name == "start" and isinstance(parent, int):
+            process.parent = parent
         kind = self._label_event(event)
         if kind is None or not length:
             return
@@ -262,9 +267,13 @@ class TracedJob:
             )
         return kind
 
-    def _get_process(self, event: _Line, account: Account) -> TracedProcess | None:
+    def _get_process(self, event: _Line, pid: int, account: Account) -> TracedProcess | None:
         host = _check_key(event.args.hhash)
-        key = ("" if host is None else host, int(event.pid or 0))
+        name = event.args.hostname
+        if host is None and isinstance(name, str) and len(self.hosts) < MAX_NAMES:
+            host = name[:253]
+            self.hosts[host] = host
+        key = ("" if host is None else host, pid)
         if key not in self.processes:
             if len(self.processes) >= MAX_PROCESSES:
                 account.skipped[_TOO_MANY_PROCESSES] += 1
@@ -281,12 +290,24 @@ class TracedJob:
         if name not in _INPUT_CALLS:
             account.skipped["writes and other system calls"] += 1
             return
-        count = event.args.ret if name in _READ_CALLS or name == "fread" else 0
-        size = event.args.size if name == "fread" else 1
+        has_bytes = name in _READ_CALLS or name == "fread"
+        count = _convert_integer(event.args.ret) if has_bytes else 0
+        size = _convert_integer(event.args.size) if name == "fread" else 1
         bytes_ = count * size if isinstance(count, int) and isinstance(size, int) else 0
-        kind = self.files.get(_check_key(event.args.fhash) or "", 0)
+        kind = self._find_file_system(event.args)
         process.reads.extend((start, end, min(max(bytes_, 0), 1 << 50), kind))
         account.read["reads, opens and status calls"] += 1
+
+    def _find_file_system(self, args: _Arguments) -> int:
+        """Find the kind of file system of an event: of its path, or of the path with its hash."""
+        if not isinstance(args.fname, str):
+            return self.files.get(_check_key(args.fhash) or "", 0)
+        kind = self.files.get(args.fname)
+        if kind is None:
+            kind = guess_file_system(args.fname)
+            if len(self.files) < MAX_NAMES:
+                self.files[args.fname] = kind
+        return kind
 
 
 _READ_LABELS = {
@@ -326,7 +347,18 @@ def label_event(category: str, name: str) -> int | None:
 
 
 def _check_key(value: Value) -> Key | None:
-    return value if isinstance(value, (int, float, str)) and value == value else None
+    """Return a hash as text: one file writes the same hash as a number and as text."""
+    if isinstance(value, float) and value == value and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return None
+    return str(value)
+
+
+def _convert_integer(value: Value) -> Value:
+    """Convert digits in a text to an integer; old files write numbers as text."""
+    is_integer = isinstance(value, str) and _INTEGER.fullmatch(value) is not None
+    return int(value) if is_integer else value  # type: ignore[arg-type]
 
 
 def parse_rank(name: str) -> tuple[int | None, int | None]:
@@ -509,7 +541,7 @@ def _add_loading(
 
 _FIRST = re.compile(rb"\[?\s*\{([^\n]*)")
 _PHASE = re.compile(rb'"ph"\s*:')
-_ARGUMENTS, _HOST = re.compile(rb'"args"\s*:\s*\{'), re.compile(rb'"hhash"\s*:')
+_ARGUMENTS, _HOST = re.compile(rb'"args"\s*:\s*\{'), re.compile(rb'"(?:hhash|hostname)"\s*:')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:dftracer|POSIX|STDIO)"')
 
 
@@ -541,6 +573,11 @@ class Dftracer:
         for node in build_nodes(job, accounts[0]):
             node_count += 1
             yield node
+        if not node_count and any(account.skipped[_AGGREGATED] for account in accounts):
+            raise CannotImportError(
+                f"the traces hold {_AGGREGATED}: trace again without aggregation"
+                " (DFTRACER_ENABLE_AGGREGATION=0)"
+            )
         if not node_count:
             raise CannotImportError(
                 "no process waited for batches or computed: the traces hold only reads",

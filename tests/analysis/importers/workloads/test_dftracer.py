@@ -124,3 +124,74 @@ def test_what_a_path_and_a_name_say() -> None:
     assert [guess_file_system(path) for path in paths] == [2, 2, 2, 3, 1, 1, 0]
     assert parse_rank("trace-12-of-64.pfw.gz") == (12, 64)
     assert parse_rank("job-abc-4711-app.pfw") == (None, None)
+
+
+OLD_EVENTS = (
+    ("_train", "dlio_benchmark", 1000, 700, ""),
+    ("read", "POSIX", 1010, 80, '"ret":"4096","fname":"/lustre/a.npz",'),
+    ("<module>.__getitem__", "data_loader", 1000, 100, ""),
+    ("TFFramework.compute", "ai_framework", 1100, 50, ""),
+    ("<module>.__getitem__", "data_loader", 1150, 100, ""),
+    ("TFFramework.compute", "ai_framework", 1250, 50, ""),
+)
+"""Two steps of the first version: names in each event instead of hashes."""
+
+
+def write_old(as_text: bool, separator: str, opening: str, closing: str) -> bytes:
+    quote = '"' if as_text else ""
+    lines = [
+        f'{{"id":{quote}{i}{quote},"name":"{name}","cat":"{cat}","pid":{quote}70{quote},'
+        f'"tid":{quote}71{quote},"ts":{quote}{1_700_000_000_000_000 + ts * 1000}{quote},'
+        f'"dur":{quote}{dur * 1000}{quote},"ph":"X","args":{{{args}"hostname":"node-a"}}}}'
+        for i, (name, cat, ts, dur, args) in enumerate(OLD_EVENTS)
+    ]
+    return f"{opening}{separator.join(lines)}{closing}".encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        write_old(True, "\n", "[\n ", "\n"),  # the first version
+        write_old(False, ",\n", "[\n", ",\n]\n"),  # with commas
+        write_old(False, ",", "[", "]"),  # a list on one line
+    ],
+)
+def test_files_of_the_first_versions(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.pfw"
+    path.write_bytes(content)
+    (node,), (account,) = imported([path])
+    assert node.name == "node-a"
+    assert spans_of(node, 70, ORIGIN) == {
+        "step": [(1000, 1150, 1, 2, -1, -1), (1150, 1300, 2, 2, -1, -1)],
+        "data_wait": [(1000, 1100, -1, 0, 0, -1), (1150, 1250, -1, 0, 0, -1)],
+        "loading": [(1000, 1100, 80 * MS, 20 * MS, 4096, 2), (1150, 1250, 0, 100 * MS, 0, 0)],
+    }
+    assert not account.skipped
+
+
+def test_a_hash_is_the_same_as_a_number_and_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace.pfw"
+    text = write_old(False, "\n", "[\n", "\n").decode().replace('"hostname":"node-a"', '"hhash":7')
+    text = text.replace('"fname":"/lustre/a.npz"', '"fhash":"12"')
+    names = (
+        '[\n{"name":"HH","cat":"dftracer","ph":"M","pid":70,"args":{"name":"node-a","value":"7"}}\n'
+        '{"name":"FH","cat":"dftracer","ph":"M","pid":70,"args":{"name":"/lustre/a","value":12}}\n'
+    )
+    path.write_text(names + text.removeprefix("[\n"))
+    (node,), _ = imported([path])
+    assert node.name == "node-a"
+    assert spans_of(node, 70, ORIGIN)["loading"][0] == (1000, 1100, 80 * MS, 20 * MS, 4096, 2)
+
+
+def test_aggregated_events_have_no_place_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "trace.pfw"
+    path.write_text(
+        '[\n{"name":"read","cat":"POSIX","pid":7,"tid":3,"ts":1500,"dur":0,"ph":"C",'
+        '"args":{"hhash":"a","count":4,"dur_sum":80}}\n'
+    )
+    with pytest.raises(CannotImportError) as caught:
+        imported([path])
+    assert caught.value.message == (
+        "the traces hold aggregated events, which have no start and no end: trace again without"
+        " aggregation (DFTRACER_ENABLE_AGGREGATION=0)"
+    )

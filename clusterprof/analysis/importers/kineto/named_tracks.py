@@ -1,0 +1,253 @@
+"""Chrome traces whose tracks are known by name: their names first, then their events.
+
+    names = TrackNames()
+    names.note(events, gathered)                    # while the file is read as a Kineto trace
+    if names.has_unread_device():
+        gathered, document = read_tracks(source, account, names)
+    names.check_understood(account)
+
+The name of a track may follow its events, so such a file is read twice. Tracks of an accelerator
+that nothing understands are found too: without them its idle time is unknown, so such a trace is
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.kineto.event_stream import Document, Event, EventStream
+from clusterprof.analysis.importers.kineto.gather import MAX_THREADS, GatheredEvents
+from clusterprof.analysis.importers.kineto.tracks import (
+    DEVICE_ROLES,
+    NUMBERED_GPU,
+    Track,
+    TrackEvents,
+    classify_track,
+    convert_time,
+    is_accelerator,
+)
+
+_COPIES = re.compile(r"(?:\d+ )?COPY$")
+"""Process of rocprof for the copies of all devices."""
+_MAX_TRACKS_NAMED = 3
+_MIN_EPOCH_NS = 10**18  # smaller times do not count from 1970
+
+
+class TrackNames:
+    """Names of the tracks of a trace, and which of them have events that nothing has read."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int | str, str] = {}
+        self.threads: dict[tuple[int | str, int | str], str] = {}
+        self.unread: Counter[tuple[int | str, int | str]] = Counter()
+        self.unread_categories: Counter[str] = Counter()
+
+    def note(self, events: Sequence[Event], gathered: GatheredEvents) -> None:
+        """Note the names in a block of events, and its events of no known category."""
+        if not events or not hasattr(events[0], "cat"):
+            return
+        kinds = gathered.kinds
+        for event in events:
+            if event.ph == "M":
+                self._name(event)
+            elif event.ph == "X" and not (event.cat and kinds[event.cat].known):
+                if len(self.unread) < MAX_THREADS:
+                    self.unread[event.pid, event.tid] += 1
+                if event.cat:
+                    self.unread_categories[event.cat] += 1
+
+    def _name(self, event: Event) -> None:
+        name = event.args.name if event.args is not None else None
+        if not isinstance(name, str) or len(self.threads) + len(self.processes) > MAX_THREADS:
+            return
+        if event.name == "process_name":
+            self.processes[event.pid] = name[:200]
+        elif event.name == "thread_name":
+            self.threads[event.pid, event.tid] = name[:200]
+
+    def track(self, pid: int | str, tid: int | str) -> Track:
+        """Return a track with its names."""
+        return Track(pid, tid, self.processes.get(pid, ""), self.threads.get((pid, tid), ""))
+
+    def has_unread_device(self) -> bool:
+        """Return whether a known track of an accelerator has events that nothing has read."""
+        return any(self._role(key) in DEVICE_ROLES for key in self.unread)
+
+    def _role(self, key: tuple[int | str, int | str]) -> int | None:
+        track = self.track(*key)
+        return classify_track(track.process, track.thread)
+
+    def check_understood(self, account: Account) -> None:
+        """Check that no track of an accelerator is left that nothing understands.
+
+        Raises: CannotImportError that names such tracks.
+        """
+        names: Counter[str] = Counter()
+        for key, count in self.unread.items():
+            track = self.track(*key)
+            if self._role(key) is None and is_accelerator(track.process):
+                names[f"{track.process} / {track.thread or track.tid}"] += count
+        for category, count in self.unread_categories.items():
+            if is_accelerator(category) and not names:
+                names[f"category {category}"] += count
+        if names:
+            listed = ", ".join(f"{name[:60]!r}" for name, _ in names.most_common(_MAX_TRACKS_NAMED))
+            raise CannotImportError(
+                f"the trace has {sum(names.values()):,} events of an accelerator on tracks that are"
+                f" not understood ({listed}): how busy it was is unknown",
+                "export a trace in which its work has the category kernel, or is on threads named"
+                " 'stream …'",
+            )
+
+
+class _TrackArgs(msgspec.Struct, gc=False):
+    """Arguments of events on named tracks, in the spellings of the profilers."""
+
+    name: Any = None
+    task: Any = msgspec.field(default=None, name="Task Type")
+    connection: Any = msgspec.field(default=None, name="connection_id")
+    connection_text: Any = msgspec.field(default=None, name="Connection Id")
+    correlation: Any = None
+    correlation_id: Any = None
+    step: Any = msgspec.field(default=None, name="step_num")
+    size: Any = msgspec.field(default=None, name="size(B)")
+    bytes: Any = None
+    begin_ns: Any = msgspec.field(default=None, name="BeginNs")
+    end_ns: Any = msgspec.field(default=None, name="EndNs")
+
+
+_NO_ARGS = _TrackArgs()
+
+
+class _TrackEvent(msgspec.Struct, gc=False):
+    """One event whose times may be text."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = -1
+    tid: int | str = -1
+    ts: int | float | str | None = None
+    dur: int | float | str | None = None
+    args: _TrackArgs | None = None
+
+
+class _TrackDocument(Document, gc=False):
+    events: list[_TrackEvent] = msgspec.field(default_factory=list, name="traceEvents")  # type: ignore[assignment]
+
+
+_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
+_DECODE_EVENTS = msgspec.json.Decoder(list[_TrackEvent]).decode
+_DECODE_DOCUMENT = msgspec.json.Decoder(_TrackDocument).decode
+
+
+def _parse_track_events(text: bytes) -> Sequence[Any] | None:
+    try:
+        return _DECODE_EVENTS(text)
+    except _DECODE_ERRORS:
+        return None
+
+
+def _parse_track_document(text: bytes) -> Any:
+    try:
+        return _DECODE_DOCUMENT(text)
+    except _DECODE_ERRORS:
+        return None
+
+
+def _parse_track_event_tolerantly(text: bytes, skipped: Counter[str]) -> Any:
+    try:
+        value = json.loads(text.decode("utf-8", "replace"), strict=False)
+        return msgspec.convert(value, _TrackEvent, strict=False)
+    except (ValueError, RecursionError, OverflowError, msgspec.ValidationError):
+        skipped["not an event"] += 1
+        return None
+
+
+class TrackStream(EventStream):
+    """Events of a file with the arguments that named tracks need, and times that may be text."""
+
+    parse_document = staticmethod(_parse_track_document)
+    parse_events = staticmethod(_parse_track_events)
+    parse_tolerantly = staticmethod(_parse_track_event_tolerantly)
+
+
+def read_tracks(
+    source: Source, account: Account, names: TrackNames
+) -> tuple[GatheredEvents, Document]:
+    """Read a file whose tracks are known by name.
+
+    Returns the gathered events and the metadata of the file.
+
+    Raises: CannotImportError when the file has no list of events.
+    """
+    account.read.clear()
+    account.skipped.clear()
+    gathered = GatheredEvents(account)
+    gpus = [name for name in names.processes.values() if NUMBERED_GPU.match(name)]
+    for pid, name in names.processes.items():
+        if _COPIES.match(name) and len(gpus) == 1:  # of several devices it is not known whose
+            names.processes[pid] = gpus[0]
+    ascend = sorted(
+        (pid for pid, name in names.processes.items() if name.startswith("Ascend Hardware")),
+        key=str,
+    )
+    tracks = TrackEvents(gathered, ascend)
+    roles: dict[tuple[int | str, int | str], tuple[int | None, Track]] = {}
+    stream = TrackStream(source, account)
+    for events in stream.events():
+        for event in events:
+            if event.ph != "X":
+                continue
+            key = (event.pid, event.tid)
+            known = roles.get(key)
+            if known is None:
+                track = names.track(*key)
+                known = classify_track(track.process, track.thread), track
+                if len(roles) < MAX_THREADS:
+                    roles[key] = known
+            _add_event(tracks, event, *known)
+    tracks.finish()
+    gathered.finish()
+    document = stream.document
+    document.base_ns = tracks.base_ns if (tracks.base_ns or 0) > _MIN_EPOCH_NS else None
+    return gathered, document
+
+
+def _add_event(tracks: TrackEvents, event: Any, role: int | None, track: Track) -> None:
+    args = event.args or _NO_ARGS
+    start_ns, duration_ns = convert_time(event.ts), convert_time(event.dur)
+    begin_ns, end_ns = convert_time(args.begin_ns, 1), convert_time(args.end_ns, 1)
+    if begin_ns is not None and end_ns is not None and end_ns >= begin_ns:
+        start_ns, duration_ns = begin_ns, end_ns - begin_ns
+    if start_ns is None or duration_ns is None or duration_ns < 0:
+        tracks.skip("without a usable time")
+        return
+    links = (args.connection, args.connection_text, args.correlation, args.correlation_id)
+    link = next((n for value in links if (n := convert_time(value, 1)) is not None), -1)
+    if event.cat and tracks.add_of_category(
+        event.cat, track, event.name, start_ns, duration_ns, link
+    ):
+        return
+    if role is None:
+        tracks.skip("on tracks of no known role")
+        return
+    size, step = convert_time(args.size or args.bytes, 1), convert_time(args.step, 1)
+    tracks.add(
+        role,
+        track,
+        event.name,
+        start_ns,
+        duration_ns,
+        link,
+        -1 if size is None else size,
+        args.task if isinstance(args.task, str) else "",
+        -1 if step is None else step,
+    )

@@ -1,0 +1,203 @@
+"""Named tracks: Ascend, JAX and others; every figure by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.kineto import tracks
+from clusterprof.analysis.importers.kineto.tracks import (
+    classify_track,
+    convert_time,
+    flatten_nested,
+)
+from clusterprof.probe import layout
+from tests.support.importing_traces import imported, ranks_of
+from tests.support.kineto_traces import busy_ns, spans
+from tests.support.vendor_traces import ASCEND_US, ascend_names, ascend_trace
+
+US = 1_000
+
+
+def write(folder: Path, events: object, name: str = "trace_view.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(events))
+    return path
+
+
+def test_the_device_of_an_ascend_trace_is_its_hardware_tracks(tmp_path: Path) -> None:
+    (node,), (account,) = imported([write(tmp_path, ascend_trace())])
+    assert ranks_of(node) == [(1, None, None, "npu0")]
+    assert node.wall_minus_own_ns == ASCEND_US * US
+    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+        (0, 1000 * US, 5),
+        (1000 * US, 2000 * US, 6),
+        (2000 * US, 3000 * US, 7),
+    ]
+    # 100.5 to 280.25 us of each step, exact although the times are microseconds since 1970
+    assert busy_ns(node, "npu0")[-1] == (3000 * US, 3 * 179_750)
+    # of the all-reduce 220.5 to 280.25 is exposed
+    assert [span[3] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [59_750] * 3
+    # the launch had returned at 50; before that nothing was queued, after 280.25 until the next
+    assert [span[:2] for span in spans(node, layout.STARVED, 1)] == [
+        (0, 50 * US),
+        (280_250, 1050 * US),
+        (1280_250, 2050 * US),
+        (2280_250, 3000 * US),
+    ]
+    assert account.format_line() == (
+        "trace_view.json: PyTorch profiler (Kineto) trace: 6 kernels, 3 operators, 3 runtime calls,"
+        " 3 steps, 4 gaps with a late host, 3 communication operations; left out: 3 tasks in which"
+        " the device waits"
+    )
+
+
+def test_names_that_come_first_or_in_an_object_say_the_same(tmp_path: Path) -> None:
+    events = ascend_trace()
+    device_first = sorted(events, key=lambda event: "Task Type" not in event["args"])
+    for number, content in enumerate((events[::-1], device_first, {"traceEvents": events})):
+        (node,), _ = imported([write(tmp_path, content, f"{number}.json")])
+        assert busy_ns(node, "npu0")[-1][1] == 3 * 179_750
+
+
+JAX_NAMES = {1: "/device:TPU:0", 2: "/host:CPU"}
+JAX_LINES = {(1, 1): "XLA Ops", (1, 2): "XLA Modules", (1, 3): "Steps", (2, 1): "python"}
+
+
+def x(name: str, pid: int, tid: int, start: float, length: float, **args: Any) -> dict[str, Any]:
+    event = {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start, "dur": length}
+    return {**event, "args": args}
+
+
+def jax_trace() -> dict[str, Any]:
+    """Return two runs of a loop of 100 us at 0 and at 300; the body holds an all-reduce of 30."""
+    events = ascend_names(JAX_NAMES, JAX_LINES)
+    for at in (0, 300):
+        events += [
+            x("while.1", 1, 1, at, 100),
+            x("fusion.2", 1, 1, at + 10, 40),
+            x("all-reduce.3", 1, 1, at + 60, 30),
+            x("infeed.4", 1, 1, at + 100, 50),
+            x("jit_step(7)", 1, 2, at, 100),
+        ]
+    return {"displayTimeUnit": "ns", "metadata": {}, "traceEvents": events}
+
+
+def test_an_operation_of_a_loop_counts_once_and_hides_no_communication(tmp_path: Path) -> None:
+    content = jax_trace()
+    content["traceEvents"] += [x("0", 1, 3, 0, 100), x("1", 1, 3, 300, 100)]
+    (node,), (account,) = imported([write(tmp_path, content, "host.trace.json")])
+    assert ranks_of(node) == [(1, None, None, "tpu0")]
+    assert busy_ns(node, "tpu0")[-1] == (400 * US, 200 * US)
+    assert [span[3] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [30 * US, 30 * US]
+    # a step lasts until the next begins: the time between the programs is not outside
+    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+        (0, 300 * US, 0),
+        (300 * US, 400 * US, 1),
+    ]
+    assert account.skipped["operations that wait for the host"] == 2
+    assert (
+        "steps are the profile's steps of the first device; each lasts until the next begins"
+        in (account.notes)
+    )
+
+
+def test_runs_of_a_program_are_steps_if_none_are_marked(tmp_path: Path) -> None:
+    content = jax_trace()
+    content["traceEvents"] += [x("jit_step(8)", 1, 2, 600, 10), x("fusion", 1, 1, 600, 10)]
+    (node,), _ = imported([write(tmp_path, content, "a.trace.json")])
+    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+        (0, 300 * US, 1),
+        (300 * US, 600 * US, 2),
+        (600 * US, 610 * US, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "threads", "category"),
+    [({9: "NPU 0 engine view"}, {(9, 1): "MME"}, ""), ({9: "whatever"}, {}, "npu_kernels")],
+)
+def test_an_accelerator_that_nothing_understands_is_refused(
+    tmp_path: Path, names: dict[int, str], threads: dict[tuple[int, int], str], category: str
+) -> None:
+    step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
+    work = {**x("gemm", 9, 1, 10, 5), **({"cat": category} if category else {})}
+    path = write(tmp_path, {"traceEvents": [step, work, *ascend_names(names, threads)]}, "t.json")
+    with pytest.raises(CannotImportError) as caught:
+        imported([path])
+    named = f"category {category}" if category else "NPU 0 engine view / MME"
+    assert str(caught.value.message) == (
+        "the trace has 1 events of an accelerator on tracks that are not understood"
+        f" ('{named}'): how busy it was is unknown"
+    )
+    assert caught.value.remedy == (
+        "export a trace in which its work has the category kernel, or is on threads named"
+        " 'stream …'"
+    )
+
+
+def test_streams_of_another_vendor_are_read(tmp_path: Path) -> None:
+    step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
+    names = ascend_names({9: "HPU 0"}, {(9, 1): "Stream 2", (9, 2): "queue 7"})
+    work = [x("gemm", 9, 1, 10, 5), x("memcpy HtoD", 9, 2, 12, 8)]
+    (node,), _ = imported([write(tmp_path, {"traceEvents": [step, *work, *names]}, "t.json")])
+    assert busy_ns(node, "HPU 0")[-1] == (100 * US, 10 * US)
+
+
+def test_a_trace_without_any_accelerator_is_read_as_before(tmp_path: Path) -> None:
+    step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
+    names = ascend_names({1: "python"}, {(1, 1): "thread 1"})
+    odd = {**x("thing", 1, 1, 10, 5), "cat": "my_own"}
+    (node,), (account,) = imported(
+        [write(tmp_path, {"traceEvents": [step, odd, *names]}, "t.json")]
+    )
+    assert account.skipped == {"of category 'my_own'": 1}
+    assert ranks_of(node)[0][3] == ""
+
+
+def test_roles_of_tracks() -> None:
+    assert classify_track("/device:GPU:3", "Stream #17(Kernel)") == tracks.DEVICE
+    assert classify_track("/device:GPU:3", "XLA Ops") == tracks.OPERATIONS
+    assert classify_track("/device:GPU:3", "Source code") == tracks.DERIVED
+    assert classify_track("2 GPU1", "") == tracks.DEVICE
+    assert classify_track("0 CPU HIP API", "4711") == tracks.CALLS
+    assert classify_track("python3", "thread 7") is None
+    assert classify_track("computer", "stream 7") is None
+
+
+def test_times_are_exact() -> None:
+    assert convert_time("1723545784434032.646") == 1_723_545_784_434_032_646
+    assert convert_time(1723545784434032) == 1_723_545_784_434_032_000
+    assert convert_time(12.5) == 12_500
+    assert convert_time("7.6", 1) == 8
+    for rubbish in ("", "x", "1e9", "-", None, True, float("nan"), float("inf"), 1 << 70, "9" * 40):
+        assert convert_time(rubbish) is None
+
+
+def test_nested_events_have_their_own_time() -> None:
+    start, end, name = (np.array(column) for column in zip((0, 100, 1), (10, 50, 2), (60, 90, 3)))
+    assert list(flatten_nested(start, end, name)) == [
+        (0, 10, 1),
+        (10, 50, 2),
+        (50, 60, 1),
+        (60, 90, 3),
+        (90, 100, 1),
+    ]
+    # overlapping without containing: each instant counts once
+    start, end, name = np.array([0, 5, 20]), np.array([10, 15, 30]), np.array([1, 2, 3])
+    assert list(flatten_nested(start, end, name)) == [(0, 5, 1), (5, 15, 2), (20, 30, 3)]
+
+
+def test_a_jax_trace_without_a_device_is_refused(tmp_path: Path) -> None:
+    events = [x("PjitFunction(step)", 2, 1, 0, 10), *ascend_names({2: "/host:CPU"}, {})]
+    with pytest.raises(CannotImportError) as caught:
+        imported([write(tmp_path, {"traceEvents": events}, "cpu.trace.json")])
+    assert caught.value.message == (
+        "the trace has no work of a TPU or GPU; profile on the device, until after"
+        " block_until_ready"
+    )

@@ -1,0 +1,94 @@
+"""XSpace profiles: devices, steps and launches of profiles built by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.probe import layout
+from tests.support.importing_traces import imported, ranks_of
+from tests.support.kineto_traces import busy_ns, spans
+from tests.support.vendor_traces import Lines, xspace
+
+TPU: Lines = {
+    "XLA Modules": [("jit_step(7)", 0, 100, {}), ("jit_step(7)", 300, 100, {})],
+    "XLA Ops": [
+        ("while.1", 0, 100, {}),
+        ("fusion.2", 10, 40, {}),
+        ("all-reduce-done.3", 60, 30, {}),
+        ("infeed.4", 100, 50, {}),
+        ("fusion.5", 300, 100, {}),
+    ],
+}
+"""A loop of 100 ns with an all-reduce of 30, a wait for the host, and a run of 100 ns."""
+
+
+def write(folder: Path, data: bytes) -> Path:
+    path = folder / "host-a.xplane.pb"
+    path.write_bytes(data)
+    return path
+
+
+def test_a_tpu_is_busy_in_operations_and_steps_are_those_of_the_program(tmp_path: Path) -> None:
+    host: Lines = {
+        "python": [("train", 0, 290, {"step_num": 4}), ("train", 290, 130, {"step_num": 5})]
+    }
+    path = write(tmp_path, xspace({"/device:TPU:0": TPU, "/host:CPU": host}))
+    (node,), (account,) = imported([path])
+    assert (node.name, node.wall_minus_own_ns) == ("host-a", None)
+    assert ranks_of(node) == [(1, None, None, "tpu0")]
+    assert busy_ns(node, "tpu0")[-1] == (420, 200)
+    assert [span[3] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [30]
+    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [(0, 290, 4), (290, 420, 5)]
+    assert account.skipped == {"operations that wait for the host": 1}
+
+
+def test_the_streams_of_a_gpu_count_once_and_their_launches_are_found(tmp_path: Path) -> None:
+    gpu: Lines = {
+        "Stream #7(Compute)": [("gemm", 50, 20, {"correlation_id": 3})],
+        "Stream #8(MemcpyH2D)": [("MemcpyH2D", 60, 20, {"correlation_id": 4})],
+        "XLA Ops": [("fusion", 50, 30, {})],
+        "Steps": [("1", 0, 100, {}), ("2", 120, 80, {})],
+    }
+    host: Lines = {
+        "tf_XLA/70": [("cuLaunchKernel", 30, 10, {"correlation_id": 3})],
+        "python": [("$train.py:1 main", 0, 200, {}), ("PjitFunction(step)", 25, 20, {})],
+    }
+    path = write(tmp_path, xspace({"/device:GPU:2": gpu, "/host:CPU": host}, begin_ns=2 * 10**18))
+    (node,), (account,) = imported([path])
+    assert node.wall_minus_own_ns == 2 * 10**18
+    assert ranks_of(node) == [(1, None, None, "gpu2")]
+    assert busy_ns(node, "gpu2")[-1] == (200, 30)
+    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [(0, 120, 1), (120, 200, 2)]
+    assert account.read == {
+        "kernels": 1,
+        "copies": 1,
+        "operators": 1,
+        "runtime calls": 1,
+        "steps": 2,
+        "gaps with a late host": 0,
+        "waits for data": 0,
+    }
+
+
+def test_a_profile_without_a_device_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, xspace({"/host:CPU": {"python": [("step", 0, 10, {"step_num": 1})]}}))
+    with pytest.raises(CannotImportError) as caught:
+        imported([path])
+    assert caught.value.message == (
+        "host-a.xplane.pb: no work of a TPU or GPU in the profile; profile on the device, until"
+        " after block_until_ready"
+    )
+
+
+def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path: Path) -> None:
+    whole = xspace({"/device:TPU:0": TPU}) + xspace({"/device:TPU:1": TPU})
+    (node,), (account,) = imported([write(tmp_path, whole[:-40])])
+    assert busy_ns(node, "tpu0")[-1][1] == 200
+    assert account.cut == "damaged: a field is cut off; everything before was read"
+    with pytest.raises(
+        CannotImportError, match=r"in the profile.*a field is cut off.*copy it again"
+    ):
+        imported([write(tmp_path, whole[:60])])

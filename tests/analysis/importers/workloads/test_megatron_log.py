@@ -1,0 +1,82 @@
+"""Logs of Megatron-LM: iterations and timers, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.importers.core.base import CannotImportError
+from tests.support.importing_traces import imported, ranks_of, spans_of
+
+LOG = """using world size: 8, data-parallel size: 4
+ [2026-09-20 21:31:05] iteration        1/       6 | consumed samples:  8 | elapsed time per iteration (ms): 4802.3 | lm loss: 1.1 |
+ [2026-09-20 21:31:06] iteration        3/       6 | elapsed time per iteration (ms): 291.5 | lm loss: 1.0 |
+(min, max) time across ranks (ms):
+    forward-backward ...............................: (100.00, 220.00)
+    optimizer ......................................: (40.10, 41.20)
+ validation loss at iteration 3
+ [2026-09-20 21:31:17] iteration        5/       6 | elapsed time per iteration (ms): 286.5 | lm loss: 0.9 |
+(min, max) time across ranks (ms):
+    forward-backward ...............................: (110.00, 230.00)
+"""  # noqa: E501
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "train.log"
+    path.write_text(text)
+    return path
+
+
+def test_iterations_follow_each_other_and_pauses_lie_between(tmp_path: Path) -> None:
+    (node,), (account,) = imported([write(tmp_path, LOG)])
+    assert ranks_of(node) == [(1, None, None, "unseen")]
+    # 11 s between two lines, of which two iterations explain 573 ms
+    assert spans_of(node, 1) == {
+        "step": [
+            (0, 4802.3, 1, 2, -1, -1),
+            (4802.3, 5093.8, 2, 2, -1, -1),
+            (5093.8, 5385.3, 3, 2, -1, -1),
+            (15812.3, 16098.8, 4, 2, -1, -1),
+            (16098.8, 16385.3, 5, 2, -1, -1),
+        ]
+    }
+    assert account.notes == [
+        "a line stands for 2 iterations: each of them gets their mean (--log-interval 1 shows"
+        " each)",
+        "10.4 s between the lines are not part of an iteration (evaluation, checkpoint, restart)",
+        "timers, mean of the slowest rank: forward-backward 225.0 ms (fastest rank 105.0 ms),"
+        " optimizer 41.2 ms",
+    ]
+    assert account.read == {"iterations": 5, "tables of timers": 2}
+
+
+def test_forks_older_timers_and_restarts(tmp_path: Path) -> None:
+    text = (
+        "[INFO] - iteration=       7/  90 | samples= 8 | elapsed_time_per_iteration_ms=20.5 |\n"
+        "time (ms) | forward-compute: 12.50 | backward-compute: 7.00\n"
+        " iteration        8/      90 | elapsed time per iteration (ms): 10.0 | lm loss: 1 |\n"
+        "times across ranks (ms):\n  forward-compute:\n     rank  0: 5.00\n     rank  1: 9.00\n"
+        " iteration        8/      90 | elapsed time per iteration (ms): 30.0 | lm loss: 1 |\n"
+    )
+    (node,), (account,) = imported([write(tmp_path, text)])
+    assert [span[:3] for span in spans_of(node, 1)["step"]] == [
+        (0, 20.5, 7),
+        (20.5, 30.5, 8),
+        (30.5, 60.5, 8),
+    ]
+    assert account.notes == [
+        "iteration numbers go back 1 times: restarts of the job",
+        "timers, mean of the slowest rank: forward-compute 10.8 ms (fastest rank 8.8 ms),"
+        " backward-compute 7.0 ms",
+    ]
+
+
+def test_a_log_without_iterations_is_refused(tmp_path: Path) -> None:
+    text = "------ arguments ------\n  tensor_model_parallel_size ............... 2\n"
+    with pytest.raises(CannotImportError) as caught:
+        imported([write(tmp_path, text)])
+    assert caught.value.message == (
+        "train.log: no line 'iteration N/ M | … | elapsed time per iteration (ms): T'; give the"
+        " output of the last rank, and set --log-interval"
+    )
