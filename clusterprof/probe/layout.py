@@ -46,6 +46,8 @@ ALLOCATOR = 19
 # Only in imported traces (docs/design/importers.md); the probe never writes these.
 STARVED = 20
 LOADING = 21
+HOST_WORK = 22  # what the host did instead of launching; the probe writes it for some hooks
+EXPOSED_COPY = 23  # a copy between host and device that no other work hid; traces only
 FIRST_USER_KIND = 64
 
 WHOLE_NS = (1 << 63) - 1  # waited_ns of a `sync` that waited from its start to its end
@@ -72,6 +74,8 @@ KIND_NAMES = {
     ALLOCATOR: "allocator",
     STARVED: "starved",
     LOADING: "loading",
+    HOST_WORK: "host_work",
+    EXPOSED_COPY: "exposed_copy",
 }
 
 # Kind -> what its fields a, b, c and d hold; the remaining fields are unused. Kinds that are not
@@ -94,7 +98,18 @@ ARGUMENTS = {
     ALLOCATOR: ("retries", "mallocs", "frees", "out_of_memory"),
     STARVED: ("launching_ns", "synced_ns", "memory_ns", "copying_ns"),
     LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
+    HOST_WORK: ("activity", "function"),
+    EXPOSED_COPY: ("bytes", "to_device_ns"),
 }
+
+# Activities of a `host_work` span.
+WARMING_UP = 1
+FREEING_MEMORY = 2
+PREPARING_DATA = 3
+READING_DATA = 4
+SLEEPING = 5
+WAITING_FOR_LOCK = 6
+OTHER_WORK = 7
 
 # Where the files of a `loading` span are stored; 0 = unknown.
 STORAGE_LOCAL = 1

@@ -34,6 +34,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
+    PHASE_COPY,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
     PHASE_GC,
@@ -65,6 +66,7 @@ _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.GC, PHASE_GC),
     (-layout.DATA_WAIT, PHASE_DATA_WAIT),  # waits for a worker take precedence over gc
     (layout.H2D, PHASE_H2D),
+    (layout.EXPOSED_COPY, PHASE_COPY),
     (layout.EVAL, PHASE_EVAL),
     (layout.CHECKPOINT, PHASE_CHECKPOINT),
     (layout.COMPILE, PHASE_STARTUP),
@@ -92,6 +94,7 @@ FILL_ORDER = (
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_NONE,
+    PHASE_COPY,  # never idle: a copy occupies the device
 )
 
 

@@ -19,12 +19,16 @@ from clusterprof.probe import layout
 # Work on the device.
 KERNEL, COMM, COPY, COPY_IN, COPY_OUT = 1, 2, 3, 4, 5
 # Calls of the host into the device runtime: a call that can launch work, that waits for the
-# device, that allocates or frees memory, that copies, and any other call.
-LAUNCH, SYNC, ALLOC, FREE, COPY_CALL, CALL = 8, 9, 10, 11, 12, 13
+# device, that allocates or frees memory, that copies, that happens once (a kernel is loaded, a graph
+# captured), and any other call.
+LAUNCH, SYNC, ALLOC, FREE, COPY_CALL, LOAD, CAPTURE, END_CAPTURE, CALL = range(8, 17)
 # Other host activity.
-OPERATOR = 16
+OPERATOR = 17
 STEP, LOADER_WITHOUT_WORKERS, LOADER_WITH_WORKERS, OPTIMIZER, GC, COMPILE = 20, 21, 22, 23, 24, 25
 HOST_COMM = 26
+# Python functions: of PyTorch, of other files, and by what they do.
+TORCH_FUNCTION, FUNCTION, LOADING_FUNCTION, DATA_FUNCTION = 32, 33, 34, 35
+READ_FUNCTION, SLEEP_FUNCTION, LOCK_FUNCTION, LOG_FUNCTION = 36, 37, 38, 39
 IGNORED = 0
 
 # Categories of most events, as they are written; `CommonEventDecoder` has a type for each.
@@ -57,7 +61,16 @@ _COMM = re.compile(r"nccl|rccl|oneccl|msccl|hccl|cncl", re.IGNORECASE)
 _NON_WORD = re.compile(r"[_\W]+")
 _SYNC = re.compile(r"Synchronize|\bsynchronize|zeEventHostSync|urQueueFinish|urEventWait$")
 _ALLOC = re.compile(r"(?:Malloc|MemAlloc|MemCreate|HostAlloc|USM\w*Alloc)", re.IGNORECASE)
-_FREE = re.compile(r"(?:cuda|hip|cu)Free|MemFree|HostFree|MemRelease|USMFree", re.IGNORECASE)
+_FREE = re.compile(
+    r"(?:cuda|hip|cu)Free|MemFree|HostFree|MemRelease|MemUnmap|USMFree|HostUnregister|PoolTrimTo",
+    re.IGNORECASE,
+)
+_LOAD = re.compile(
+    r"Module(?:Load|GetFunction|Create)|Library(?:Load|Get)|KernelGetFunction|cuLink[A-Z]|nvrtc"
+    r"|(?:Ctx|Context)Create|PrimaryCtxRetain|(?:cu|hip|ze|cudaDevice)Init|Func(?:Get|Set)Attribute"
+    r"|GraphInstantiate|GraphUpload|RegisterFatBinary"
+)
+_CAPTURE = re.compile(r"(Begin|End)Capture")
 _COPY = re.compile(r"Memcpy|MemCopy", re.IGNORECASE)
 _NO_LAUNCH = re.compile(
     r"Get|Set[A-Z]|Query|Occupancy|Captur|Record|WaitEvent|Create|Destroy|Register|Attribute|Info"
@@ -121,6 +134,10 @@ def _label_runtime_call(name: str) -> int:
         return ALLOC
     if _FREE.search(name):
         return FREE
+    if _LOAD.search(name):
+        return LOAD
+    if capture := _CAPTURE.search(name):
+        return CAPTURE if capture[1] == "Begin" else END_CAPTURE
     return CALL if _NO_LAUNCH.search(name) else LAUNCH
 
 
@@ -148,8 +165,62 @@ def _label_annotation(name: str) -> int:
     return kind
 
 
+_FUNCTIONS = (
+    (re.compile(r"<built-in function sleep>"), SLEEP_FUNCTION),
+    (
+        re.compile(
+            r"<method '(?:acquire|wait)' of|<built-in (?:function|method) (?:select|poll|wait(?:pid)?)"
+            r"|<method '(?:recv|recv_into|accept|connect|poll)' of"
+        ),
+        LOCK_FUNCTION,
+    ),
+    (
+        re.compile(r"<method 'read(?:into|line)?' of|<built-in function (?:open|read)>"),
+        READ_FUNCTION,
+    ),
+    (
+        re.compile(
+            r"torch/cuda/__init__\.py\(\d+\): _lazy_init|torch/utils/cpp_extension\.py|"
+            r"triton/(?:compiler|backends|runtime/(?:autotuner|build)\.py)"
+        ),
+        LOADING_FUNCTION,
+    ),
+    (
+        re.compile(
+            r"torch/utils/data/|torchvision/(?:transforms|datasets|io)/|torchaudio/|albumentations/"
+            r"|transformers/(?:tokenization|image_processing|feature_extraction)|webdataset/"
+            r"|(?:^|/)(?:PIL|cv2|datasets)/|__getitem__"
+        ),
+        DATA_FUNCTION,
+    ),
+    (re.compile(r"torch/utils/tensorboard/|torch/serialization\.py\(\d+\): save"), LOG_FUNCTION),
+    (re.compile(r"^(?:\S*/)?torch/|^nn\.Module: "), TORCH_FUNCTION),
+    (
+        re.compile(
+            r"(?i): \w*(?:pre_?process|augment|tokeni[sz]|collate|transform(?!er)|decode_(?:jpe?g|png"
+            r"|image|audio|video)|(?:load|get|next|fetch|read|prepare)_?(?:data|batch|image|sample))"
+        ),
+        DATA_FUNCTION,
+    ),
+    (
+        re.compile(
+            r"(?i)(?:^|/)(?:logging|wandb|mlflow|tensorboardX?|tqdm|sklearn|matplotlib)/"
+            r"|<built-in function print>|: \w*(?:(?:^|_)log(?:$|_|ger|ging)|print|evaluat|validat"
+            r"|metric|accuracy|checkpoint|save|plot|upload)"
+        ),
+        LOG_FUNCTION,
+    ),
+)
+"""What a Python function does, by its file and name; the first that matches."""
+
+
 def _label_python_event(name: str) -> int:
-    return COMPILE if "torch/_" in name and _COMPILE.search(name) else IGNORED
+    if "torch/_" in name and _COMPILE.search(name):
+        return COMPILE
+    for pattern, kind in _FUNCTIONS:
+        if pattern.search(name):
+            return kind
+    return IGNORED if name.startswith("<") else FUNCTION
 
 
 def _label_ignored(_name: str) -> int:

@@ -22,6 +22,7 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.columns import Narrow, pack_column, select_dtype
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.event_stream import NO_ARGS, Args, CommArgs, Event
+from clusterprof.analysis.importers.kineto.functions import MIN_FUNCTION_NS, number_names
 from clusterprof.analysis.timeline.intervals import merge_intervals
 
 Int = NDArray[np.int64]
@@ -343,6 +344,9 @@ class GatheredEvents:
         self.device = Table()
         self.calls = Table()
         self.marks = Table()
+        self.functions = Table()
+        """Long Python functions; their link is the row in `function_names`."""
+        self.function_names: dict[str, int] = {}
         self.busy_host: dict[int, IntervalUnion] = {}
         """Thread -> times inside operators or runtime calls."""
         self.operators: dict[int, IntervalUnion] = {}
@@ -540,6 +544,11 @@ class GatheredEvents:
                 self.operators.setdefault(number, IntervalUnion()).add(
                     start[of_thread], end[of_thread]
                 )
+        rows = np.flatnonzero((kind >= classify.TORCH_FUNCTION) & (end - start >= MIN_FUNCTION_NS))
+        if rows.size:
+            names = map(_get_event_name, _select_rows(events, rows))
+            number = _convert_to_int64(number_names(self.function_names, names))
+            self.functions.add(start[rows], end[rows], kind[rows], thread[rows], number)
         rows = np.flatnonzero(kind < classify.CALL)
         if rows.size:
             args = list(map(_ARGS, _select_rows(events, rows)))
@@ -547,7 +556,7 @@ class GatheredEvents:
                 args = [event_args or NO_ARGS for event_args in args]
             link = _convert_to_int64(map(_CORRELATION, args))
             self.calls.add(start[rows], end[rows], kind[rows], thread[rows], link)
-        rows = np.flatnonzero(kind >= classify.STEP)
+        rows = np.flatnonzero((kind >= classify.STEP) & (kind < classify.TORCH_FUNCTION))
         if rows.size:
             number = [classify.parse_step_number(_get_event_name(events[i])) for i in rows.tolist()]
             self.marks.add(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account
+from clusterprof.analysis.importers.core.device_timeline import trim_copy_calls
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.device import DeviceWork, RuntimeCalls
@@ -64,9 +65,11 @@ class BlockingCopies:
     """
 
     start: Int
+    """Start of the part of the call that its copy explains, ns."""
     end: Int
     bytes: Int
     to_device: NDArray[np.bool_]
+    call_start: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,6 @@ class HostTimeline:
     calls: RuntimeCalls
     marks: Marks
     copies: BlockingCopies | None
-    work: list[tuple[Int, Int]]
-    """For each launching thread: times inside operators or runtime calls."""
 
     def copies_in(self) -> tuple[Int, Int]:
         """Return starts and ends of blocking copies to the device, int64[n], ns."""
@@ -89,6 +90,13 @@ class HostTimeline:
         Each of them waits for all work before it.
         """
         return self._copies(False)
+
+    def residues(self) -> tuple[Int, Int]:
+        """Return the parts of calls that copies to the device do not explain, int64[n], ns."""
+        if self.copies is None:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        which = self.copies.to_device & (self.copies.start > self.copies.call_start)
+        return self.copies.call_start[which], self.copies.start[which]
 
     def _copies(self, to_device: bool) -> tuple[Int, Int]:
         if self.copies is None:
@@ -110,12 +118,10 @@ def find_blocking_copies(work: DeviceWork, calls: RuntimeCalls) -> BlockingCopie
     rows, call = rows[blocking], call[blocking]
     order = np.argsort(calls.start[call], kind="stable")
     rows, call = rows[order], call[order]
-    return BlockingCopies(
-        calls.start[call],
-        calls.ends(call),
-        work.bytes_of(rows),
-        work.kind[rows] == classify.COPY_IN,
-    )
+    start, end, size = calls.start[call], calls.ends(call), work.bytes_of(rows)
+    to_device = work.kind[rows] == classify.COPY_IN
+    own_start = trim_copy_calls(start, end, work.duration[rows].astype(np.int64), size)
+    return BlockingCopies(np.where(to_device, own_start, start), end, size, to_device, start)
 
 
 def add_host_spans(
@@ -129,7 +135,7 @@ def add_host_spans(
 
     operators: thread -> starts and ends of its operators, int64[n] each, ns.
     """
-    main = _find_main_thread(host)
+    main = find_main_thread(host)
     _add_data_waits(node, pid, host.marks, main, operators, account)
     start, end = host.calls.of(classify.SYNC)
     copies_out = host.copies_out()
@@ -157,7 +163,7 @@ def add_host_spans(
         _count_host_collectives(host.marks, main, account)
 
 
-def _find_main_thread(host: HostTimeline) -> int:
+def find_main_thread(host: HostTimeline) -> int:
     """Find the thread of the steps, else of the loader, else the one with most runtime calls."""
     for kind in (
         classify.STEP,

@@ -70,17 +70,22 @@ from clusterprof.analysis.importers.kineto import classify, host
 from clusterprof.analysis.importers.kineto import device as kineto_device
 from clusterprof.analysis.importers.kineto.device import (
     DeviceWork,
-    HostActivity,
     RuntimeCalls,
     find_launch_calls,
     find_starved_gaps,
 )
 from clusterprof.analysis.importers.kineto.event_stream import Document
+from clusterprof.analysis.importers.kineto.functions import (
+    MAX_NAMES,
+    NAME_CHARACTERS,
+    find_innermost_functions,
+)
 from clusterprof.analysis.importers.kineto.gather import (
     GatheredEvents,
     Int,
     Table,
     count_values,
+    join_interval_sets,
     join_sorted_chunks,
 )
 from clusterprof.analysis.importers.kineto.host import (
@@ -88,6 +93,12 @@ from clusterprof.analysis.importers.kineto.host import (
     Marks,
     add_host_spans,
     find_blocking_copies,
+)
+from clusterprof.analysis.importers.kineto.host_activity import (
+    HostActivity,
+    HostCalls,
+    HostWork,
+    build_host_activity,
 )
 from clusterprof.probe import layout
 
@@ -236,6 +247,7 @@ FIRST_EXTRA_DEVICE_PID = 1 << 23
 pids.
 """
 _EMPTY = np.zeros(0, np.int64)
+_DATA_WAITS = (classify.LOADER_WITHOUT_WORKERS, classify.LOADER_WITH_WORKERS)
 
 
 @dataclass(slots=True)
@@ -264,7 +276,8 @@ def build_node(gathered: GatheredEvents, document: Document, source: Source) -> 
         )
     low = _find_first_ns(gathered)
     wall_ns = compute_wall_offset(document, gathered.origin_us)
-    calls, marks = _take_calls(gathered, low), _take_marks(gathered, low)
+    calls, marks = _take_calls(gathered, low), _take_marks(gathered.marks, low)
+    functions = _take_marks(gathered.functions, low)
     for stretches in (*gathered.busy_host.values(), *gathered.operators.values()):
         stretches.shift(-low)
     text.trim_heap()
@@ -281,7 +294,7 @@ def build_node(gathered: GatheredEvents, document: Document, source: Source) -> 
     )
     processes: list[_Device | None] = [*devices] or [None]
     for index, device in enumerate(processes):
-        _add_process(node, gathered, identity, calls, marks, device, index)
+        _add_process(node, gathered, identity, calls, marks, functions, device, index)
     if len(devices) > 1:
         account.notes.append(f"{len(devices)} devices in the trace: each is shown as a process")
     if identity.rank is None:
@@ -310,8 +323,8 @@ def _take_calls(gathered: GatheredEvents, low: int) -> RuntimeCalls:
     return RuntimeCalls(*_sort_table(table, low))
 
 
-def _take_marks(gathered: GatheredEvents, low: int) -> Marks:
-    start, duration, *rest = _sort_table(gathered.marks, low)
+def _take_marks(table: Table, low: int) -> Marks:
+    start, duration, *rest = _sort_table(table, low)
     return Marks(start, start + duration, *rest)
 
 
@@ -375,6 +388,7 @@ def _add_process(
     identity: TraceIdentity,
     calls: RuntimeCalls,
     marks: Marks,
+    functions: Marks,
     device: _Device | None,
     index: int,
 ) -> None:
@@ -400,18 +414,31 @@ def _add_process(
     if not index:
         account.read["steps"] += process_steps.start.size
     copies = find_blocking_copies(device.work, calls) if device else None
-    launches = count_values(own_calls.thread, len(keys))
-    work = [
-        pair
-        for number, pair in _list_busy_intervals(gathered, of_process)
-        if device is None or launches[number]
-    ]
-    host_side = HostTimeline(own_calls, own_marks, copies, work)
+    host_side = HostTimeline(own_calls, own_marks, copies)
     add_host_spans(node, pid, host_side, _list_operator_intervals(gathered, of_process), account)
     if device is not None:
+        activity = _find_host_activity(host_side, functions, process_steps)
         _add_device_activity(
-            node, pid, id_, device, calls, host_side, process_steps, identity, gathered
+            node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
         )
+
+
+def _find_host_activity(
+    host_side: HostTimeline, functions: Marks, process_steps: host.Steps
+) -> HostActivity:
+    """Find what the host was doing; the functions are those of the thread of the steps."""
+    own = functions.thread == host.find_main_thread(host_side)
+    innermost = find_innermost_functions(
+        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
+    )
+    calls = host_side.calls
+    return build_host_activity(
+        HostCalls(calls.start, calls.start + calls.duration, calls.kind, calls.thread),
+        (host_side.copies_in(), host_side.copies_out()),
+        host_side.residues(),
+        innermost,
+        process_steps.end,
+    )
 
 
 def _find_step_pid(marks: Marks, keys: list[object]) -> int:
@@ -482,6 +509,7 @@ def _add_device_activity(
     device: _Device,
     calls: RuntimeCalls,
     host_side: HostTimeline,
+    activity: HostActivity,
     process_steps: host.Steps,
     identity: TraceIdentity,
     gathered: GatheredEvents,
@@ -493,13 +521,15 @@ def _add_device_activity(
     low, high = min(from_ns, int(work.start[0])), max(until_ns, work.last_end())
     node.busy(id_, start, end, low, high)
     del start, end
-    host = HostActivity.of(
-        host_side.work, host_side.calls, host_side.copies_in(), host_side.copies_out()
-    )
-    for gaps in find_starved_gaps(work, calls, host, from_ns, until_ns):
-        host_times = (gaps.at_work, gaps.in_sync, gaps.in_alloc, gaps.in_copy)
+    parts = []
+    for gaps in find_starved_gaps(work, calls, activity, from_ns, until_ns):
+        host_times = (gaps.launching, gaps.in_sync, gaps.in_memory, gaps.in_copy)
         node.spans(pid, layout.STARVED, gaps.start, gaps.end, *host_times)
+        parts.append(activity.work.within(gaps.start, gaps.end))
         gathered.account.read["gaps with a late host"] += gaps.start.size
+    _add_host_work(node, pid, parts, list(gathered.function_names))
+    waits = [host_side.marks.of(kind)[:2] for kind in _DATA_WAITS]
+    kineto_device.add_exposed_copies(node, pid, work, join_interval_sets(waits))
     text.trim_heap()
     exposed = kineto_device.measure_exposed_collectives(work)
     rows = work.row[exposed.row]
@@ -512,3 +542,26 @@ def _add_device_activity(
             identity.distributed, identity.rank, identity.world_size
         )
         kineto_device.add_collectives(node, pid, exposed, descriptions, groups, gathered.account)
+
+
+def _add_host_work(
+    node: NodeTables, pid: int, parts: Sequence[HostWork], names: Sequence[str]
+) -> None:
+    """Add what the host did instead of launching, and names of the functions with most of it."""
+    start, end, activity, name = (
+        np.concatenate([getattr(part, column) for part in parts])
+        for column in ("start", "end", "activity", "name")
+    )
+    amount_ns = np.bincount(name + 1, end - start, minlength=len(names) + 1)[1:]
+    listed = np.argsort(-amount_ns, kind="stable")[: min(MAX_NAMES, int((amount_ns > 0).sum()))]
+    number = np.full(len(names) + 1, -1, np.int64)
+    number[listed] = np.arange(listed.size)
+    node.spans(pid, layout.HOST_WORK, start, end, activity, number[name])  # -1 takes the last, -1
+    node.host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
+
+
+def _shorten_name(name: str) -> str:
+    """Shorten the name of a function to its file's last folder: `src/data.py(9): load`."""
+    path, separator, function = name.rpartition("(")
+    path = "/".join(path.split("/")[-2:])
+    return f"{path}{separator}{function}"[:NAME_CHARACTERS]
