@@ -17,9 +17,9 @@ Its share is the part of that thread's time spent on a CPU, without the kernel's
 a device. The thread reports its own CPU time with each batch, in addition to the kernel's count for
 that thread. Time in which a finished batch is delayed because the worker's interpreter is busy with
 the next one counts too. In a trace with stacks the time counts in which the training thread itself
-was in functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`) and its
-device had nothing to do. If workers are idle most of the time and a larger prefetch would have let
-them make the batch ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the
+was in functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`), and
+its device had nothing to do. If workers are idle most of the time and a larger prefetch would have
+let them make the batch ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the
 rank fewer CPUs than the node has, the evidence says how many, and how many cores those are: two
 busy hyper-threads do little more work than one.
 

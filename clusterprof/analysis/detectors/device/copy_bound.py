@@ -12,12 +12,12 @@ copied while the present one is computed.
 
 ## How it decides
 
-An imported trace of a profiler has each copy on the device's timeline: its share is the whole of the
-time in which only copies ran, outside waits for data. A recording of clusterprof has the bytes that
-the GPU received and sent over its bus (`gpu.pcie_receive_bytes_per_second`): its share is the time
-that these bytes need at the highest rate of the run, at least 6 GB/s, in idle time of a step outside
-every other wait, if the mean rate there is at least 1 GB/s. Time inside a copy that the probe
-recorded is `h2d-copy`: there the host was blocked, whatever the bus did.
+An imported trace of a profiler has each copy on the device's timeline: its share is the whole of
+the time in which only copies ran, outside waits for data. A recording of clusterprof has the bytes
+that the GPU received and sent over its bus (`gpu.pcie_receive_bytes_per_second`): its share is the
+time that these bytes need at the highest rate of the run, at least 6 GB/s, in idle time of a step
+outside every other wait, if the mean rate there is at least 1 GB/s. Time inside a copy that the
+probe recorded is `h2d-copy`: there the host was blocked, whatever the bus did.
 
 ## What to do
 
@@ -72,9 +72,9 @@ class CopyBound:
         hidden_cost="interval",
         trace_spans=(layout.EXPOSED_COPY, layout.STARVED),
         manual_check=(
-            "`nsys profile`: `[CUDA memcpy HtoD]` with no kernel beside it; `nvidia-smi dmon -s t`: "
-            "`rxpci` near the rate of the link in steps; `nvidia-smi -q`: width and generation of "
-            "the link."
+            "`nsys profile`: `[CUDA memcpy HtoD]` with no kernel beside it; `nvidia-smi dmon -s "
+            "t`: `rxpci` near the rate of the link in steps; `nvidia-smi -q`: width and generation "
+            "of the link."
         ),
     )
     needs = ("spans",)

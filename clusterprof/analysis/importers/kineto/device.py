@@ -18,24 +18,26 @@ import numpy as np
 from clusterprof.analysis.importers.core.base import Account
 from clusterprof.analysis.importers.core.columns import select_dtype
 from clusterprof.analysis.importers.core.device_timeline import (
+    LONG_LAUNCH_NS,
     NEVER,
+    CoverageIndex,
     find_exposed_copies,
     find_late_launches,
 )
+from clusterprof.analysis.importers.core.host_activity import HostActivity
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.gather import (
     CommDescription,
-    CoverageIndex,
     Int,
     iterate_slices,
     join_interval_sets,
     join_intervals,
     join_sorted_chunks,
 )
-from clusterprof.analysis.importers.kineto.host_activity import HostActivity
 from clusterprof.probe import layout
 
+_WAITED_RATIO = 0.9  # of a long gap: host and device both wait, for what the trace does not show
 _NEVER_LAUNCHED = -2  # in place of a call: nothing was launched any more
 
 
@@ -220,6 +222,11 @@ def _select_starved_gaps(
     )
     blocking = np.isin(gaps.kind, (classify.COPY_IN, classify.COPY_OUT))
     is_late, late_until = find_late_launches(gaps.start, gaps.end, call_start, call_end, blocking)
+    waited = host.sync.covered_within(gaps.start, gaps.end) >= _WAITED_RATIO * (
+        gaps.end - gaps.start
+    )
+    waited &= gaps.end - gaps.start >= LONG_LAUNCH_NS
+    is_late, late_until = is_late | waited, np.where(waited, gaps.end, late_until)
     start, end = np.maximum(gaps.start, from_ns), np.minimum(late_until, until_ns)
     keep = is_late & (end > start)
     start, end = start[keep], end[keep]

@@ -17,11 +17,11 @@ PyTorch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.importers.core.host_activity import HostWork
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.probe import layout
 
@@ -46,19 +46,7 @@ _UNNAMED = (classify.TORCH_FUNCTION,)
 _DATA = (classify.DATA_FUNCTION, classify.READ_FUNCTION)
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionTimes:
-    """Times in which one thread was in functions: n rows, sorted and disjoint, in ns."""
-
-    start: Int
-    end: Int
-    kind: Int
-    name: Int
-    """Row of the function's name; -1 if unknown."""
-
-    def select(self, rows: Int | np.ndarray) -> FunctionTimes:
-        """Return the selected rows: bool[n] or int64[m]."""
-        return FunctionTimes(self.start[rows], self.end[rows], self.kind[rows], self.name[rows])
+_ACTIVITY = np.array([ACTIVITIES.get(kind, 0) for kind in range(max(ACTIVITIES) + 1)])
 
 
 def number_names(known: dict[str, int], names: Iterable[str]) -> Iterator[int]:
@@ -68,8 +56,8 @@ def number_names(known: dict[str, int], names: Iterable[str]) -> Iterator[int]:
         yield known.get(name, -1) if full else known.setdefault(name, len(known))
 
 
-def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> FunctionTimes:
-    """Find the innermost function of one thread at each instant.
+def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> HostWork:
+    """Find in which function, and for what, one thread was at each instant outside of training.
 
     int64[n] each, in any order: start and end (ns), kind (`classify`) and row of the name of each
     call. Calls that do not nest by some ns, as rounding makes them, are trimmed to the outer one.
@@ -91,9 +79,9 @@ def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> Func
     rank = np.concatenate([depth, -depth])
     edges = np.lexsort((rank, is_start, at))
     at, inside = at[edges], inside[edges]
-    kept = np.flatnonzero((np.diff(at) > 0) & (inside[:-1] >= 0))
-    inside = inside[kept]
-    return FunctionTimes(at[kept], at[kept + 1], kind[inside], name[inside])
+    activity = np.where(inside >= 0, _ACTIVITY[kind[inside]], 0) if inside.size else inside
+    kept = np.flatnonzero((np.diff(at) > 0) & (activity[:-1] > 0))
+    return HostWork(at[kept], at[kept + 1], activity[kept], name[inside[kept]])
 
 
 def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:

@@ -169,36 +169,6 @@ def count_values(numbers: Int, min_size: int = 0) -> Int:
     return counts
 
 
-class CoverageIndex:
-    """Index of disjoint intervals that answers how much of a time range they cover."""
-
-    def __init__(self, start: Int, end: Int) -> None:
-        self.start, self.end = start, end
-        self._total = np.concatenate([[0], np.cumsum(end - start)]).astype(np.int64)
-
-    def covered_before(self, t: Int) -> Int:
-        """Return the covered ns before each instant. t: int64[n], ns; returns int64[n], ns."""
-        row = self.start.searchsorted(t, side="right")
-        if not self.start.size:
-            return np.zeros(np.shape(t), np.int64)
-        over = np.where(row > 0, self.end[np.maximum(row, 1) - 1] - t, 0)
-        return (self._total[row] - np.maximum(over, 0)).astype(np.int64)
-
-    def covered_within(self, start: Int, end: Int) -> Int:
-        """Return the covered ns in each [start, end); 0 where end is before start. int64[n], ns."""
-        return np.maximum(
-            self.covered_before(np.maximum(start, end)) - self.covered_before(start), 0
-        )
-
-    def first_uncovered(self, t: Int) -> Int:
-        """Return the first uncovered instant at or after each t. int64[n], ns."""
-        if not self.start.size:
-            return t
-        row = self.start.searchsorted(t, side="right") - 1
-        inside = (row >= 0) & (t < self.end[np.maximum(row, 0)])
-        return np.where(inside, self.end[np.maximum(row, 0)], t)
-
-
 _MAX_KEYS = 1 << 16
 _ITEM_BYTES = {
     "float": 4,

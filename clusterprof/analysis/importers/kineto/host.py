@@ -11,16 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account
-from clusterprof.analysis.importers.core.device_timeline import trim_copy_calls
+from clusterprof.analysis.importers.core.device_timeline import CoverageIndex, trim_copy_calls
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.device import DeviceWork, RuntimeCalls
-from clusterprof.analysis.importers.kineto.gather import (
-    CoverageIndex,
-    Int,
-    count_values,
-    join_intervals,
-)
+from clusterprof.analysis.importers.kineto.gather import Int, count_values, join_intervals
 from clusterprof.probe import layout
 from clusterprof.units import SECOND_NS
 
@@ -137,11 +132,8 @@ def add_host_spans(
     """
     main = find_main_thread(host)
     _add_data_waits(node, pid, host.marks, main, operators, account)
-    start, end = host.calls.of(classify.SYNC)
-    copies_out = host.copies_out()
-    _add_device_syncs(
-        node, pid, np.concatenate([start, copies_out[0]]), np.concatenate([end, copies_out[1]])
-    )
+    waits = (host.calls.of(classify.SYNC), host.copies_out(), host.residues())
+    _add_device_syncs(node, pid, *(np.concatenate(side) for side in zip(*waits)))
     if host.copies is not None:
         to_device = host.copies.to_device
         copies = host.copies
@@ -251,6 +243,7 @@ def _count_host_collectives(marks: Marks, main: int, account: Account) -> None:
 
 
 _MIN_OPTIMIZER_STEPS = 3
+_MIN_LATE_WORK_RATIO = 0.5  # of the time from the first to the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +271,22 @@ def select_marked_steps(start: Int, end: Int, number: Int, account: Account) -> 
     if nested:
         account.skipped["steps nested in another"] += nested
     return Steps(start[keep], end[keep], number[keep])
+
+
+def extend_last_step(steps: Steps, work: DeviceWork, calls: RuntimeCalls) -> Steps:
+    """Extend the last step to the end of the work launched in the steps, if it is much later.
+
+    A host that only launches is done with its steps long before its device.
+    """
+    first, last = int(steps.start[0]), int(steps.end[-1])
+    if not calls.start.size:
+        return steps
+    launched_ns = calls.start[np.maximum(work.call, 0)]
+    inside = (work.call >= 0) & (launched_ns >= first) & (launched_ns <= last)
+    until = int((work.start[inside] + work.duration[inside]).max(initial=last))
+    if until - last < _MIN_LATE_WORK_RATIO * (last - first):
+        return steps
+    return Steps(steps.start, np.append(steps.end[:-1], until), steps.number)
 
 
 def infer_steps(from_ns: int, until_ns: int, optimizers_end: Int, account: Account) -> Steps:

@@ -65,6 +65,12 @@ import numpy as np
 from clusterprof.analysis.importers.core import text
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import select_dtype
+from clusterprof.analysis.importers.core.host_activity import (
+    HostActivity,
+    HostCalls,
+    HostWork,
+    build_host_activity,
+)
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify, host
 from clusterprof.analysis.importers.kineto import device as kineto_device
@@ -93,12 +99,6 @@ from clusterprof.analysis.importers.kineto.host import (
     Marks,
     add_host_spans,
     find_blocking_copies,
-)
-from clusterprof.analysis.importers.kineto.host_activity import (
-    HostActivity,
-    HostCalls,
-    HostWork,
-    build_host_activity,
 )
 from clusterprof.probe import layout
 
@@ -407,7 +407,7 @@ def _add_process(
     node.rank(pid, identity.rank if not index else None, identity.world_size, id_)
     own_calls = _select_calls_of_threads(calls, of_process)
     own_marks = marks.of_threads(of_process)
-    process_steps = _find_steps(own_marks, device, account, gathered, of_process)
+    process_steps = _find_steps(own_marks, device, calls, account, gathered, of_process)
     node.spans(
         pid, layout.STEP, process_steps.start, process_steps.end, process_steps.number, 2, -1, -1
     )
@@ -476,6 +476,7 @@ def _list_operator_intervals(
 def _find_steps(
     marks: Marks,
     device: _Device | None,
+    calls: RuntimeCalls,
     account: Account,
     gathered: GatheredEvents,
     of_process: np.ndarray,
@@ -489,7 +490,7 @@ def _find_steps(
         marks.start[which], marks.end[which], marks.number[which], account
     )
     if marked is not None:
-        return marked
+        return marked if device is None else host.extend_last_step(marked, device.work, calls)
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
     if device is not None:
         end = device.work.last_end()
