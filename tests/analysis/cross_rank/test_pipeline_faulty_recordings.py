@@ -179,7 +179,9 @@ def test_a_late_joiner_is_matched_from_when_it_is_seen(tmp_path: Path) -> None:
         )
     report = analysed(tmp_path)
     seconds = seconds_of(report, 0)
-    assert seconds["unattributed"] == pytest.approx(20 * 0.3)
+    assert "sync-unknown-peer" not in seconds
+    # 0.3 of each, and 0.2 of the first step that it saw in part
+    assert dict(report.unattributed_reasons)["peers-unknown"] == pytest.approx(6.2 * SECOND)
     assert seconds["net-transfer"] == pytest.approx(4.0)
     assert seconds["storage-local"] == pytest.approx(3.9)
 
