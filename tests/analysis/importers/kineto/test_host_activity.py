@@ -133,7 +133,7 @@ def test_the_function_that_prepares_data_is_named(tmp_path: Path) -> None:
     def prepares(number: int, at: float) -> Events:
         yield function("train.py(40): train", at, 100 * MS)
         yield call("cudaStreamSynchronize", at + 1 * MS, 9 * MS + 20)  # 20 us into the gap
-        yield function("/home/u/src/video/data.py(12): preprocess", at + 12 * MS, 60 * MS)
+        yield function("src/app/video/data.py(12): preprocess", at + 12 * MS, 60 * MS)
         yield function("numpy/lib/stride.py(7): tile", at + 20 * MS, 20 * MS)
         yield function("<built-in method contiguous of Tensor>", at + 41 * MS, 10 * MS)
 
