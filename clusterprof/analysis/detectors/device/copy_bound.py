@@ -38,7 +38,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    compute_claimed_mean,
+    limit_to_lost_time,
+    select_phases,
+)
 from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
@@ -110,7 +115,7 @@ class CopyBound:
             limits.copying_at_least_bytes_per_second, *(top for _, top, _ in rates.values())
         )
         length = np.maximum(lost.end_ns - lost.start_ns, 1)
-        copied_ns = rate / highest * length
+        copied_ns = limit_to_lost_time(np.where(inside, rate / highest * length, 0.0), lost, inside)
         share = np.where(inside, np.minimum(copied_ns / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
         evidence = (
             Evidence(name, compute_claimed_mean(lost, share, values), "bytes/s", note)

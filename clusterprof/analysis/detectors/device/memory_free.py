@@ -47,7 +47,7 @@ class MemoryFree:
         "launch",
         "GPU memory is freed within steps",
         "Take empty_cache() out of the loop, and let the allocator keep its blocks",
-        precedence=705,
+        precedence=220,
         tone=3,
         hidden_cost="interval",
         trace_spans=(layout.HOST_WORK, layout.STARVED),
