@@ -28,7 +28,8 @@ one file are supported.
 * **Busy**: a device is busy while any of its streams runs a kernel, a copy or a memset. It is idle
   for the rest of the window. The window lasts from the start of the first `ProfilerStep#` to the
   end of the last. In a trace without these, steps end with the optimizer step. If there is no
-  optimizer step either, everything from the first to the last work on the device is one step.
+  optimizer step either, everything from the first to the last work on the device is one step. If the device is far behind its host, the last step lasts
+  until the work of the steps has ended.
 * **Exposed communication**: the time of a kernel of NCCL, RCCL, oneCCL and the like in which no
   other kernel ran on the device. A concurrent copy hides nothing. Two concurrent operations count
   once. Lost time is idle time plus exposed communication.
@@ -36,7 +37,11 @@ one file are supported.
   the call that launched the next work (found by correlation id) had not ended when the gap began.
   The call of a copy between host and device may return only after the copy, so such a copy was
   launched late if its call had not begun. The gap is `starved` until that call ends, and is split
-  by the activity of the launching threads. In other gaps, work was already queued.
+  by the activity of the host: loading of kernels and capture of graphs, waits, memory calls,
+  copies, launching (with pauses of up to 1 ms), and Python functions of the thread of the steps
+  (`with_stack=True`). In other gaps, work was already queued.
+* **Exposed copies**: the time in which only copies between host and device ran, outside waits for
+  data. It is lost time, too.
 * **Data waits** are `enumerate(DataLoader)#….__next__` on the thread of the steps. Operators that
   ran inside it without worker processes count as loading.
 * **Device waits** are synchronizing calls, and copies from the device whose call returned only
