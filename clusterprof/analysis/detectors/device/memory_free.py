@@ -1,4 +1,4 @@
-"""GPU memory is freed or unmapped within steps.
+"""GPU memory is freed within steps.
 
 ## What it sees
 
