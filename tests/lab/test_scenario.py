@@ -14,10 +14,10 @@ def test_there_are_42_faults_and_6_nulls() -> None:
     assert groups == {
         "storage": 8,
         "cpu": 9,
-        "h2d-launch": 6,
+        "h2d-launch": 8,
         "network": 6,
         "sync": 7,
-        "phase-device": 6,
+        "phase-device": 7,
         "null": 6,
     }
 

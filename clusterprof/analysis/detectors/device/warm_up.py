@@ -1,4 +1,4 @@
-"""The host does what happens once: it loads kernels, creates contexts, captures graphs.
+"""The host does what happens once: loads kernels, creates contexts, captures graphs.
 
 ## What it sees
 

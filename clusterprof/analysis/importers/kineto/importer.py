@@ -28,11 +28,11 @@ one file are supported.
 * **Busy**: a device is busy while any of its streams runs a kernel, a copy or a memset. It is idle
   for the rest of the window. The window lasts from the start of the first `ProfilerStep#` to the
   end of the last. In a trace without these, steps end with the optimizer step. If there is no
-  optimizer step either, everything from the first to the last work on the device is one step. If the device is far behind its host, the last step lasts
-  until the work of the steps has ended.
+  optimizer step either, everything from the first to the last work on the device is one step. If
+  the device is far behind its host, the last step lasts until the work of the steps has ended.
 * **Exposed communication**: the time of a kernel of NCCL, RCCL, oneCCL and the like in which no
   other kernel ran on the device. A concurrent copy hides nothing. Two concurrent operations count
-  once. Lost time is idle time plus exposed communication.
+  once. Lost time is idle time plus exposed communication and copies.
 * **Late host**: a gap is a time of more than 1 µs in which the device is idle. The host was late if
   the call that launched the next work (found by correlation id) had not ended when the gap began.
   The call of a copy between host and device may return only after the copy, so such a copy was
