@@ -138,6 +138,7 @@ BUILTIN_SPANS: Dict[str, Tuple[int, int, int]] = {
     "eval": (layout.EVAL, 0, 0),
     "compile": (layout.COMPILE, 0, 0),
     "sync": (layout.SYNC, layout.WHOLE_NS, 1),
+    "warm_up": (layout.HOST_WORK, layout.WARMING_UP, -1),
 }
 
 

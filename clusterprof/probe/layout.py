@@ -43,10 +43,12 @@ WORKER_START = 16
 EXPOSED_COLLECTIVE = 17
 SYNC = 18
 ALLOCATOR = 19
-INTERPRETER_WAIT = 22
+INTERPRETER_WAIT = 24
 # Only in imported traces (docs/design/importers.md); the probe never writes these.
 STARVED = 20
 LOADING = 21
+HOST_WORK = 22  # what the host did instead of launching; the probe writes it for some hooks
+EXPOSED_COPY = 23  # a copy between host and device that no other work hid; traces only
 FIRST_USER_KIND = 64
 
 WHOLE_NS = (1 << 63) - 1  # waited_ns of a `sync` that waited from its start to its end
@@ -74,6 +76,8 @@ KIND_NAMES = {
     STARVED: "starved",
     LOADING: "loading",
     INTERPRETER_WAIT: "interpreter_wait",
+    HOST_WORK: "host_work",
+    EXPOSED_COPY: "exposed_copy",
 }
 
 # Kind -> what its fields a, b, c and d hold; the remaining fields are unused. Kinds that are not
@@ -97,7 +101,18 @@ ARGUMENTS = {
     INTERPRETER_WAIT: ("pause_ns",),
     STARVED: ("launching_ns", "synced_ns", "memory_ns", "copying_ns"),
     LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
+    HOST_WORK: ("activity", "function"),
+    EXPOSED_COPY: ("bytes", "to_device_ns"),
 }
+
+# Activities of a `host_work` span.
+WARMING_UP = 1
+FREEING_MEMORY = 2
+PREPARING_DATA = 3
+READING_DATA = 4
+SLEEPING = 5
+WAITING_FOR_LOCK = 6
+OTHER_WORK = 7
 
 # Where the files of a `loading` span are stored; 0 = unknown.
 STORAGE_LOCAL = 1

@@ -9,15 +9,15 @@ from clusterprof_lab.scenario import CORPUS, SEVERITIES, load_corpus
 from clusterprof_lab.synth.simulate_faults import KINDS
 
 
-def test_there_are_42_faults_and_6_nulls() -> None:
+def test_there_are_45_faults_and_6_nulls() -> None:
     groups = Counter(scenario.group for scenario in load_corpus())
     assert groups == {
         "storage": 8,
         "cpu": 9,
-        "h2d-launch": 6,
+        "h2d-launch": 8,
         "network": 6,
         "sync": 7,
-        "phase-device": 6,
+        "phase-device": 7,
         "null": 6,
     }
 

@@ -58,6 +58,7 @@ RULES_OF: dict[str, set[str]] = {
     "stolen-cpus": {"no-cpu-stolen"},
     "more-memory": {"no-ceiling", "node-full"},
     "pin-memory": {"no-blocking_ratio", "memory-short"},
+    "pin-copied-memory": {"already-fast"},
     "copy-ahead": {"gpu-memory-full"},
     "load-in-workers": {"has-workers"},
     "fetch-metrics-rarely": {"few-waits"},

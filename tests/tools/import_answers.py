@@ -17,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # `python tests/tools/…` puts this folder there alone
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE  # noqa: E402
 from clusterprof.analysis.pipeline import Analysis, AnalysisRequest, analyze_with_details  # noqa: E402
 from tests.tools.answers_of_logs import answers  # noqa: E402
 
@@ -76,8 +77,15 @@ def idle_us(made: Analysis) -> float:
 
 
 def exposed_us(made: Analysis) -> float:
-    """Time in communication alone."""
-    return made.report.lost_ns / 1e3 - idle_us(made)
+    """Time in communication alone: what is lost while the device is neither idle nor copying."""
+    copying = sum(
+        units
+        for node in made.across.nodes
+        for rank in node.ranks
+        for (cause, *_), units in rank.accumulator.claimed.items()
+        if cause == "copy-bound"
+    )
+    return made.report.lost_ns / 1e3 - idle_us(made) - copying / SHARE_SCALE / 1e3
 
 
 def share(made: Analysis, *families: str) -> float:

@@ -67,7 +67,7 @@ COPY_RECOMMENDATIONS = (
     ),
     Recommendation(
         "copy-ahead",
-        ("h2d-copy",),
+        ("h2d-copy", "copy-bound"),
         "Copy the next batch while the current one is computed",
         "a separate stream for copies",
         FilledRecommendation(
@@ -77,7 +77,7 @@ COPY_RECOMMENDATIONS = (
             + f"; then {mark_command('torch.cuda.current_stream().wait_stream(copies)')} before it"
             f" is used"
         ),
-        evidence_names=("blocking_ratio", "pcie_receive_bytes_per_second"),
+        evidence_names=("blocking_ratio", "bytes_per_second", "to_device_ratio"),
         published=_PINNED_GAIN,
         expected_change="copies no longer cause lost time",
         worse="memory of the accelerator for one more batch",
@@ -88,6 +88,40 @@ COPY_RECOMMENDATIONS = (
                 lambda s: (f := s.setup.gpu_memory_free_ratio) is not None and f < 0.2,
             ),
         ),
+        effort="code",
+    ),
+    Recommendation(
+        "pin-copied-memory",
+        ("copy-bound",),
+        "Copy from and to pinned memory",
+        'pin_memory=True in the loader, .to("cuda", non_blocking=True)',
+        _fill_pinned_memory,
+        evidence_names=("bytes_per_second",),
+        published=_PINNED_GAIN,
+        expected_change="the rate of copies rises to that of the link",
+        worse="pinned memory cannot be swapped out: prefetched batches always occupy it",
+        unless=(
+            ExclusionRule(
+                "already-fast",
+                "copies run at 10 GB/s or more, as only pinned memory does",
+                lambda s: (v := s.value("copy.bytes_per_second")) is not None and v >= 10e9,
+            ),
+        ),
+        effort="setting",
+    ),
+    Recommendation(
+        "copy-less",
+        ("copy-bound",),
+        "Copy fewer bytes in each step",
+        "smaller types, transforms on the accelerator, tensors that stay there",
+        FilledRecommendation(
+            mark_command('batch.to("cuda", non_blocking=True).float().div_(255)')
+            + " of uint8 images instead of float32 copies; keep what does not change, and optimizer"
+            " states if they fit, on the accelerator"
+        ),
+        evidence_names=("bytes_per_second", "to_device_ratio"),
+        expected_change="gpu.pcie_receive_bytes_per_second falls",
+        worse="work of the accelerator, and its memory",
         effort="code",
     ),
     Recommendation(
@@ -206,6 +240,84 @@ LAUNCH_RECOMMENDATIONS = (
         worse="start-up grows by the compilation, and shapes must not change in every step",
         place="job",
         effort="code",
+    ),
+    Recommendation(
+        "skip-first-steps",
+        ("warm-up",),
+        "Judge later steps",
+        "leave the first steps out of a profile or a benchmark",
+        FilledRecommendation(
+            mark_command("torch.profiler.schedule(wait=20, warmup=5, active=5)")
+            + f", or {mark_command('clusterprof analyze --steps 10: RUN')}: what happens once does"
+            " not matter in a long run"
+        ),
+        evidence_names=("loading_ratio",),
+        expected_change="warm-up disappears, and what remains is the cost of every step",
+        diagnose=True,
+        place="job",
+        effort="look",
+    ),
+    Recommendation(
+        "keep-kernel-caches",
+        ("warm-up",),
+        "Keep the caches of compiled kernels",
+        "cache folders on a disk that outlives the job",
+        FilledRecommendation(
+            f"{mark_command('export CUDA_CACHE_PATH=/shared/cache/cuda')},"
+            f" {mark_command('export TRITON_CACHE_DIR=/shared/cache/triton')} and"
+            f" {mark_command('export TORCHINDUCTOR_CACHE_DIR=/shared/cache/inductor')}"
+        ),
+        evidence_names=("loading_ratio",),
+        expected_change="the first steps take less time after a restart",
+        worse="caches are valid for one version of driver and libraries",
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
+        "warm-up-first",
+        ("warm-up",),
+        "Run one step of each shape before the clock starts",
+        "a forward and backward pass on zeros; graphs captured before training",
+        FilledRecommendation(
+            mark_command("model(torch.zeros_like(batch)).sum().backward()")
+            + " once for each shape before the first step, then set gradients to zero; capture CUDA"
+            " graphs there too"
+        ),
+        evidence_names=("loading_ratio",),
+        expected_change="warm-up lies before the first step",
+        worse="start-up takes as much longer",
+        effort="code",
+    ),
+    Recommendation(
+        "no-cache-flush",
+        ("memory-free",),
+        "Take what frees memory out of the loop",
+        "torch.cuda.empty_cache(), cudaHostUnregister, buffers made anew in each step",
+        FilledRecommendation(
+            mark_command("grep -rnE 'empty_cache|ipc_collect|cudaHostUnregister' CODE")
+            + " in the training code, and take it out of the loop; make pinned and temporary"
+            " buffers once"
+        ),
+        evidence_names=("freeing_ratio",),
+        expected_change="host.freeing_ratio is not reported any more",
+        worse="the process keeps memory that it returned before",
+        effort="code",
+    ),
+    Recommendation(
+        "keep-segments",
+        ("memory-free",),
+        "Let the allocator keep and grow its blocks",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else max_split_size_mb",
+        FilledRecommendation(
+            mark_command("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+            + f"; where that is not supported, {mark_command('max_split_size_mb:512')} instead, if"
+            " memory is freed because it is fragmented"
+        ),
+        evidence_names=("freeing_ratio",),
+        published="cases only (ByteDance, OSDI 2025)",
+        expected_change="num_device_free of torch.cuda.memory_stats() stays constant",
+        worse="not with CUDA IPC of some versions: shared tensors may fail",
+        effort="setting",
     ),
     Recommendation(
         "expandable-segments",

@@ -284,8 +284,11 @@ def _with_attributed_waits(
     limits_ns = limit_transfer_ns(
         ranks, state.faulty_jobs, barriers.common_wait_ns, measure_sending_ns(state.nodes)
     )
+    complete_jobs = barriers.complete_jobs | {
+        job.number for job in state.jobs if job.world_size and not job.missing
+    }
     for at, _, rank in with_operations:
-        waits = _measure_rank_waits(at, observers, network, rank.job in barriers.complete_jobs)
+        waits = _measure_rank_waits(at, observers, network, rank.job in complete_jobs)
         if rank.job in barriers.jobs:
             waits = _generalize_step_waits(waits, limits_ns.get(rank.job))
             taken_ns = subtract_waits_from_reasons(
@@ -302,8 +305,8 @@ def _measure_rank_waits(
 ) -> _RankWaits:
     """Measure the waits of the rank with this number.
 
-    complete: the waits are those of its steps, and no rank of its job is missing; where a
-    rank seems to be missing, its steps could not be matched.
+    complete: no rank of its job is missing; where one seems to be, its operations or steps could
+    not be matched.
     """
     totals, bubbles, jitter = observers.totals, observers.bubbles, observers.jitter
     victim_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.victim_ns[at]) if ns}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
+from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
@@ -32,7 +33,7 @@ from clusterprof.analysis.timeline.series import (
     evaluate_increase,
     locate_intervals,
 )
-from clusterprof.analysis.timeline.spans import SyncSpans
+from clusterprof.analysis.timeline.spans import HostWorkSpans, SyncSpans
 from clusterprof.report.model import Cause, Evidence, Grade
 from clusterprof.signals import Signal
 
@@ -44,6 +45,7 @@ _PRESENT_KEY, _CLAIMED_KEY, _HANDOVERS_KEY, _RUNNABLE_KEY = (
     "runnable",
 )
 _GROWTH_KEY, _COMPUTE_WAIT_KEY, _MAIN_KEY = "growth", "computing", "main thread "
+_MIN_FUNCTION_RATIO, _FUNCTION_CHARACTERS = 0.05, 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,58 @@ def measure_sleep(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
         rank, lost.start_ns, lost.end_ns
     )
     return np.where(rows & ~np.isnan(active), np.maximum(asleep, 0.0), 0.0)
+
+
+def measure_host_work(rank: Rank, lost: LostTime, *activities: int) -> Float:
+    """Measure the share of each segment's lost time in which the host did one of these instead.
+
+    Returns float64[n], 0 without `host_work` spans. activities: `probe.layout.WARMING_UP` and
+    others. Only time inside steps counts that no other wait explains.
+    """
+    share = np.zeros(lost.start_ns.size)
+    work = rank.main.get_spans(HostWorkSpans)
+    if work is None:
+        return share
+    rows = np.isin(work.activity, activities)
+    inside = select_phases(lost, PHASE_COMPUTE)
+    if not rows.any() or not inside.any():
+        return share
+    times = merge_intervals((work.start_ns[rows], work.end_ns[rows]))
+    covered_ns = measure_overlap((lost.start_ns[inside], lost.end_ns[inside]), times)
+    share[inside] = np.minimum(covered_ns / np.maximum(lost.lost_ns[inside], 1), 1.0)
+    return share
+
+
+def name_host_functions(
+    rank: Rank, lost: LostTime, share: Float, *activities: int
+) -> tuple[Evidence, ...]:
+    """Name the two functions in which the host spent most of the claimed time.
+
+    share: float64[n]. Empty where no function is known.
+    """
+    names = rank.main.registration.get("host_functions")
+    work = rank.main.get_spans(HostWorkSpans)
+    claimed = share > 0
+    if work is None or not isinstance(names, (list, tuple)) or not names or not claimed.any():
+        return ()
+    rows = np.isin(work.activity, activities) & (work.function >= 0)
+    rows &= work.function < len(names)
+    times = work.start_ns[rows], work.end_ns[rows]
+    segments = merge_intervals((lost.start_ns[claimed], lost.end_ns[claimed]))
+    amount_ns = np.bincount(
+        work.function[rows], measure_overlap(times, segments), minlength=len(names)
+    )
+    total_ns = max(float((share * lost.lost_ns).sum()), 1.0)
+    return tuple(
+        Evidence(
+            f"host.function{place}_ratio",
+            min(1.0, float(amount_ns[row]) / total_ns),
+            "ratio",
+            f"of that time the host was in {str(names[row])[:_FUNCTION_CHARACTERS]}",
+        )
+        for place, row in enumerate(np.argsort(-amount_ns, kind="stable")[:2].tolist(), 1)
+        if amount_ns[row] >= _MIN_FUNCTION_RATIO * total_ns
+    )
 
 
 def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:

@@ -16,12 +16,15 @@ from clusterprof.analysis.detectors.cpu.memory import CpuMemory
 from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
 from clusterprof.analysis.detectors.cpu.throttled import CpuThrottled
 from clusterprof.analysis.detectors.cross_rank import NETWORK_LIMITS
+from clusterprof.analysis.detectors.device.copy_bound import CopyBound
 from clusterprof.analysis.detectors.device.device_throttled import DeviceThrottled
 from clusterprof.analysis.detectors.device.h2d_copy import H2dCopy
 from clusterprof.analysis.detectors.device.h2d_sync import H2dSync
 from clusterprof.analysis.detectors.device.launch_alloc import LaunchAlloc
 from clusterprof.analysis.detectors.device.launch_bound import LaunchBound
 from clusterprof.analysis.detectors.device.launch_recompile import LaunchRecompile
+from clusterprof.analysis.detectors.device.memory_free import MemoryFree
+from clusterprof.analysis.detectors.device.warm_up import WarmUp
 from clusterprof.analysis.detectors.phases.checkpoint import Checkpoint
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.detectors.phases.host_asleep import HostAsleep
@@ -54,13 +57,16 @@ DETECTORS: tuple[Detector, ...] = (
     InputWait(),
     H2dCopy(),
     H2dSync(),
+    CopyBound(),
     LaunchBound(),
     LaunchAlloc(),
+    MemoryFree(),
     LaunchRecompile(),
     Checkpoint(),
     EvalHost(),
     HostAsleep(),
     Startup(),
+    WarmUp(),
     DeviceThrottled(),
 )
 

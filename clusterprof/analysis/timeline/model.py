@@ -159,7 +159,8 @@ PHASE_BUSY_WAIT = 11  # a resident kernel computed nothing, outside the operatio
 # suspected busy-wait: counts as loss only if the other ranks confirm it
 PHASE_SUSPECTED_BUSY_WAIT = 12
 PHASE_HIDDEN_COLLECTIVE = 13  # launches work while another thread is in a collective operation
-PHASE_LOCK = 14  # asleep while another thread keeps the interpreter lock
+PHASE_COPY = 14  # the device copied from or to its host, and did nothing else
+PHASE_LOCK = 15  # asleep while another thread keeps the interpreter lock
 
 # How the loss was measured, best source first.
 SOURCE_STREAM_EVENTS = 1

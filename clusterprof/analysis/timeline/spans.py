@@ -291,3 +291,27 @@ class LoadingSpans(SpanView):
     read_bytes: Int
     storage: Int
     """Where the files are stored (`probe.layout.STORAGE_LOCAL` and others); 0 = unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWorkSpans(SpanView):
+    """What the host did instead of launching work, int64[n] columns; disjoint in a trace."""
+
+    kind = layout.HOST_WORK
+
+    activity: Int
+    """`probe.layout.WARMING_UP` and others."""
+    function: Int
+    """Index into `host_functions` of the registration; -1 = no function is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedCopySpans(SpanView):
+    """Time in which a device copied from or to its host and did nothing else, int64[n] columns."""
+
+    kind = layout.EXPOSED_COPY
+
+    bytes: Int
+    """Bytes copied in that time."""
+    to_device_ns: Int
+    """Part of the time in ns in which the copies went to the device."""

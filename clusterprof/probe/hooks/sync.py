@@ -3,7 +3,7 @@
 A host that waits until the device has finished all its work leaves its queue empty, and
 the next kernel is launched to an idle device. Harmful patterns have many calls: those
 that begin within 5 ms of the first are one record, with their number and total
-duration.
+duration. `empty_cache()`, which returns memory to the driver, is recorded too.
 """
 
 import functools
@@ -31,7 +31,29 @@ def install(module: ModuleType) -> bool:
     cuda: Any = sys.modules["torch.cuda"]
     if hasattr(cuda, "synchronize"):
         _wrap_sync(cuda, "synchronize", of_tensor=False)
+    if hasattr(cuda, "empty_cache"):
+        _wrap_empty_cache(cuda)
     return True
+
+
+def _wrap_empty_cache(cuda: Any) -> None:
+    original = cuda.empty_cache
+    if getattr(original, "_is_clusterprof", False):
+        return
+
+    @functools.wraps(original)
+    def wrapper() -> Any:
+        start = monotonic_ns()
+        result = original()
+        try:
+            if _probe.on:  # type: ignore[attr-defined]
+                ring.emit(layout.HOST_WORK, start, monotonic_ns(), layout.FREEING_MEMORY, -1)
+        except BaseException as error:
+            handle_error(error)
+        return result
+
+    wrapper._is_clusterprof = True  # type: ignore[attr-defined]
+    cuda.empty_cache = wrapper
 
 
 def _wrap_sync(owner: Any, name: str, of_tensor: bool) -> None:

@@ -127,7 +127,7 @@ class Job:
         if fault.extra == "gil-hog":
             self._hog(player).acts.append(Act(began, player.t, "user"))
         if fault.mark:
-            player.mark(began, fault.mark, player.told(fault.mark))
+            player.mark(began, fault.mark, player.told(fault.mark, fault.cause))
             player.rank.gc_pauses += fault.mark == layout.GC
 
     def _hog(self, player: Player) -> Thread:
@@ -139,15 +139,23 @@ class Job:
 
     def _copy(self, player: Player, step: int) -> None:
         began, more = player.t, self.faults.copy_ns(player.number, step)
-        size = round((self.plan.copy_ns + more) * 12.0)  # 12 GB/s
+        unhooked = any(fault.extra == "unhooked" for fault in self.faults.of("copy"))
+        marked_ns = self.plan.copy_ns + (0 if unhooked else more)
+        size = round(marked_ns * 12.0)  # 12 GB/s
         player.do(Part(50_000, "user", OTHER))
         player.launch(self.plan.copy_ns, "copy")
-        if more:  # a blocking copy: the host waits for it, the device computes nothing
-            player.synchronise()
-            copies = player.t
-            player.do(Part(more, "device", "h2d-copy"))
-            player.rank.work.append(Work(copies, player.t, "copy"))
-        player.mark(began, layout.H2D, size, int(not more))
+        if more and not unhooked:
+            self._copy_blocking(player, more, "h2d-copy")
+        player.mark(began, layout.H2D, size, int(unhooked or not more))
+        if more and unhooked:  # an extension that the probe does not know copies
+            self._copy_blocking(player, more, "copy-bound")
+
+    def _copy_blocking(self, player: Player, ns: int, cause: str) -> None:
+        """Let the host wait for a copy, and the device compute nothing."""
+        player.synchronise()
+        copies = player.t
+        player.do(Part(ns, "device", cause))
+        player.rank.work.append(Work(copies, player.t, "copy"))
 
     def _passes(self, step: int) -> None:
         """Forward and backward."""

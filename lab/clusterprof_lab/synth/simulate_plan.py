@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clusterprof.probe import layout
 from clusterprof_lab.scenario import Scenario, Trial
 from clusterprof_lab.synth.simulate_faults import Fault, Faults
 
@@ -49,7 +50,15 @@ _FAULT_KEYS = {
     "outside",
     "record_from",
 }
-MARKS = {"": 0, "checkpoint": 5, "gc": 6, "eval": 12, "compile": 13}
+MARKS = {
+    "": 0,
+    "checkpoint": 5,
+    "gc": 6,
+    "eval": 12,
+    "compile": 13,
+    "warm-up": layout.HOST_WORK,
+    "memory-free": layout.HOST_WORK,
+}
 
 
 class PlanError(ValueError):

@@ -97,8 +97,10 @@ class Player:
         self.rank.main.marks.append(Mark(start_ns, self.t, kind, a, b, c, d))
         return len(self.rank.main.marks)
 
-    def told(self, kind: int) -> int:
+    def told(self, kind: int, cause: str = "") -> int:
         """Return field a of a mark: the generation of a collection, how often it was compiled."""
+        if kind == layout.HOST_WORK:
+            return layout.WARMING_UP if cause == "warm-up" else layout.FREEING_MEMORY
         if kind == layout.COMPILE:
             return sum(mark.kind == kind for mark in self.rank.main.marks)
         return 2 if kind == layout.GC else 0

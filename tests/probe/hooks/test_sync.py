@@ -127,3 +127,18 @@ probe.step()
 """
     ring = ran(tmp_path, code)
     assert (len(ring.of(19)), len(ring.of(STEP))) == (0, 1)
+
+
+def test_emptying_the_cache_is_memory_that_is_freed(tmp_path: Path) -> None:
+    code = """
+assert cuda.empty_cache() == 7          # 1,000 ns
+with probe.span("warm_up"):
+    clock[0] += 500
+"""
+    head = "cuda.empty_cache = cuda.synchronize\n"
+    (ring,) = recorded(
+        FAKE + WAITS.replace("clock[0] = 1_000", head + "clock[0] = 1_000") + code,
+        install(tmp_path / "run"),
+    )
+    spans = [(span.end_ns - span.start_ns, span.a, span.b) for span in ring.of(22)]
+    assert spans == [(1_000, 2, -1), (500, 1, -1)]

@@ -34,6 +34,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
+    PHASE_COPY,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
     PHASE_GC,
@@ -69,6 +70,7 @@ _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.GC, PHASE_GC),
     (-layout.DATA_WAIT, PHASE_DATA_WAIT),  # waits for a worker take precedence over gc
     (layout.H2D, PHASE_H2D),
+    (layout.EXPOSED_COPY, PHASE_COPY),
     (layout.EVAL, PHASE_EVAL),
     (layout.CHECKPOINT, PHASE_CHECKPOINT),
     (layout.COMPILE, PHASE_STARTUP),
@@ -97,6 +99,7 @@ FILL_ORDER = (
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_NONE,
+    PHASE_COPY,  # never idle: a copy occupies the device
 )
 
 
@@ -109,7 +112,7 @@ _IN_WINDOW = 1 << len(_LAYERS)
 _COUNT_BITS = 26
 _STEP_SHIFT = len(_LAYERS) + 1
 _WINDOW_SHIFT = _STEP_SHIFT + _COUNT_BITS
-_NAME_BITS = 5  # bits of the edge number: at most two edges per layer, for windows and for steps
+_NAME_BITS = 6  # bits of the edge number: at most two edges per layer, for windows and for steps
 
 
 @dataclass(frozen=True, slots=True)

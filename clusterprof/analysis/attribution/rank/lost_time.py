@@ -86,6 +86,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
+    PHASE_COPY,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
     PHASE_GC,
@@ -277,7 +278,7 @@ class ExposedTime:
 
 def has_exposed_times(rank: Rank) -> bool:
     """Return whether any wait of this rank was measured by stream events."""
-    kinds = (layout.EXPOSED, layout.EXPOSED_COLLECTIVE)
+    kinds = (layout.EXPOSED, layout.EXPOSED_COLLECTIVE, layout.EXPOSED_COPY)
     return any(get_spans(rank, kind) is not None for kind in kinds)
 
 
@@ -285,15 +286,20 @@ def measure_exposed_time(rank: Rank, phases: HostPhases) -> ExposedTime:
     """Return the exposed time of each host-phase row from stream events."""
     waits = find_device_waits(rank.main)
     lost_ns, measured = _measure_data_waits(rank, phases, waits)
+    length = phases.end_ns - phases.start_ns
+    idle_ns = lost_ns
+    if get_spans(rank, layout.EXPOSED_COPY) is not None:  # samples show a copy as work
+        copying = phases.phase == PHASE_COPY
+        lost_ns, idle_ns = np.where(copying, length, lost_ns), np.where(copying, 0, lost_ns)
+        measured = measured | copying
     if waits is None:
-        return ExposedTime(lost_ns, measured, lost_ns)
+        return ExposedTime(lost_ns, measured, idle_ns)
     wait = waits.find_rows(phases.start_ns, phases.end_ns)
     inside = wait >= 0
-    length = phases.end_ns - phases.start_ns
     # While the host itself was blocked, it gave the device no work.
     blocked_ns = np.clip(waits.blocked_until_ns[wait] - phases.start_ns, 0, length)
     return ExposedTime(
-        np.where(inside, length, lost_ns), measured | inside, np.where(inside, blocked_ns, lost_ns)
+        np.where(inside, length, lost_ns), measured | inside, np.where(inside, blocked_ns, idle_ns)
     )
 
 

@@ -34,6 +34,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
+    PHASE_COPY,
     PHASE_DATA_WAIT,
     PHASE_GC,
     PHASE_H2D,
@@ -67,6 +68,7 @@ _ASSUMED = {
     PHASE_COLLECTIVE: 1.0,
     PHASE_COMPUTE: 0.0,
     PHASE_HIDDEN_COLLECTIVE: 0.0,
+    PHASE_COPY: 0.0,
 }
 """Idle share assumed of a phase: of a wait all, of launching nothing, of others the mean."""
 

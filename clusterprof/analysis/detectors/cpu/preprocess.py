@@ -16,8 +16,10 @@ It examines the worker that owned the awaited batch (the main thread if it loads
 Its share is the part of that thread's time spent on a CPU, without the kernel's work on reads from
 a device. The thread reports its own CPU time with each batch, in addition to the kernel's count for
 that thread. Time in which a finished batch is delayed because the worker's interpreter is busy with
-the next one counts too. If workers are idle most of the time and a larger prefetch would have let
-them make the batch ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the
+the next one counts too. In a trace with stacks the time counts in which the training thread itself
+was in functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`), and
+its device had nothing to do. If workers are idle most of the time and a larger prefetch would have
+let them make the batch ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the
 rank fewer CPUs than the node has, the evidence says how many, and how many cores those are: two
 busy hyper-threads do little more work than one.
 
@@ -47,10 +49,12 @@ from clusterprof.analysis.detectors.base import (
     describe_allowed_cpus,
     estimate_compute_wait,
     estimate_handover_delay,
+    measure_host_work,
+    name_host_functions,
 )
 from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
-from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
@@ -88,6 +92,10 @@ class CpuPreprocess:
         computed, avoidable = estimate_compute_wait(rank, lost, breakdown)
         share = computed - avoidable + estimate_handover_delay(rank, lost, breakdown, "user_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
+        traced = measure_host_work(rank, lost, layout.PREPARING_DATA)
+        if (traced @ lost.lost_ns) > (share @ lost.lost_ns):
+            return _claim_traced_functions(rank, lost, share, traced)
+        share = share + traced
         if not share.any():
             return Claims(share, "B")
         pids = np.unique(breakdown.worker_pid[(share > 0) & (breakdown.worker_pid > 0)])
@@ -106,6 +114,17 @@ class CpuPreprocess:
         if _has_unknown_workers(rank):
             resource = "" if rank.rank is None else f"loader of rank {rank.rank}"
         return Claims(share, "A", evidence, resource)
+
+
+def _claim_traced_functions(rank: Rank, lost: LostTime, share: Float, traced: Float) -> Claims:
+    """Claim what functions of the training thread itself did, as a trace with stacks names them."""
+    note = "of that time, the training thread itself was in functions that prepare data"
+    ratio = compute_claimed_mean(lost, traced)
+    evidence = (
+        *name_host_functions(rank, lost, traced, layout.PREPARING_DATA),
+        Evidence("host.preparing_ratio", ratio, "ratio", note),
+    )
+    return Claims(share + traced, "A", evidence, "the training thread")
 
 
 def _has_unknown_workers(rank: Rank) -> bool:

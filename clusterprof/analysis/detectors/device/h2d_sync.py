@@ -20,7 +20,8 @@ the rest of the lost time in steps with such waits is this, as far as the main t
 in it: time slept elsewhere (writing a log, on a lock) is not launching.
 
 An imported trace of kernels shows each gap separately: gaps count that begin while the host waits
-for the device, until its next launch.
+for the device, as far as the host was still in that wait or launching; what else it did in the gap
+has other causes. A wait of less than a fiftieth of that time is not its reason.
 
 ## What to do
 
@@ -63,6 +64,7 @@ _OTHER_WAITS = (
     layout.GC,
 )
 
+_MIN_WAITED_RATIO = 0.02  # of the time in a gap that is charged to the wait
 _MAX_SHORT_SLEEP_RATIO = 0.1  # of the lost time: sleep that waking up explains
 
 
@@ -154,12 +156,14 @@ def _measure_traced_gaps(
     gaps: StarvedSpans, lost: LostTime, inside: np.ndarray, limits: H2dSync.Limits
 ) -> Claims:
     """Claim the gaps in a trace of kernels that began while the host waited for the device."""
+    caused = gaps.synced_ns + gaps.launching_ns
+    caused = np.where(gaps.synced_ns >= _MIN_WAITED_RATIO * caused, caused, 0)
     after, waited = allocate_span_amounts(
         gaps,
         lost.start_ns,
         lost.end_ns,
-        after=np.where(gaps.synced_ns > 0, gaps.end_ns - gaps.start_ns, 0),
-        waited=gaps.synced_ns,
+        after=np.where(gaps.synced_ns > 0, caused, 0),
+        waited=np.where(caused > 0, gaps.synced_ns, 0),
     )
     share = np.where(inside, np.minimum(after / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
     inside_ns = float(lost.lost_ns[inside].sum())

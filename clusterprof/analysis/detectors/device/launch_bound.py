@@ -17,6 +17,10 @@ thread's time spent on a CPU, if that and the time in which it waited for a CPU 
 limit. A main thread that slept or was blocked
 is not evidence of slow launching.
 
+An imported trace of kernels shows each gap: its share is the part of the gap in which the host was
+launching, in calls that launch work or in pauses of up to a millisecond between two of them. A gap
+in which the host did something else, or nothing that the trace shows, is not slow launching.
+
 ## What to do
 
 Raise the batch size as far as memory allows. Fuse operations with `torch.compile`, or replay steps
@@ -25,8 +29,7 @@ as CUDA graphs. Move logging and metrics out of the step.
 ## Where it is blind
 
 Between two device samples the order of idle and busy is unknown: kernel rates, which would decide
-it, are not recorded. An imported trace of kernels does show it: its share is the time in which the
-next kernel had not been launched yet. Anything else that keeps the main thread computing inside the
+it, are not recorded. Anything else that keeps the main thread computing inside the
 step, such as a metric on the CPU, looks alike and has the same remedy.
 """
 
@@ -102,27 +105,10 @@ class LaunchBound:
 def _measure_traced_gaps(gaps: StarvedSpans, lost: LostTime) -> Claims:
     """Claim the time in which a trace of kernels shows an idle device and no launched kernel."""
     inside = select_phases(lost, PHASE_COMPUTE)
-    late, launching, synced, memory, copying = allocate_span_amounts(
-        gaps,
-        lost.start_ns,
-        lost.end_ns,
-        late=None,
-        launching=gaps.launching_ns,
-        synced=gaps.synced_ns,
-        memory=gaps.memory_ns,
-        copying=gaps.copying_ns,
+    late, launching = allocate_span_amounts(
+        gaps, lost.start_ns, lost.end_ns, late=None, launching=gaps.launching_ns
     )
-    share = np.where(inside, np.minimum(late / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
-    late = np.maximum(late, 1.0)
-    ratios = (
-        ("host.launching_ratio", launching, "of that time, the host was in operators and launches"),
-        ("host.synchronising_ratio", synced, "of it, the host waited for the device"),
-        ("host.allocating_ratio", memory, "of it, the host allocated or freed device memory"),
-        ("host.copying_ratio", copying, "of it, the host copied to the device"),
-    )
-    evidence = tuple(
-        Evidence(name, compute_claimed_mean(lost, share, np.minimum(ns / late, 1.0)), "ratio", note)
-        for name, ns, note in ratios
-        if ns.any()
-    )
-    return Claims(share, "A", evidence)
+    share = np.where(inside, np.minimum(launching / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
+    ratio = compute_claimed_mean(lost, share, np.minimum(launching / np.maximum(late, 1.0), 1.0))
+    note = "of those gaps, the host was launching, with pauses of at most a millisecond"
+    return Claims(share, "A", (Evidence("host.launching_ratio", ratio, "ratio", note),))

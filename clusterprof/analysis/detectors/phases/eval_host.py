@@ -23,7 +23,9 @@ counts too, while the GPU was idle for 0.1 s or more in two consecutive samples,
 fewer than half of the steps have such a pause: slow launching is slow in every step.
 The grade of that is B if the pauses occur at regular numbers of steps, else C. **A save
 is not logging**: blocking right after a save that has a span, or while a model's worth of
-bytes is written, is `checkpoint`.
+bytes is written, is `checkpoint`. In a trace with stacks the time counts in which the device had
+nothing to do and the training thread was in functions outside of PyTorch that neither prepare data
+nor sleep; the evidence names them.
 
 ## What to do
 
@@ -48,7 +50,9 @@ from numpy.typing import NDArray
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
+    measure_host_work,
     measure_main_thread,
+    name_host_functions,
     select_phases,
 )
 from clusterprof.analysis.detectors.phases.writes import estimate_write_share, select_log_samples
@@ -177,7 +181,7 @@ class EvalHost:
         "Log from a thread of its own and less often, and keep metrics on the GPU",
         precedence=130,
         hidden_cost="pause",
-        trace_spans=(layout.EVAL,),
+        trace_spans=(layout.EVAL, layout.HOST_WORK),
         manual_check=(
             "`py-spy dump --pid PID` in a pause: what the main thread is in; `strace -p PID -e "
             "trace=write,fsync,sendto -T`: how long its writes take."
@@ -234,7 +238,14 @@ class EvalHost:
             note = "of that time the main thread computed, and the GPU had no work"
             ratio = compute_claimed_mean(lost, pause_share)
             evidence.append(Evidence("thread.on_cpu_ratio", ratio, "ratio", note))
-        return Claims(share + np.maximum(writing, pause_share), grade, tuple(evidence))
+        traced = measure_host_work(rank, lost, layout.OTHER_WORK)
+        if traced.any():
+            note = "of that time the host was in functions outside of training"
+            ratio = compute_claimed_mean(lost, traced)
+            evidence += name_host_functions(rank, lost, traced, layout.OTHER_WORK)
+            evidence.append(Evidence("host.elsewhere_ratio", ratio, "ratio", note))
+        others = np.maximum(np.maximum(writing, pause_share), traced)
+        return Claims(share + others, grade, tuple(evidence))
 
 
 def _measure_io_increase(rank: Rank, column: str, lost: LostTime, share: Float) -> float | None:

@@ -20,7 +20,8 @@ because a host also sleeps when it waits for its GPU. A connection or a pipe can
 the device or for another thread, so it counts only as far as the GPU must have been idle while the
 thread slept, and not while another thread of the process ran. The grade is B for timers and
 processes, C for connections and pipes. Locks are not claimed: who holds one is not known (`cpu-gil`
-decides where another thread ran).
+decides where another thread ran). A trace with stacks names the call instead (`sleep`, `acquire`,
+`recv`) and the function around it.
 
 ## What to do
 
@@ -44,7 +45,9 @@ from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
     compute_place_ratios,
+    measure_host_work,
     measure_sleep,
+    name_host_functions,
     select_phases,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
@@ -61,6 +64,7 @@ from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
+_ASLEEP = (layout.SLEEPING, layout.WAITING_FOR_LOCK)
 _TIMER = "nanosleep"
 """Part of the names of kernel functions in which a thread sleeps that asked for a time."""
 _PROCESS_PLACES = ("do_wait", "kernel_wait", "kernel_clone", "wait_for_vfork")
@@ -95,6 +99,7 @@ class HostAsleep:
         precedence=740,
         tone=1,
         hidden_cost="interval",
+        trace_spans=(layout.HOST_WORK,),
         manual_check=(
             "`py-spy dump --pid PID` some times in a pause: the line where the main thread sleeps; "
             "`strace -p PID -T`: which call it sleeps in, and for how long."
@@ -114,6 +119,12 @@ class HostAsleep:
     ) -> Claims | None:
         """Claim idle time in which the main thread slept in a timer or on a connection."""
         none = np.zeros(lost.start_ns.size)
+        traced = measure_host_work(rank, lost, *_ASLEEP)
+        if traced.any():
+            note = "of that time the training thread slept or waited for a lock or a connection"
+            ratio = compute_claimed_mean(lost, traced)
+            asleep = Evidence("host.asleep_ratio", ratio, "ratio", note)
+            return Claims(traced, "A", (*name_host_functions(rank, lost, traced, *_ASLEEP), asleep))
         inside = select_phases(lost, PHASE_COMPUTE if rank.marked else PHASE_NONE)
         thread = rank.main.threads.get(rank.pid)
         if thread is None or not inside.any():

@@ -33,10 +33,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    compute_claimed_mean,
+    measure_host_work,
+    name_host_functions,
+    select_phases,
+)
 from clusterprof.analysis.timeline.data_wait.samples import compute_loading_shares, is_imported
 from clusterprof.analysis.timeline.model import PHASE_DATA_WAIT, DataWaitBreakdown, LostTime, Rank
 from clusterprof.analysis.timeline.spans import DataWaitSpans
+from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
 
@@ -78,6 +85,15 @@ class InputWait:
         known = sum(traced.values()) if traced is not None else 0.0
         share = np.where(inside, 1.0 - known, 0.0)
         share[share < limits.unseen_at_least_ratio] = 0.0
+        reading = measure_host_work(rank, lost, layout.READING_DATA)
+        if (reading @ lost.lost_ns) > (share @ lost.lost_ns):
+            named = name_host_functions(rank, lost, reading, layout.READING_DATA)
+            note = "of that time, the training thread itself read files"
+            read = Evidence(
+                "input.reading_ratio", compute_claimed_mean(lost, reading), "ratio", note
+            )
+            return Claims(share + reading, "A", (*named, read))
+        share = share + reading
         if not share.any():
             return Claims(share, "B")
         waits = rank.main.get_spans(DataWaitSpans)

@@ -16,10 +16,12 @@ again.
 The kernel remembers what it evicted recently: a page that returns too soon is a refault
 (`memory.refaults_total`). Its share is the time the loading thread was reading or blocked on reads,
 times refaulted bytes over all bytes that disks and mounts read during those waits, if that is at
-least 0.3. The rest stays with `storage-local` or the causes of a network file system. The evidence
-also includes the part of the requested bytes that the cache did not hold (bytes read from devices
-and file servers over bytes read by calls, `/proc/<pid>/io`), and the bytes read per sample: a
-cached data set reads nothing after its first epoch.
+least 0.3. The evidence says which part of the reads a cache would save, and what the disk gave: if
+that is little, first reads are as slow, and a faster disk saves more than a cache. The rest stays
+with `storage-local` or the causes of a network file system. The evidence also includes the part of
+the requested bytes that the cache did not hold (bytes read from devices and file servers over bytes
+read by calls, `/proc/<pid>/io`), and the bytes read per sample: a cached data set reads nothing
+after its first epoch.
 
 ## What to do
 
@@ -89,12 +91,26 @@ class StorageColdCache:
             lost, breakdown.block_io + breakdown.reading_cpu + breakdown.remote_io
         )
         share[share < limits.blocked_at_least_ratio] = 0.0
-        share *= get_read_breakdown(rank, lost, breakdown).cold_ratio
+        cold_ratio = get_read_breakdown(rank, lost, breakdown).cold_ratio
+        share *= cold_ratio
         if not share.any():
             return Claims(share, "B")
         pages = measure_claimed_growth(rank, signals.MEMORY_REFAULTS.name, "", lost, share) or 0.0
         disk, read_bytes = find_busiest_device(rank, signals.DISK_READ_BYTES.name, lost, share)
+        waited_ns = max(float((lost.end_ns - lost.start_ns)[share > 0].sum()), 1.0)
         evidence = [
+            Evidence(
+                "memory.refaulted_ratio",
+                cold_ratio,
+                "ratio",
+                "of the bytes read had been in memory: what a cache that holds them saves",
+            ),
+            Evidence(
+                "disk.read_bytes_per_second",
+                read_bytes / waited_ns * 1e9,
+                "bytes/s",
+                "is what the disk gave in those waits, to first reads too",
+            ),
             Evidence(
                 "memory.refaulted_bytes_total",
                 pages * PAGE_BYTES,

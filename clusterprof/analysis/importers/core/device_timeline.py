@@ -78,6 +78,36 @@ def subtract_intervals(union: Intervals, removed: Intervals) -> Intervals:
     return remaining.start_ns, remaining.end_ns
 
 
+class CoverageIndex:
+    """Index of disjoint intervals that answers how much of a time range they cover."""
+
+    def __init__(self, start: Int, end: Int) -> None:
+        self.start, self.end = start, end
+        self._total = np.concatenate([[0], np.cumsum(end - start)]).astype(np.int64)
+
+    def covered_before(self, t: Int) -> Int:
+        """Return the covered ns before each instant. t: int64[n], ns; returns int64[n], ns."""
+        row = self.start.searchsorted(t, side="right")
+        if not self.start.size:
+            return np.zeros(np.shape(t), np.int64)
+        over = np.where(row > 0, self.end[np.maximum(row, 1) - 1] - t, 0)
+        return (self._total[row] - np.maximum(over, 0)).astype(np.int64)
+
+    def covered_within(self, start: Int, end: Int) -> Int:
+        """Return the covered ns in each [start, end); 0 where end is before start. int64[n], ns."""
+        return np.maximum(
+            self.covered_before(np.maximum(start, end)) - self.covered_before(start), 0
+        )
+
+    def first_uncovered(self, t: Int) -> Int:
+        """Return the first uncovered instant at or after each t. int64[n], ns."""
+        if not self.start.size:
+            return t
+        row = self.start.searchsorted(t, side="right") - 1
+        inside = (row >= 0) & (t < self.end[np.maximum(row, 0)])
+        return np.where(inside, self.end[np.maximum(row, 0)], t)
+
+
 def find_late_launches(
     start_ns: Int, end_ns: Int, call_start_ns: Int, call_end_ns: Int, blocking: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], Int]:
@@ -99,6 +129,76 @@ def find_late_launches(
     decisive_ns = np.where(blocking, call_start_ns, call_end_ns)
     is_late = (call_end_ns >= 0) & (decisive_ns > start_ns) & (end_ns - start_ns > MIN_GAP_NS)
     return is_late, np.minimum(call_end_ns, end_ns)
+
+
+MIN_EXPOSED_COPY_NS = 5_000
+"""Shortest time in ns that a device copies and does nothing else and that counts: shorter copies
+are limited by their start, not by their bytes.
+"""
+
+
+def find_exposed_copies(
+    start_ns: Int, end_ns: Int, size: Int, to_device: NDArray[np.bool_], hidden: Intervals
+) -> tuple[Int, Int, Int, Int]:
+    """Find the time in which a device copied from or to its host and did nothing else.
+
+        copies     | 1 MB to the device 100 |        | 4 KB to the host 10 |
+        kernels             |-- 60 --|
+        exposed    |-- 40 --|        |-- 20 --|      |--------- 10 --------|
+
+    start_ns, end_ns: int64[n], ns. size: int64[n], bytes, negative if unknown. to_device: bool[n].
+    hidden: union of all other work. Returns starts and ends, ns, the bytes copied in that time, and
+    the part of it in which a copy went to the device, ns; int64[m] each.
+    """
+    exposed = subtract_intervals(merge_intervals(start_ns, end_ns), hidden)
+    long_enough = exposed[1] - exposed[0] >= MIN_EXPOSED_COPY_NS
+    starts, ends = exposed[0][long_enough], exposed[1][long_enough]
+    overlaps = intervals.find_overlaps((start_ns, end_ns), (starts, ends))
+    share = (overlaps.end_ns - overlaps.start_ns) / (end_ns - start_ns)[overlaps.segment]
+    moved = np.bincount(
+        overlaps.interval, share * np.maximum(size, 0)[overlaps.segment], minlength=starts.size
+    )
+    incoming = merge_intervals(start_ns[to_device], end_ns[to_device])
+    return (starts, ends, np.rint(moved).astype(np.int64), measure_overlap(starts, ends, incoming))
+
+
+STAGING_BYTES_PER_SECOND = 2_000_000_000
+"""Slowest rate at which a driver fills or empties its staging buffer for pageable memory, which one
+CPU does (half of what one core of a server copies).
+"""
+MAX_CALL_OVERHEAD_NS = 100_000
+"""Longest time in ns that a call needs around its copy, however few its bytes are."""
+
+
+def trim_copy_calls(start_ns: Int, end_ns: Int, copying_ns: Int, size: Int) -> Int:
+    """Trim blocking copy calls to what their copies cover: a call may wait for other things.
+
+    start_ns, end_ns: int64[n], ns, the calls. copying_ns: int64[n], how long the device copied.
+    size: int64[n], bytes, negative if unknown. Returns int64[n], ns: the start of the part of the
+    call, which ends with it, that its own copy explains.
+    """
+    staging_ns = np.maximum(size, 0) * (1e9 / STAGING_BYTES_PER_SECOND)
+    own_ns = copying_ns + staging_ns.astype(np.int64) + MAX_CALL_OVERHEAD_NS
+    return np.maximum(start_ns, end_ns - own_ns)
+
+
+LAUNCH_PAUSE_NS = 1_000_000
+"""Longest time in ns between two launches of a host that is busy launching: Python needs 5 to 100
+us from one operator to the next.
+"""
+LONG_LAUNCH_NS = 1_000_000
+"""A launch that takes this long while its device has nothing to do loads its kernel first, ns."""
+MIN_LOAD_NS = 10_000
+"""Shortest call in ns that counts as loading: questions about a kernel that is loaded take 1 us."""
+
+
+def find_launching(start_ns: Int, end_ns: Int) -> Intervals:
+    """Find the times in which a host was launching: its launch calls and short pauses between.
+
+    start_ns, end_ns: int64[n], ns, calls that launch work. Returns two int64[m], ns.
+    """
+    starts, ends = merge_intervals(start_ns, end_ns + LAUNCH_PAUSE_NS)
+    return starts, ends - LAUNCH_PAUSE_NS
 
 
 def compute_exposed_ns(start_ns: Int, end_ns: Int, other_work: Intervals) -> Int:

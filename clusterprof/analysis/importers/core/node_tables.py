@@ -140,6 +140,10 @@ class NodeTables:
             "variables": {},
         }
 
+    def host_functions(self, pid: int, names: Sequence[str]) -> None:
+        """Add the names of functions to which the `host_work` spans of a process refer."""
+        self._ranks[pid]["host_functions"] = list(names)
+
     def group(self, pid: int, group: int, ranks: Sequence[int]) -> None:
         """Add the global ranks of a process group; `pid` is one of its processes."""
         if ranks and len(ranks) <= MAX_RANKS and 0 <= min(ranks) <= max(ranks) < MAX_RANKS:

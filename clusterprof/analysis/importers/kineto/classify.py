@@ -14,17 +14,25 @@ import re
 from collections import Counter
 
 from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.core.host_activity import ALLOC as ALLOC
+from clusterprof.analysis.importers.core.host_activity import CALL as CALL
+from clusterprof.analysis.importers.core.host_activity import COPY_CALL as COPY_CALL
+from clusterprof.analysis.importers.core.host_activity import FREE as FREE
+from clusterprof.analysis.importers.core.host_activity import LAUNCH as LAUNCH
+from clusterprof.analysis.importers.core.host_activity import LOAD as LOAD
+from clusterprof.analysis.importers.core.host_activity import SYNC as SYNC
+from clusterprof.analysis.importers.core.host_activity import label_runtime_call
 from clusterprof.probe import layout
 
 # Work on the device.
 KERNEL, COMM, COPY, COPY_IN, COPY_OUT = 1, 2, 3, 4, 5
-# Calls of the host into the device runtime: a call that can launch work, that waits for the
-# device, that allocates or frees memory, that copies, and any other call.
-LAUNCH, SYNC, ALLOC, FREE, COPY_CALL, CALL = 8, 9, 10, 11, 12, 13
 # Other host activity.
-OPERATOR = 16
+OPERATOR = 18
 STEP, LOADER_WITHOUT_WORKERS, LOADER_WITH_WORKERS, OPTIMIZER, GC, COMPILE = 20, 21, 22, 23, 24, 25
 HOST_COMM = 26
+# Python functions: of PyTorch, of other files, and by what they do.
+TORCH_FUNCTION, FUNCTION, LOADING_FUNCTION, DATA_FUNCTION = 32, 33, 34, 35
+READ_FUNCTION, SLEEP_FUNCTION, LOCK_FUNCTION, LOG_FUNCTION = 36, 37, 38, 39
 IGNORED = 0
 
 # Categories of most events, as they are written; `CommonEventDecoder` has a type for each.
@@ -53,15 +61,12 @@ MAX_CATEGORIES = 1 << 10
 _PREFIX_CHARACTERS = 4096  # characters of a name that are examined
 _MAX_REFILLS = 24
 
-_COMM = re.compile(r"nccl|rccl|oneccl|msccl|hccl|cncl", re.IGNORECASE)
-_NON_WORD = re.compile(r"[_\W]+")
-_SYNC = re.compile(r"Synchronize|\bsynchronize|zeEventHostSync|urQueueFinish|urEventWait$")
-_ALLOC = re.compile(r"(?:Malloc|MemAlloc|MemCreate|HostAlloc|USM\w*Alloc)", re.IGNORECASE)
-_FREE = re.compile(r"(?:cuda|hip|cu)Free|MemFree|HostFree|MemRelease|USMFree", re.IGNORECASE)
-_COPY = re.compile(r"Memcpy|MemCopy", re.IGNORECASE)
-_NO_LAUNCH = re.compile(
-    r"Get|Set[A-Z]|Query|Occupancy|Captur|Record|WaitEvent|Create|Destroy|Register|Attribute|Info"
+_COMM = re.compile(
+    r"nccl|rccl|oneccl|msccl|hccl|cncl|multimem_all_|cross_device_reduce"
+    r"|(?:one|two)_shot_all_reduce|(?:deep_?ep|dpsk::ep)::",
+    re.IGNORECASE,
 )
+_NON_WORD = re.compile(r"[_\W]+")
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)\s*$")
 _LOADER = re.compile(r"enumerate\(DataLoader\)#(\w*)\.__next__")
 _COMPILE = re.compile(
@@ -73,6 +78,7 @@ _HOST_COMM = re.compile(r"(?:gloo|mpi|ucc):")
 
 _OPERATIONS = (
     ("allreduce", layout.ALL_REDUCE),
+    ("crossdevicereduce", layout.ALL_REDUCE),
     ("allgather", layout.ALL_GATHER),
     ("reducescatter", layout.REDUCE_SCATTER),
     ("alltoall", layout.ALL_TO_ALL),
@@ -112,18 +118,6 @@ def _label_device_copy(name: str) -> int:
     return COPY_OUT if "DtoH" in name or "DeviceToHost" in name else COPY
 
 
-def _label_runtime_call(name: str) -> int:
-    if _SYNC.search(name):
-        return SYNC
-    if _COPY.search(name):
-        return COPY_CALL
-    if _ALLOC.search(name):
-        return ALLOC
-    if _FREE.search(name):
-        return FREE
-    return CALL if _NO_LAUNCH.search(name) else LAUNCH
-
-
 def _label_host_event(name: str) -> int:
     if name.startswith("aten::"):
         return OPERATOR
@@ -148,8 +142,63 @@ def _label_annotation(name: str) -> int:
     return kind
 
 
+_FUNCTIONS = (
+    (re.compile(r"<built-in function sleep>"), SLEEP_FUNCTION),
+    (
+        re.compile(
+            r"<method '(?:acquire|wait)' of|<built-in (?:function|method) (?:select|poll|wait)"
+            r"|<method '(?:recv|recv_into|accept|connect|poll)' of"
+        ),
+        LOCK_FUNCTION,
+    ),
+    (
+        re.compile(r"<method 'read(?:into|line)?' of|<built-in function (?:open|read)>"),
+        READ_FUNCTION,
+    ),
+    (
+        re.compile(
+            r"torch/cuda/__init__\.py\(\d+\): _lazy_init|torch/utils/cpp_extension\.py|"
+            r"triton/(?:compiler|backends|runtime/(?:autotuner|build)\.py)"
+        ),
+        LOADING_FUNCTION,
+    ),
+    (
+        re.compile(
+            r"torch/utils/data/|torchvision/(?:transforms|datasets|io)/|torchaudio/|albumentations/"
+            r"|transformers/(?:tokenization|image_processing|feature_extraction)|webdataset/"
+            r"|(?:^|/)(?:PIL|cv2|datasets)/|__getitem__"
+        ),
+        DATA_FUNCTION,
+    ),
+    (re.compile(r"torch/utils/tensorboard/|torch/serialization\.py\(\d+\): save"), LOG_FUNCTION),
+    (re.compile(r"^(?:\S*/)?torch/|^nn\.Module: "), TORCH_FUNCTION),
+    (
+        re.compile(
+            r"(?i): \w*(?:pre_?process|augment|tokeni[sz]|collate|transform(?!er)"
+            r"|decode_(?:jpe?g|png|image|audio|video)"
+            r"|(?:load|get|next|fetch|read|prepare)_?(?:data|batch|image|sample|video|audio))"
+        ),
+        DATA_FUNCTION,
+    ),
+    (
+        re.compile(
+            r"(?i)(?:^|/)(?:logging|wandb|mlflow|tensorboardX?|tqdm|sklearn|matplotlib)/"
+            r"|<built-in function print>|: \w*(?:(?:^|_)log(?:$|_|ger|ging)|print|evaluat|validat"
+            r"|metric|accuracy|checkpoint|save|plot|upload)"
+        ),
+        LOG_FUNCTION,
+    ),
+)
+"""What a Python function does, by its file and name; the first that matches."""
+
+
 def _label_python_event(name: str) -> int:
-    return COMPILE if "torch/_" in name and _COMPILE.search(name) else IGNORED
+    if "torch/_" in name and _COMPILE.search(name):
+        return COMPILE
+    for pattern, kind in _FUNCTIONS:
+        if pattern.search(name):
+            return kind
+    return IGNORED if name.startswith("<") else FUNCTION
 
 
 def _label_ignored(_name: str) -> int:
@@ -222,7 +271,7 @@ class _NameTable(dict[str, int]):
         elif self._label is None and ("memcpy" in low or "memset" in low):
             self._label = _label_device_copy
         elif self._label is None and low.endswith(("runtime", "driver")):
-            self._label = _label_runtime_call
+            self._label = label_runtime_call
         elif self._label is None:
             self._label, self.known = _label_ignored, False
         self._kinds = kinds

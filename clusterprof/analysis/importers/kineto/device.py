@@ -17,12 +17,18 @@ import numpy as np
 
 from clusterprof.analysis.importers.core.base import Account
 from clusterprof.analysis.importers.core.columns import select_dtype
-from clusterprof.analysis.importers.core.device_timeline import NEVER, find_late_launches
+from clusterprof.analysis.importers.core.device_timeline import (
+    LONG_LAUNCH_NS,
+    NEVER,
+    CoverageIndex,
+    find_exposed_copies,
+    find_late_launches,
+)
+from clusterprof.analysis.importers.core.host_activity import HostActivity
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.gather import (
     CommDescription,
-    CoverageIndex,
     Int,
     iterate_slices,
     join_interval_sets,
@@ -31,6 +37,7 @@ from clusterprof.analysis.importers.kineto.gather import (
 )
 from clusterprof.probe import layout
 
+_WAITED_RATIO = 0.9  # of a long gap: host and device both wait, for what the trace does not show
 _NEVER_LAUNCHED = -2  # in place of a call: nothing was launched any more
 
 
@@ -63,11 +70,11 @@ class DeviceWork:
         """Return the end of the last work in ns."""
         return max(int(end.max()) for _, end in self.chunks())
 
-    def chunks(self, kind: int | None = None) -> Iterator[tuple[Int, Int]]:
-        """Yield starts and ends (int64[n], ns) of one kind or of all work, in chunks."""
+    def chunks(self, *kinds: int) -> Iterator[tuple[Int, Int]]:
+        """Yield starts and ends (int64[n], ns) of some kinds or of all work, in chunks."""
         for rows in iterate_slices(self.start.size):
             start, end = self.start[rows], self.start[rows] + self.duration[rows]
-            which = slice(None) if kind is None else self.kind[rows] == kind
+            which = np.isin(self.kind[rows], kinds) if kinds else slice(None)
             yield start[which], end[which]
 
 
@@ -113,7 +120,7 @@ def find_launch_calls(calls: RuntimeCalls, link: Int, start: Int) -> Int:
 
 def _sort_launch_calls(calls: RuntimeCalls, dtype: np.dtype[np.signedinteger]) -> tuple[Int, Int]:
     """Return the rows of launching calls sorted by correlation id, and these ids."""
-    which = (calls.link >= 0) & (calls.kind != classify.CALL)
+    which = (calls.link >= 0) & (calls.kind < classify.LOAD)
     if calls.link.itemsize > 4 or calls.link.size >> 32:
         order = np.flatnonzero(which)
         order = order[np.argsort(calls.link[order], kind="stable")]
@@ -160,40 +167,10 @@ class StarvedGaps:
 
     start: Int
     end: Int
-    at_work: Int
+    launching: Int
     in_sync: Int
-    in_alloc: Int
+    in_memory: Int
     in_copy: Int
-
-
-@dataclass(frozen=True, slots=True)
-class HostActivity:
-    """Activity of the threads that launch work, as covered time."""
-
-    work: CoverageIndex
-    """Inside operators or runtime calls."""
-    sync: CoverageIndex
-    alloc: CoverageIndex
-    copy: CoverageIndex
-    """In copies from the host that block it."""
-
-    @classmethod
-    def of(
-        cls,
-        work: list[tuple[Int, Int]],
-        calls: RuntimeCalls,
-        copy: tuple[Int, Int],
-        more_sync: tuple[Int, Int],
-    ) -> HostActivity:
-        """Build from work of each thread, calls, blocking copies, and more waits for the device."""
-        alloc = join_interval_sets([calls.of(classify.ALLOC), calls.of(classify.FREE)])
-        sync = join_interval_sets([calls.of(classify.SYNC), more_sync])
-        return cls(
-            CoverageIndex(*join_interval_sets(work)),
-            CoverageIndex(*sync),
-            CoverageIndex(*alloc),
-            CoverageIndex(*join_intervals(*copy)),
-        )
 
 
 def find_starved_gaps(
@@ -245,14 +222,19 @@ def _select_starved_gaps(
     )
     blocking = np.isin(gaps.kind, (classify.COPY_IN, classify.COPY_OUT))
     is_late, late_until = find_late_launches(gaps.start, gaps.end, call_start, call_end, blocking)
+    waited = host.sync.covered_within(gaps.start, gaps.end) >= _WAITED_RATIO * (
+        gaps.end - gaps.start
+    )
+    waited &= gaps.end - gaps.start >= LONG_LAUNCH_NS
+    is_late, late_until = is_late | waited, np.where(waited, gaps.end, late_until)
     start, end = np.maximum(gaps.start, from_ns), np.minimum(late_until, until_ns)
     keep = is_late & (end > start)
     start, end = start[keep], end[keep]
-    sync = host.sync.covered_within(start, end)
-    alloc = np.minimum(host.alloc.covered_within(start, end), end - start - sync)
-    copy = np.minimum(host.copy.covered_within(start, end), end - start - sync - alloc)
-    busy = np.maximum(host.work.covered_within(start, end) - sync - alloc - copy, 0)
-    return StarvedGaps(start, end, busy, sync, alloc, copy)
+    amounts = (
+        cover.covered_within(start, end)
+        for cover in (host.launching, host.sync, host.memory, host.copy)
+    )
+    return StarvedGaps(start, end, *amounts)
 
 
 _COMPLETE_LIST = re.compile(r"\[?\s*\d{1,9}(?:\s*,\s*\d{1,9})*\s*\]?$")
@@ -279,9 +261,8 @@ def measure_exposed_collectives(work: DeviceWork) -> ExposedCollectives:
     start, end = work.start[at], work.ends(at)
     if not at.size:
         return ExposedCollectives(at, start, end, end, start)
-    compute = CoverageIndex(
-        *join_sorted_chunks(_select_overlapping_kernels(work, join_intervals(start, end)))
-    )
+    kernels = _select_overlapping_work(work, join_intervals(start, end), classify.KERNEL)
+    compute = CoverageIndex(*join_sorted_chunks(kernels))
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
     own_start = np.minimum(np.maximum(start, before), end)
     exposed_ns = end - own_start - compute.covered_within(own_start, end)
@@ -290,14 +271,35 @@ def measure_exposed_collectives(work: DeviceWork) -> ExposedCollectives:
     )
 
 
-def _select_overlapping_kernels(
-    work: DeviceWork, collectives: tuple[Int, Int]
+def _select_overlapping_work(
+    work: DeviceWork, hidden: tuple[Int, Int], *kinds: int
 ) -> Iterator[tuple[Int, Int]]:
-    """Yield the kernels that ran during the collectives: only these can hide anything."""
-    for start, end in work.chunks(classify.KERNEL):
-        row = np.searchsorted(collectives[1], start, side="right")
-        overlaps = np.append(collectives[0], end.max(initial=0))[row] < end
+    """Yield the work that ran during these times: only this can hide anything."""
+    for start, end in work.chunks(*kinds):
+        row = np.searchsorted(hidden[1], start, side="right")
+        overlaps = np.append(hidden[0], end.max(initial=0))[row] < end
         yield start[overlaps], end[overlaps]
+
+
+def add_exposed_copies(
+    node: NodeTables, pid: int, work: DeviceWork, waits: tuple[Int, Int]
+) -> None:
+    """Add the time in which a device copied from or to its host and did nothing else.
+
+    waits: starts and ends of waits for data, int64[n], ns: copies in them delay nothing.
+    """
+    rows = np.flatnonzero(np.isin(work.kind, (classify.COPY_IN, classify.COPY_OUT)))
+    if not rows.size:
+        return
+    start, end = work.start[rows], work.ends(rows)
+    others = _select_overlapping_work(
+        work, join_intervals(start, end), classify.KERNEL, classify.COMM, classify.COPY
+    )
+    hidden = join_interval_sets([join_sorted_chunks(others), waits])
+    copies = find_exposed_copies(
+        start, end, work.bytes_of(rows), work.kind[rows] == classify.COPY_IN, hidden
+    )
+    node.spans(pid, layout.EXPOSED_COPY, *copies)
 
 
 class ProcessGroups:

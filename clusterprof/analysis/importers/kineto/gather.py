@@ -22,6 +22,7 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.columns import Narrow, pack_column, select_dtype
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.event_stream import NO_ARGS, Args, CommArgs, Event
+from clusterprof.analysis.importers.kineto.functions import MIN_FUNCTION_NS, number_names
 from clusterprof.analysis.timeline.intervals import merge_intervals
 
 Int = NDArray[np.int64]
@@ -166,36 +167,6 @@ def count_values(numbers: Int, min_size: int = 0) -> Int:
     for rows in iterate_slices(numbers.size):
         counts += np.bincount(numbers[rows], minlength=counts.size)
     return counts
-
-
-class CoverageIndex:
-    """Index of disjoint intervals that answers how much of a time range they cover."""
-
-    def __init__(self, start: Int, end: Int) -> None:
-        self.start, self.end = start, end
-        self._total = np.concatenate([[0], np.cumsum(end - start)]).astype(np.int64)
-
-    def covered_before(self, t: Int) -> Int:
-        """Return the covered ns before each instant. t: int64[n], ns; returns int64[n], ns."""
-        row = self.start.searchsorted(t, side="right")
-        if not self.start.size:
-            return np.zeros(np.shape(t), np.int64)
-        over = np.where(row > 0, self.end[np.maximum(row, 1) - 1] - t, 0)
-        return (self._total[row] - np.maximum(over, 0)).astype(np.int64)
-
-    def covered_within(self, start: Int, end: Int) -> Int:
-        """Return the covered ns in each [start, end); 0 where end is before start. int64[n], ns."""
-        return np.maximum(
-            self.covered_before(np.maximum(start, end)) - self.covered_before(start), 0
-        )
-
-    def first_uncovered(self, t: Int) -> Int:
-        """Return the first uncovered instant at or after each t. int64[n], ns."""
-        if not self.start.size:
-            return t
-        row = self.start.searchsorted(t, side="right") - 1
-        inside = (row >= 0) & (t < self.end[np.maximum(row, 0)])
-        return np.where(inside, self.end[np.maximum(row, 0)], t)
 
 
 _MAX_KEYS = 1 << 16
@@ -343,6 +314,9 @@ class GatheredEvents:
         self.device = Table()
         self.calls = Table()
         self.marks = Table()
+        self.functions = Table()
+        """Long Python functions; their link is the row in `function_names`."""
+        self.function_names: dict[str, int] = {}
         self.busy_host: dict[int, IntervalUnion] = {}
         """Thread -> times inside operators or runtime calls."""
         self.operators: dict[int, IntervalUnion] = {}
@@ -540,6 +514,11 @@ class GatheredEvents:
                 self.operators.setdefault(number, IntervalUnion()).add(
                     start[of_thread], end[of_thread]
                 )
+        rows = np.flatnonzero((kind >= classify.TORCH_FUNCTION) & (end - start >= MIN_FUNCTION_NS))
+        if rows.size:
+            names = map(_get_event_name, _select_rows(events, rows))
+            number = _convert_to_int64(number_names(self.function_names, names))
+            self.functions.add(start[rows], end[rows], kind[rows], thread[rows], number)
         rows = np.flatnonzero(kind < classify.CALL)
         if rows.size:
             args = list(map(_ARGS, _select_rows(events, rows)))
@@ -547,7 +526,7 @@ class GatheredEvents:
                 args = [event_args or NO_ARGS for event_args in args]
             link = _convert_to_int64(map(_CORRELATION, args))
             self.calls.add(start[rows], end[rows], kind[rows], thread[rows], link)
-        rows = np.flatnonzero(kind >= classify.STEP)
+        rows = np.flatnonzero((kind >= classify.STEP) & (kind < classify.TORCH_FUNCTION))
         if rows.size:
             number = [classify.parse_step_number(_get_event_name(events[i])) for i in rows.tolist()]
             self.marks.add(

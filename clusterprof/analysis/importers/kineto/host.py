@@ -11,15 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account
+from clusterprof.analysis.importers.core.device_timeline import CoverageIndex, trim_copy_calls
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.device import DeviceWork, RuntimeCalls
-from clusterprof.analysis.importers.kineto.gather import (
-    CoverageIndex,
-    Int,
-    count_values,
-    join_intervals,
-)
+from clusterprof.analysis.importers.kineto.gather import Int, count_values, join_intervals
 from clusterprof.probe import layout
 from clusterprof.units import SECOND_NS
 
@@ -64,9 +60,11 @@ class BlockingCopies:
     """
 
     start: Int
+    """Start of the part of the call that its copy explains, ns."""
     end: Int
     bytes: Int
     to_device: NDArray[np.bool_]
+    call_start: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,6 @@ class HostTimeline:
     calls: RuntimeCalls
     marks: Marks
     copies: BlockingCopies | None
-    work: list[tuple[Int, Int]]
-    """For each launching thread: times inside operators or runtime calls."""
 
     def copies_in(self) -> tuple[Int, Int]:
         """Return starts and ends of blocking copies to the device, int64[n], ns."""
@@ -89,6 +85,13 @@ class HostTimeline:
         Each of them waits for all work before it.
         """
         return self._copies(False)
+
+    def residues(self) -> tuple[Int, Int]:
+        """Return the parts of calls that copies to the device do not explain, int64[n], ns."""
+        if self.copies is None:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        which = self.copies.to_device & (self.copies.start > self.copies.call_start)
+        return self.copies.call_start[which], self.copies.start[which]
 
     def _copies(self, to_device: bool) -> tuple[Int, Int]:
         if self.copies is None:
@@ -110,12 +113,10 @@ def find_blocking_copies(work: DeviceWork, calls: RuntimeCalls) -> BlockingCopie
     rows, call = rows[blocking], call[blocking]
     order = np.argsort(calls.start[call], kind="stable")
     rows, call = rows[order], call[order]
-    return BlockingCopies(
-        calls.start[call],
-        calls.ends(call),
-        work.bytes_of(rows),
-        work.kind[rows] == classify.COPY_IN,
-    )
+    start, end, size = calls.start[call], calls.ends(call), work.bytes_of(rows)
+    to_device = work.kind[rows] == classify.COPY_IN
+    own_start = trim_copy_calls(start, end, work.duration[rows].astype(np.int64), size)
+    return BlockingCopies(np.where(to_device, own_start, start), end, size, to_device, start)
 
 
 def add_host_spans(
@@ -129,13 +130,10 @@ def add_host_spans(
 
     operators: thread -> starts and ends of its operators, int64[n] each, ns.
     """
-    main = _find_main_thread(host)
+    main = find_main_thread(host)
     _add_data_waits(node, pid, host.marks, main, operators, account)
-    start, end = host.calls.of(classify.SYNC)
-    copies_out = host.copies_out()
-    _add_device_syncs(
-        node, pid, np.concatenate([start, copies_out[0]]), np.concatenate([end, copies_out[1]])
-    )
+    waits = (host.calls.of(classify.SYNC), host.copies_out(), host.residues())
+    _add_device_syncs(node, pid, *(np.concatenate(side) for side in zip(*waits)))
     if host.copies is not None:
         to_device = host.copies.to_device
         copies = host.copies
@@ -157,7 +155,7 @@ def add_host_spans(
         _count_host_collectives(host.marks, main, account)
 
 
-def _find_main_thread(host: HostTimeline) -> int:
+def find_main_thread(host: HostTimeline) -> int:
     """Find the thread of the steps, else of the loader, else the one with most runtime calls."""
     for kind in (
         classify.STEP,
@@ -245,6 +243,7 @@ def _count_host_collectives(marks: Marks, main: int, account: Account) -> None:
 
 
 _MIN_OPTIMIZER_STEPS = 3
+_MIN_LATE_WORK_RATIO = 0.5  # of the time from the first to the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +271,22 @@ def select_marked_steps(start: Int, end: Int, number: Int, account: Account) -> 
     if nested:
         account.skipped["steps nested in another"] += nested
     return Steps(start[keep], end[keep], number[keep])
+
+
+def extend_last_step(steps: Steps, work: DeviceWork, calls: RuntimeCalls) -> Steps:
+    """Extend the last step to the end of the work launched in the steps, if it is much later.
+
+    A host that only launches is done with its steps long before its device.
+    """
+    first, last = int(steps.start[0]), int(steps.end[-1])
+    if not calls.start.size:
+        return steps
+    launched_ns = calls.start[np.maximum(work.call, 0)]
+    inside = (work.call >= 0) & (launched_ns >= first) & (launched_ns <= last)
+    until = int((work.start[inside] + work.duration[inside]).max(initial=last))
+    if until - last < _MIN_LATE_WORK_RATIO * (last - first):
+        return steps
+    return Steps(steps.start, np.append(steps.end[:-1], until), steps.number)
 
 
 PROFILER_STEPS = (

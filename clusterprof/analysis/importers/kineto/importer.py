@@ -35,15 +35,20 @@ without them it is not known how busy the accelerator was.
 * **Busy**: a device is busy while any of its streams runs a kernel, a copy or a memset. It is idle
   for the rest of the window. The window lasts from the start of the first `ProfilerStep#` to the
   end of the last. In a trace without these, steps end with the optimizer step. If there is no
-  optimizer step either, everything from the first to the last work on the device is one step.
+  optimizer step either, everything from the first to the last work on the device is one step. If
+  the device is far behind its host, the last step lasts until the work of the steps has ended.
 * **Exposed communication**: the time of a kernel of NCCL, RCCL, oneCCL and the like in which no
   other kernel ran on the device. A concurrent copy hides nothing. Two concurrent operations count
-  once. Lost time is idle time plus exposed communication.
+  once. Lost time is idle time plus exposed communication and copies.
 * **Late host**: a gap is a time of more than 1 µs in which the device is idle. The host was late if
   the call that launched the next work (found by correlation id) had not ended when the gap began.
   The call of a copy between host and device may return only after the copy, so such a copy was
   launched late if its call had not begun. The gap is `starved` until that call ends, and is split
-  by the activity of the launching threads. In other gaps, work was already queued.
+  by the activity of the host: loading of kernels and capture of graphs, waits, memory calls,
+  copies, launching (with pauses of up to 1 ms), and Python functions of the thread of the steps
+  (`with_stack=True`). In other gaps, work was already queued.
+* **Exposed copies**: the time in which only copies between host and device ran, outside waits for
+  data. It is lost time, too.
 * **Data waits** are `enumerate(DataLoader)#….__next__` on the thread of the steps. Operators that
   ran inside it without worker processes count as loading.
 * **Device waits** are synchronizing calls, and copies from the device whose call returned only
@@ -75,12 +80,17 @@ import numpy as np
 from clusterprof.analysis.importers.core import text
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import select_dtype
+from clusterprof.analysis.importers.core.host_activity import (
+    HostActivity,
+    HostCalls,
+    HostWork,
+    build_host_activity,
+)
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify, host
 from clusterprof.analysis.importers.kineto import device as kineto_device
 from clusterprof.analysis.importers.kineto.device import (
     DeviceWork,
-    HostActivity,
     RuntimeCalls,
     find_launch_calls,
     find_starved_gaps,
@@ -90,11 +100,17 @@ from clusterprof.analysis.importers.kineto.event_stream import (
     Document,
     EventStream,
 )
+from clusterprof.analysis.importers.kineto.functions import (
+    MAX_NAMES,
+    NAME_CHARACTERS,
+    find_innermost_functions,
+)
 from clusterprof.analysis.importers.kineto.gather import (
     GatheredEvents,
     Int,
     Table,
     count_values,
+    join_interval_sets,
     join_sorted_chunks,
 )
 from clusterprof.analysis.importers.kineto.host import (
@@ -272,6 +288,7 @@ FIRST_EXTRA_DEVICE_PID = 1 << 23
 pids.
 """
 _EMPTY = np.zeros(0, np.int64)
+_DATA_WAITS = (classify.LOADER_WITHOUT_WORKERS, classify.LOADER_WITH_WORKERS)
 
 
 @dataclass(slots=True)
@@ -308,7 +325,8 @@ def build_node(
         )
     low = _find_first_ns(gathered)
     wall_ns = compute_wall_offset(document, gathered.origin_us)
-    calls, marks = _take_calls(gathered, low), _take_marks(gathered, low)
+    calls, marks = _take_calls(gathered, low), _take_marks(gathered.marks, low)
+    functions = _take_marks(gathered.functions, low)
     for stretches in (*gathered.busy_host.values(), *gathered.operators.values()):
         stretches.shift(-low)
     text.trim_heap()
@@ -323,7 +341,7 @@ def build_node(
     )
     processes: list[_Device | None] = [*devices] or [None]
     for index, device in enumerate(processes):
-        _add_process(node, gathered, identity, calls, marks, device, index, step_marks)
+        _add_process(node, gathered, identity, calls, marks, functions, device, index, step_marks)
     if len(devices) > 1:
         account.notes.append(f"{len(devices)} devices in the trace: each is shown as a process")
     if identity.rank is None:
@@ -352,8 +370,8 @@ def _take_calls(gathered: GatheredEvents, low: int) -> RuntimeCalls:
     return RuntimeCalls(*_sort_table(table, low))
 
 
-def _take_marks(gathered: GatheredEvents, low: int) -> Marks:
-    start, duration, *rest = _sort_table(gathered.marks, low)
+def _take_marks(table: Table, low: int) -> Marks:
+    start, duration, *rest = _sort_table(table, low)
     return Marks(start, start + duration, *rest)
 
 
@@ -417,6 +435,7 @@ def _add_process(
     identity: TraceIdentity,
     calls: RuntimeCalls,
     marks: Marks,
+    functions: Marks,
     device: _Device | None,
     index: int,
     step_marks: tuple[str, str],
@@ -436,25 +455,38 @@ def _add_process(
     node.rank(pid, identity.rank if not index else None, identity.world_size, id_)
     own_calls = _select_calls_of_threads(calls, of_process)
     own_marks = marks.of_threads(of_process)
-    process_steps = _find_steps(own_marks, device, account, gathered, of_process, step_marks)
+    process_steps = _find_steps(own_marks, device, calls, account, gathered, of_process, step_marks)
     node.spans(
         pid, layout.STEP, process_steps.start, process_steps.end, process_steps.number, 2, -1, -1
     )
     if not index:
         account.read["steps"] += process_steps.start.size
     copies = find_blocking_copies(device.work, calls) if device else None
-    launches = count_values(own_calls.thread, len(keys))
-    work = [
-        pair
-        for number, pair in _list_busy_intervals(gathered, of_process)
-        if device is None or launches[number]
-    ]
-    host_side = HostTimeline(own_calls, own_marks, copies, work)
+    host_side = HostTimeline(own_calls, own_marks, copies)
     add_host_spans(node, pid, host_side, _list_operator_intervals(gathered, of_process), account)
     if device is not None:
+        activity = _find_host_activity(host_side, functions, process_steps)
         _add_device_activity(
-            node, pid, id_, device, calls, host_side, process_steps, identity, gathered
+            node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
         )
+
+
+def _find_host_activity(
+    host_side: HostTimeline, functions: Marks, process_steps: host.Steps
+) -> HostActivity:
+    """Find what the host was doing; the functions are those of the thread of the steps."""
+    own = functions.thread == host.find_main_thread(host_side)
+    innermost = find_innermost_functions(
+        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
+    )
+    calls = host_side.calls
+    return build_host_activity(
+        HostCalls(calls.start, calls.start + calls.duration, calls.kind, calls.thread),
+        (host_side.copies_in(), host_side.copies_out()),
+        host_side.residues(),
+        innermost,
+        process_steps.end,
+    )
 
 
 def _find_step_pid(marks: Marks, keys: list[object]) -> int:
@@ -492,6 +524,7 @@ def _list_operator_intervals(
 def _find_steps(
     marks: Marks,
     device: _Device | None,
+    calls: RuntimeCalls,
     account: Account,
     gathered: GatheredEvents,
     of_process: np.ndarray,
@@ -506,7 +539,7 @@ def _find_steps(
         marks.start[which], marks.end[which], marks.number[which], account
     )
     if marked is not None:
-        return marked
+        return marked if device is None else host.extend_last_step(marked, device.work, calls)
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
     if device is not None:
         end = device.work.last_end()
@@ -526,6 +559,7 @@ def _add_device_activity(
     device: _Device,
     calls: RuntimeCalls,
     host_side: HostTimeline,
+    activity: HostActivity,
     process_steps: host.Steps,
     identity: TraceIdentity,
     gathered: GatheredEvents,
@@ -537,13 +571,15 @@ def _add_device_activity(
     low, high = min(from_ns, int(work.start[0])), max(until_ns, work.last_end())
     node.busy(id_, start, end, low, high)
     del start, end
-    host = HostActivity.of(
-        host_side.work, host_side.calls, host_side.copies_in(), host_side.copies_out()
-    )
-    for gaps in find_starved_gaps(work, calls, host, from_ns, until_ns):
-        host_times = (gaps.at_work, gaps.in_sync, gaps.in_alloc, gaps.in_copy)
+    parts = []
+    for gaps in find_starved_gaps(work, calls, activity, from_ns, until_ns):
+        host_times = (gaps.launching, gaps.in_sync, gaps.in_memory, gaps.in_copy)
         node.spans(pid, layout.STARVED, gaps.start, gaps.end, *host_times)
+        parts.append(activity.work.within(gaps.start, gaps.end))
         gathered.account.read["gaps with a late host"] += gaps.start.size
+    _add_host_work(node, pid, parts, list(gathered.function_names))
+    waits = [host_side.marks.of(kind)[:2] for kind in _DATA_WAITS]
+    kineto_device.add_exposed_copies(node, pid, work, join_interval_sets(waits))
     text.trim_heap()
     exposed = kineto_device.measure_exposed_collectives(work)
     rows = work.row[exposed.row]
@@ -556,3 +592,26 @@ def _add_device_activity(
             identity.distributed, identity.rank, identity.world_size
         )
         kineto_device.add_collectives(node, pid, exposed, descriptions, groups, gathered.account)
+
+
+def _add_host_work(
+    node: NodeTables, pid: int, parts: Sequence[HostWork], names: Sequence[str]
+) -> None:
+    """Add what the host did instead of launching, and names of the functions with most of it."""
+    start, end, activity, name = (
+        np.concatenate([getattr(part, column) for part in parts])
+        for column in ("start", "end", "activity", "name")
+    )
+    amount_ns = np.bincount(name + 1, end - start, minlength=len(names) + 1)[1:]
+    listed = np.argsort(-amount_ns, kind="stable")[: min(MAX_NAMES, int((amount_ns > 0).sum()))]
+    number = np.full(len(names) + 1, -1, np.int64)
+    number[listed] = np.arange(listed.size)
+    node.spans(pid, layout.HOST_WORK, start, end, activity, number[name])  # -1 takes the last, -1
+    node.host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
+
+
+def _shorten_name(name: str) -> str:
+    """Shorten the name of a function to its file's last folder: `src/data.py(9): load`."""
+    path, separator, function = name.rpartition("(")
+    path = "/".join(path.split("/")[-2:])
+    return f"{path}{separator}{function}"[:NAME_CHARACTERS]

@@ -21,8 +21,8 @@ from clusterprof.analysis.importers.core.device_timeline import (
     measure_overlap,
     merge_intervals,
 )
+from clusterprof.analysis.importers.core.host_activity import COPY_CALL
 from clusterprof.analysis.importers.nsys.database import (
-    COPY_CALL,
     NUMBERED_STEP,
     OPERATOR_NAME,
     OPTIMIZER,
@@ -195,16 +195,15 @@ def fill_processes(activities: Activities, calls: Calls) -> Activities:
     return activities
 
 
-def select_host_copies(activities: Activities, launched: Int, calls: Calls) -> tuple[Int, Int]:
-    """Select the calls that copy to the device: their rows and bytes, int64[n] each.
+def select_host_copies(activities: Activities, launched: Int, calls: Calls) -> Int:
+    """Select the copies to the device that a copy call made: their rows, int64[n].
 
     launched: int64[n], the row of the launching call, -1 if unknown.
     """
     rows = np.flatnonzero(
         (activities.kind == COPY) & (activities.detail == HOST_TO_DEVICE) & (launched >= 0)
     )
-    rows = rows[calls.kind[launched[rows]] == COPY_CALL]
-    return launched[rows], activities.bytes[rows]
+    return rows[calls.kind[launched[rows]] == COPY_CALL]
 
 
 def _build_lookup(kind_by_id: dict[int, int]) -> tuple[Int, Int]:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Source
+from clusterprof.analysis.importers.core.host_activity import label_runtime_call
 from clusterprof.errors import UsageError
 from clusterprof.probe import layout
 
@@ -214,17 +215,10 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-# Effect of a CUDA call on its host.
-OTHER_CALL, SYNC_CALL, ALLOC_CALL, COPY_CALL = range(4)
 # Meaning of an NVTX range.
 OTHER_RANGE, STEP, NUMBERED_STEP, WAIT, OPTIMIZER, OPERATOR = range(6)
 
-_SYNC = re.compile(r"(cuda|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
-_ALLOC = re.compile(
-    r"cuda(Malloc|Free|HostAlloc|HostRegister)|cuMem(Alloc|Free|Create|Map|Unmap|"
-    r"Release|SetAccess|Host|Address)"
-)
-_COPY = re.compile(r"(cuda|cu)Memcpy")
+_CALL_NAME = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
 _STEP_WORD = (
     r"(?:profiler|train(?:ing)?|optimi[sz]er|global|mini)?[ _.-]?(?:step|iteration|iter|batch)"
 )
@@ -255,12 +249,8 @@ _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "
 
 
 def label_call(name: str) -> int:
-    """Label a CUDA call as waiting, allocating, copying or other."""
-    if _SYNC.match(name):
-        return SYNC_CALL
-    if _ALLOC.match(name):
-        return ALLOC_CALL
-    return COPY_CALL if _COPY.match(name) else OTHER_CALL
+    """Label a call of the CUDA runtime or driver (`core.host_activity`); 0 for other texts."""
+    return label_runtime_call(name) if _CALL_NAME.fullmatch(name) else 0
 
 
 def label_range(text: str) -> tuple[int, int]:
@@ -289,7 +279,7 @@ class Strings:
     """Meaning of the strings of a profile by their id; others are left out."""
 
     calls: dict[int, int]
-    """Class of a CUDA call, if it is not OTHER_CALL."""
+    """Class of a CUDA call (`core.host_activity`)."""
     kernels: dict[int, int]
     """Collective operation of a kernel."""
     texts: dict[int, str]

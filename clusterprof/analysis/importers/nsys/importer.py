@@ -363,6 +363,9 @@ def _add_rank(node: NodeTables, part: RankActivity, groups: SequenceGroups) -> N
         steps = part.steps
         node.spans(part.pid, layout.STEP, steps.start_ns, steps.end_ns, steps.number, 2, -1, -1)
     node.spans(part.pid, layout.STARVED, *part.starved, *part.host_ns)
+    work = part.host_work
+    node.spans(part.pid, layout.HOST_WORK, work.start, work.end, work.activity, work.name)
+    node.spans(part.pid, layout.EXPOSED_COPY, *part.exposed_copies)
     node.spans(part.pid, layout.DATA_WAIT, *part.waits, -1, -1, -1, -1)
     node.spans(part.pid, layout.SYNC, *part.syncs, layout.WHOLE_NS, 1)
     start, end, size = part.copies

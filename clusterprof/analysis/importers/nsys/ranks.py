@@ -12,11 +12,19 @@ from clusterprof.analysis.importers.core.device_timeline import (
     Intervals,
     OperationSequence,
     compute_exposed_ns,
+    find_exposed_copies,
     find_gaps,
     find_late_launches,
-    measure_overlap,
     merge_intervals,
     subtract_intervals,
+    trim_copy_calls,
+)
+from clusterprof.analysis.importers.core.host_activity import (
+    NO_HOST_WORK,
+    SYNC,
+    HostCalls,
+    HostWork,
+    build_host_activity,
 )
 from clusterprof.analysis.importers.nsys.activities import (
     COPY,
@@ -34,7 +42,6 @@ from clusterprof.analysis.importers.nsys.activities import (
     find_steps,
     select_host_copies,
 )
-from clusterprof.analysis.importers.nsys.database import ALLOC_CALL, SYNC_CALL
 
 _MIN_WORK_SHARE = 0.01
 """Smallest share of its work that a process must do on a device to train on it."""
@@ -63,14 +70,20 @@ class RankActivity:
     steps: Steps | None
     starved: Intervals
     host_ns: tuple[Int, Int, Int, Int]
-    """For each starved interval, int64[n] each, ns: in operators and launches, in calls that wait
-    for the device, in allocating and freeing, in copies from the host.
+    """For each starved interval, int64[n] each, ns: launching, in calls that wait for the device,
+    in allocating and freeing, in copies from the host.
     """
+    host_work: HostWork
+    """What the host did instead of launching in these intervals."""
+    exposed_copies: tuple[Int, Int, Int, Int]
+    """As `find_exposed_copies` returns them."""
     waits: Intervals
     loading: list[LoadingTime]
     syncs: Intervals
     copies: tuple[Int, Int, Int]
-    """Start and end (ns) of calls that copy to the device, and their bytes, int64[n] each."""
+    """Start and end (ns) of the part of calls to the device that their copies explain, and bytes;
+    int64[n] each.
+    """
     operations: list[StreamOperations] = field(default_factory=list)
 
 
@@ -132,25 +145,68 @@ def _build_rank_activity(
         find_gaps(busy, from_ns, until_ns), activities, order, launched, calls
     )
     starved = subtract_intervals(late_gaps, waits)
-    copying, sizes = select_host_copies(activities, launched, calls)
     launching_calls = calls.of(np.flatnonzero(np.isin(calls.thread, launching)))
-    return RankActivity(
-        0,
-        0,
-        None,
-        None,
-        from_ns,
-        until_ns,
-        steps,
-        starved,
-        _measure_host_work(
-            starved, launching_calls, calls.of(copying), [threads[tid] for tid in own]
+    copies, residues = _trim_copies(activities, launched, calls)
+    syncs = _merge_unions([_merge_calls_of_kind(launching_calls, SYNC), residues])
+    activity = build_host_activity(
+        HostCalls(
+            launching_calls.start_ns,
+            launching_calls.end_ns,
+            launching_calls.kind,
+            launching_calls.thread,
         ),
-        waits,
-        [loading[tid] for tid in own if tid in loading],
-        _merge_calls_of_kind(launching_calls, SYNC_CALL),
-        (calls.start_ns[copying], calls.end_ns[copying], sizes),
-        _list_operations(activities),
+        (copies[:2], NO_INTERVALS),
+        residues,
+        NO_HOST_WORK,
+        steps.end_ns if steps is not None else np.array([until_ns]),
+    )
+    covers = (activity.launching, activity.sync, activity.memory, activity.copy)
+    return RankActivity(
+        pid=0,
+        device=0,
+        rank=None,
+        world=None,
+        from_ns=from_ns,
+        until_ns=until_ns,
+        steps=steps,
+        starved=starved,
+        host_ns=tuple(cover.covered_within(*starved) for cover in covers),  # type: ignore[arg-type]
+        host_work=activity.work.within(*starved),
+        exposed_copies=_find_exposed_copies(activities, waits),
+        waits=waits,
+        loading=[loading[tid] for tid in own if tid in loading],
+        syncs=syncs,
+        copies=copies,
+        operations=_list_operations(activities),
+    )
+
+
+def _trim_copies(
+    activities: Activities, launched: Int, calls: Calls
+) -> tuple[tuple[Int, Int, Int], Intervals]:
+    """Return calls that copy to the device, as far as their copies explain them, and the rest.
+
+    The calls are starts and ends (ns) and bytes, int64[n] each.
+    """
+    rows = select_host_copies(activities, launched, calls)
+    start, end = calls.start_ns[launched[rows]], calls.end_ns[launched[rows]]
+    copying_ns = activities.end_ns[rows] - activities.start_ns[rows]
+    own_start = trim_copy_calls(start, end, copying_ns, activities.bytes[rows])
+    return (own_start, end, activities.bytes[rows]), merge_intervals(start, own_start)
+
+
+def _find_exposed_copies(activities: Activities, waits: Intervals) -> tuple[Int, Int, Int, Int]:
+    """Find the time in which the device only copied from or to its host, outside data waits."""
+    copying = (activities.kind == COPY) & np.isin(
+        activities.detail, (HOST_TO_DEVICE, DEVICE_TO_HOST)
+    )
+    others = merge_intervals(activities.start_ns[~copying], activities.end_ns[~copying])
+    return find_exposed_copies(
+        activities.start_ns[copying],
+        activities.end_ns[copying],
+        activities.bytes[copying],
+        activities.detail[copying] == HOST_TO_DEVICE,
+        _merge_unions([others, waits]),
     )
 
 
@@ -174,27 +230,6 @@ def _find_late_gaps(
     )
     is_late, late_until = find_late_launches(*idle, call_start, call_end, blocking)
     return idle[0][is_late], late_until[is_late]
-
-
-def _measure_host_work(
-    starved: Intervals, calls: Calls, copies: Calls, threads: list[ThreadRanges]
-) -> tuple[Int, Int, Int, Int]:
-    """Measure what launching threads did while the device was starved, each instant once."""
-    waiting = _merge_calls_of_kind(calls, SYNC_CALL)
-    allocating = subtract_intervals(_merge_calls_of_kind(calls, ALLOC_CALL), waiting)
-    counted = _merge_unions([waiting, allocating])
-    copying = subtract_intervals(merge_intervals(copies.start_ns, copies.end_ns), counted)
-    counted = _merge_unions([counted, copying])
-    launching = merge_intervals(calls.start_ns, calls.end_ns)
-    operators = subtract_intervals(
-        _merge_unions([launching, *(thread.operators.all() for thread in threads)]), counted
-    )
-    return (
-        measure_overlap(*starved, operators),
-        measure_overlap(*starved, waiting),
-        measure_overlap(*starved, allocating),
-        measure_overlap(*starved, copying),
-    )
 
 
 def _merge_calls_of_kind(calls: Calls, kind: int) -> Intervals:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.timeline.load.ranks import parse_identity
 from clusterprof.analysis.timeline.model import Int, Process
 from clusterprof.analysis.timeline.spans import CollectiveSpans, ExposedCollectiveSpans
 from clusterprof.probe import layout
@@ -151,7 +152,9 @@ class DeviceWaits:
 
 
 def find_device_waits(process: Process) -> DeviceWaits | None:
-    """Find the measured waits of a process; None if there are none."""
+    """Find the measured waits of a process; None if there are none, or no rank to wait for."""
+    if parse_identity(process.registration).world_size == 1:
+        return None
     spans = process.get_spans(ExposedCollectiveSpans)
     return None if spans is None or not spans.start_ns.size else assign_wait_times(spans)
 

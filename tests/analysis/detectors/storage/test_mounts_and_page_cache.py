@@ -119,6 +119,8 @@ def test_pages_that_were_evicted_and_read_again() -> None:
     got = claimed["storage-cold-cache"]
     assert (got.grade, got.resource) == ("B", "vda")
     assert evidence(got) == {
+        "memory.refaulted_ratio": 0.75,  # what a cache would save
+        "disk.read_bytes_per_second": 100 << 20,  # what the disk gave in the first second
         "memory.refaulted_bytes_total": 75 << 20,
         "disk.read_bytes_total": 100 << 20,
     }

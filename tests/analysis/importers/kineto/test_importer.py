@@ -56,7 +56,7 @@ def test_a_device_is_busy_while_any_stream_is_and_late_gaps_are_the_hosts(tmp_pa
     assert spans(node, layout.STEP) == [(0, 100 * US, 4, 2, -1, -1)]
     assert spans(node, layout.STARVED) == [
         (0, 10 * US, 5 * US, 0, 0, 0),
-        (30 * US, 51 * US, 11 * US, 0, 0, 0),  # 40 to 51 in the operator and its launch
+        (30 * US, 51 * US, 21 * US, 0, 0, 0),  # between two launches, 34 apart, and in the second
         (80 * US, 100 * US, 0, 0, 0, 0),  # nothing more was launched
     ]
     assert [(r["rank"], r["pid"], r["device"]) for r in ranks(node)] == [(3, 100, "gpu0")]

@@ -91,11 +91,13 @@ def test_one_process_whole(tmp_path: Path) -> None:
             [
                 # 340..350: the launch returned at 345; the rest of the gap is the device's start
                 (340, 345, 5 * US, 0, 0, 0),
-                # 600..700, until the launch returned: sync until 610, malloc 620..660, operator
-                # 615..620 and 660..680, launch 8
-                (600, 698, (5 + 20 + 8) * US, 10 * US, 40 * US, 0),
+                # 600..700, until the launch returned: sync until 610, malloc 620..660, and the rest
+                # between two launches that are 345 apart
+                (600, 698, (10 + 30 + 8) * US, 10 * US, 40 * US, 0),
             ]
         ),
+        # No kernel runs beside the copy.
+        "11 exposed_copy": in_us([(320, 340, 4096, 20 * US, 0, 0)]),
     }
     # Copies and fills are work: 20, 270, 470, 520
     assert series(node) == {
@@ -230,7 +232,7 @@ def test_an_old_file_lacks_tables_and_columns(tmp_path: Path) -> None:
     (node,), (account,), _ = read(Nsys(), path)
     assert spans(node) == {
         "11 step": in_us([(100, 300, 1, 2, -1, -1)]),
-        "11 starved": in_us([(200, 250, 10 * US, 0, 0, 0)]),
+        "11 starved": in_us([(200, 250, 50 * US, 0, 0, 0)]),  # launches 180 apart
     }
     assert "37.5%" not in account.notes[0]
     assert "(30.0% of it idle: no kernel, copy, fill or graph)" in account.notes[0]

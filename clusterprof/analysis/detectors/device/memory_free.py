@@ -1,0 +1,79 @@
+"""GPU memory is freed within steps.
+
+## What it sees
+
+Idle time of the device inside steps while the host was in calls that return memory to the driver:
+`cudaFree`, `hipFree`, `cuMemUnmap`, `cuMemRelease`, `cudaHostUnregister`, or in
+`torch.cuda.empty_cache()`.
+
+## Why the GPU waits
+
+Freeing memory waits for all work of the device, and nothing can be launched until it returns.
+Unmapping takes the driver milliseconds for large blocks. What was freed is allocated again in the
+next step.
+
+## How it decides
+
+An imported trace of a profiler has each call, with its time; its share is the part of the idle time
+inside them. In a recording of clusterprof, `torch.cuda.empty_cache()` is marked while it runs. If
+blocks are both obtained and returned in every step, and no call was marked, it is `launch-alloc`.
+
+## What to do
+
+Take `torch.cuda.empty_cache()` out of the loop. Let the allocator keep its blocks
+(`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or `max_split_size_mb` against fragmentation),
+and keep pinned buffers instead of registering and unregistering them.
+
+## Where it is blind
+
+How long other allocators than PyTorch's take to free is seen in traces only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, measure_host_work
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
+from clusterprof.probe import layout
+from clusterprof.report.model import Cause, Evidence
+
+
+class MemoryFree:
+    """Claims idle time in which the host returned memory to the driver."""
+
+    cause = Cause(
+        "memory-free",
+        "launch",
+        "GPU memory is freed within steps",
+        "Take empty_cache() out of the loop, and let the allocator keep its blocks",
+        precedence=220,
+        tone=3,
+        hidden_cost="interval",
+        trace_spans=(layout.HOST_WORK, layout.STARVED),
+        manual_check=(
+            "`nsys profile`: `cudaFree` or `cuMemUnmap` within steps; "
+            "`torch.cuda.memory_stats()`: `num_device_free` rises; `grep -rn empty_cache` in the "
+            "code."
+        ),
+    )
+    needs = ("spans",)
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        """Limits for freeing memory."""
+
+        freeing_at_least_ratio: float = 0.0
+        """A smaller share of a segment is left unattributed; 0 = none is too small."""
+
+    def claim(
+        self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
+    ) -> Claims | None:
+        """Claim lost time in which the host was in calls that free memory."""
+        share = measure_host_work(rank, lost, layout.FREEING_MEMORY)
+        share[share < limits.freeing_at_least_ratio] = 0.0
+        if not share.any():
+            return Claims(share, "A")
+        ratio = compute_claimed_mean(lost, share)
+        note = "of that time, the host returned memory to the driver"
+        return Claims(share, "A", (Evidence("host.freeing_ratio", ratio, "ratio", note),))

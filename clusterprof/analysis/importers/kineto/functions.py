@@ -1,0 +1,120 @@
+"""Find what the host was doing in Python: at each instant, in which function, and what it is for.
+
+A trace with stacks (`with_stack=True`) has an event for each call of a Python function. They nest:
+
+    train.py(30): main          |------------------------------------------|
+      data.py(9): preprocess       |---------------------|
+        <built-in function open>      |----|
+      torch/…: backward                                     |------|
+    found                       o  d  r    d              o t      o
+                                                                o other, d data, r read, t training
+
+The innermost function decides. One that says nothing about its purpose (a helper, a library) has
+that of the function around it; the name that is kept is that of the innermost function outside of
+PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.importers.core.host_activity import HostWork
+from clusterprof.analysis.importers.kineto import classify
+from clusterprof.probe import layout
+
+Int = NDArray[np.int64]
+MIN_FUNCTION_NS = 100_000
+"""Shortest call of a function that is kept, in ns; the function around it stands for it."""
+MAX_GATHERED_NAMES = 1 << 14
+MAX_NAMES = 64
+"""Number of functions named per process: those with the most time."""
+NAME_CHARACTERS = 120
+ACTIVITIES = {
+    classify.LOADING_FUNCTION: layout.WARMING_UP,
+    classify.DATA_FUNCTION: layout.PREPARING_DATA,
+    classify.READ_FUNCTION: layout.READING_DATA,
+    classify.SLEEP_FUNCTION: layout.SLEEPING,
+    classify.LOCK_FUNCTION: layout.WAITING_FOR_LOCK,
+    classify.LOG_FUNCTION: layout.OTHER_WORK,
+    classify.FUNCTION: layout.OTHER_WORK,
+}
+"""Kind of a function -> activity of the host in it; training itself is none."""
+_UNNAMED = (classify.TORCH_FUNCTION,)
+_DATA = (classify.DATA_FUNCTION, classify.READ_FUNCTION)
+
+
+_ACTIVITY = np.array([ACTIVITIES.get(kind, 0) for kind in range(max(ACTIVITIES) + 1)])
+
+
+def number_names(known: dict[str, int], names: Iterable[str]) -> Iterator[int]:
+    """Yield the number of each name, adding new ones to `known`; -1 where that is full."""
+    for name in names:
+        full = len(known) >= MAX_GATHERED_NAMES
+        yield known.get(name, -1) if full else known.setdefault(name, len(known))
+
+
+def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> HostWork:
+    """Find in which function, and for what, one thread was at each instant outside of training.
+
+    int64[n] each, in any order: start and end (ns), kind (`classify`) and row of the name of each
+    call. Calls that do not nest by some ns, as rounding makes them, are trimmed to the outer one.
+    """
+    order = np.lexsort((-end, start))
+    start, end, kind, name = start[order], end[order], kind[order], name[order]
+    parent, depth = _find_parents(start, end)
+    for level in range(1, int(depth.max(initial=0)) + 1):  # from the outside inwards
+        rows = np.flatnonzero(depth == level)
+        outer = parent[rows]
+        end[rows] = np.minimum(end[rows], end[outer])
+        kind[rows] = _select_kind(kind[rows], kind[outer])
+        nameless = np.isin(kind[rows], _UNNAMED) | _is_built_in(kind[rows])
+        name[rows] = np.where(nameless & (name[outer] >= 0), name[outer], name[rows])
+    rows = np.arange(start.size)
+    at = np.concatenate([start, end])
+    inside = np.concatenate([rows, parent])
+    is_start = np.repeat([True, False], start.size)
+    rank = np.concatenate([depth, -depth])
+    edges = np.lexsort((rank, is_start, at))
+    at, inside = at[edges], inside[edges]
+    activity = np.where(inside >= 0, _ACTIVITY[kind[inside]], 0) if inside.size else inside
+    kept = np.flatnonzero((np.diff(at) > 0) & (activity[:-1] > 0))
+    return HostWork(at[kept], at[kept + 1], activity[kept], name[inside[kept]])
+
+
+def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:
+    """Find the call around each call, -1 for none, and how many calls are around it.
+
+    start, end: int64[n], ns, sorted by start, the longer first.
+    """
+    depth = np.arange(start.size) - np.searchsorted(np.sort(end), start, side="right")
+    depth = np.maximum(depth, 0)
+    parent = np.full(start.size, -1, np.int64)
+    outer = np.flatnonzero(depth == 0)
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        rows = np.flatnonzero(depth == level)
+        parent[rows] = outer[np.maximum(np.searchsorted(outer, rows) - 1, 0)]
+        outer = rows
+    return parent, depth
+
+
+def _is_built_in(kind: Int) -> np.ndarray:
+    """Return whether a function may be a built-in one, whose caller is the better name: bool[n]."""
+    built_in = (classify.READ_FUNCTION, classify.SLEEP_FUNCTION, classify.LOCK_FUNCTION)
+    return np.isin(kind, built_in)
+
+
+def _select_kind(own: Int, outer: Int) -> Int:
+    """Select the purpose of calls inside others, int64[n] each.
+
+    Training inside of user code is training; anything inside of loading data, logging or the
+    loading of kernels is that, except reading and sleeping. Reading anywhere else is other work.
+    """
+    in_data = np.isin(outer, _DATA)
+    has_purpose = in_data | np.isin(outer, (classify.LOG_FUNCTION, classify.LOADING_FUNCTION))
+    vague = np.isin(own, (classify.FUNCTION, classify.TORCH_FUNCTION, classify.LOCK_FUNCTION))
+    in_training = (outer == classify.TORCH_FUNCTION) & (own == classify.FUNCTION)
+    kind = np.where((vague & has_purpose) | in_training, outer, own)
+    return np.where((own == classify.READ_FUNCTION) & ~in_data, outer, kind)
