@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof_lab import truth
 from clusterprof_lab.scenario import Trial
@@ -19,9 +20,9 @@ LOST_RATIOS = (0.0, 0.0, 0.0, 0.1)
 
 
 def make(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
-    """Simulate a trial and write `recording/` and `truth.json` into a new folder.
+    """Simulate a trial and write `recording/`, `truth.json` and the times of the devices' work.
 
-    Raises FileExistsError when the folder holds a run already, and PlanError for a scenario that
+    The folder is new. Raises FileExistsError when the folder holds a run already, and PlanError for a scenario that
     the generator cannot make.
     """
     story, told = simulate(trial, ranks)
@@ -32,9 +33,11 @@ def make(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
     lost = float(random.choice(LOST_RATIOS))
     seen = Seen(clocks=off, jitter_ns=JITTER_NS, lost_samples_ratio=lost)
     jobs = _jobs(story)
+    resident: dict[str, NDArray[np.int64]] = {}
     for job in jobs:
         others = [one for one in jobs if one is not job]
-        record(job, folder / "recording", random, seen, others)
+        resident |= record(job, folder / "recording", random, seen, others)
+    np.savez_compressed(folder / truth.WORK_FILE, **resident)  # type: ignore[arg-type]
     told = replace(told, clocks=off, parameters={**told.parameters, "lost_samples_ratio": lost})
     truth.write(told, folder)
     return told
