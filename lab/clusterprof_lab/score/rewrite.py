@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def _rewrite_node(
         return latest
 
     missing: set[str] = set()
-    for record in (shown for record in NodeReader(node) for shown in convert(record)):
+    for record in chain.from_iterable(map(convert, NodeReader(node))):
         if isinstance(record, Header):
             header = header or _header(record, less, alone)
             continue
