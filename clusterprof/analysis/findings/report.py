@@ -329,7 +329,8 @@ def _with_report(state: ReportState, **changes: Any) -> ReportState:
 def add_findings(state: ReportState) -> ReportState:
     """Add a finding for each cause of lost time."""
     sums = state.report.in_step_ns, state.report.window_ns
-    findings = build_findings(state.ranks, state.totals, state.across.observer, *sums)
+    imported = any("importer" in node.loaded.header.versions for node in state.across.nodes)
+    findings = build_findings(state.ranks, state.totals, state.across.observer, *sums, imported)
     return _with_report(state, findings=findings)
 
 

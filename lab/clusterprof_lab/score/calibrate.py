@@ -1,6 +1,10 @@
 """How often what was said with some confidence is right, and what to say instead.
 
-    python -m clusterprof_lab.score.calibrate SCORE.json      # of the split dev, nothing else
+    python -m clusterprof_lab.score --slice ci --uncalibrated --out FOLDER
+    python -m clusterprof_lab.score.calibrate --store FOLDER/score.json    # split dev, nothing else
+
+writes the tables of `clusterprof.analysis.attribution.confidence`, one per kind of
+visibility. Claims are gathered in groups of `LEAST_CLAIMS` before they are fitted.
 
 Isotonic regression by pooling adjacent violators: the closest to the outcomes, in squares, of all
 functions that never fall as the confidence rises.
@@ -10,15 +14,35 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from clusterprof.analysis.attribution import confidence
 from clusterprof_lab.score.figures import NO_FIGURE, TWO_SIDED, Figure, draws
 
 BINS = 10
+LEAST_CLAIMS = 25
+"""Claims that are taken together: fewer say too little about how often they are right."""
+VISIBILITY_OF_MODE: Mapping[str, str] = {
+    "M0": "hooked",
+    "M1": "hooked",
+    "M2": "unmarked",
+    "M3": "unmarked",
+    "M4": "partial",
+    "D0": "driver",
+    "D2": "unmarked",
+    "imported": "imported",
+}
+"""Mode of a score -> kind of visibility of `confidence.Visibility`."""
+OUTSIDE = ("startup", "fail-hang", "fail-restart")
+"""Causes outside steps: their confidence is not calibrated."""
+TABLE_FILE = Path(confidence.__file__).with_name("confidence.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +123,73 @@ def _part(block: Sequence[float]) -> float:
     return block[2] / block[3]
 
 
-def table(pairs: Sequence[tuple[float, bool]]) -> str:
-    """Return the steps as Python that `clusterprof.analysis.attribution.confidence` can hold."""
-    lines = ["# (confidence from, probability of being right), claims behind it"]
-    lines += [f"({low:.3f}, {part:.3f}),  # {n}" for low, _, part, n in isotonic(pairs)]
-    return "\n".join(lines)
+def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
+    """Fit (confidence, probability of being right), both rising, by groups of claims."""
+    ordered = sorted(pairs)
+    grouped: list[tuple[float, bool]] = []
+    at = 0
+    while at < len(ordered):
+        end = min(at + LEAST_CLAIMS, len(ordered))
+        while end < len(ordered) and ordered[end][0] == ordered[end - 1][0]:
+            end += 1
+        if len(ordered) - end < LEAST_CLAIMS:
+            end = len(ordered)
+        group = ordered[at:end]
+        mean = sum(sure for sure, _ in group) / len(group)
+        grouped += [(mean, right) for _, right in group]
+        at = end
+    return [
+        (round((low + high) / 2, 3), round(part, 3)) for low, high, part, _ in isotonic(grouped)
+    ]
+
+
+def fit_tables(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Fit a table for each kind of visibility with enough claims.
+
+    claims: lines of a score's `claims`: confidence, right, leaf or group, mode, ...
+    """
+    by_kind: dict[str, list[tuple[float, bool]]] = {}
+    for sure, right, name, mode, *_ in claims:
+        if mode in VISIBILITY_OF_MODE and name not in OUTSIDE:
+            by_kind.setdefault(VISIBILITY_OF_MODE[mode], []).append((sure, right))
+    return {
+        kind: fit_table(pairs)
+        for kind, pairs in sorted(by_kind.items())
+        if len(pairs) >= 2 * LEAST_CLAIMS
+    }
+
+
+def cross_validate(claims: Sequence[Sequence[Any]]) -> dict[str, tuple[float, float, int]]:
+    """Return by kind (ECE before, ECE after, claims), calibrated on the jobs of the other half."""
+    halves: tuple[list[Sequence[Any]], list[Sequence[Any]]] = ([], [])
+    for claim in claims:
+        halves[zlib.crc32(str(claim[5]).encode()) % 2].append(claim)
+    before: dict[str, list[tuple[float, bool]]] = {}
+    after: dict[str, list[tuple[float, bool]]] = {}
+    for mine, others in (halves, halves[::-1]):
+        tables = fit_tables(others)
+        for sure, right, name, mode, *_ in mine:
+            kind = VISIBILITY_OF_MODE.get(mode)
+            if kind is None or name in OUTSIDE:
+                continue
+            before.setdefault(kind, []).append((sure, right))
+            said = sure
+            if kind in tables:
+                said = float(np.interp(sure, *zip(*tables[kind])))
+            after.setdefault(kind, []).append((said, right))
+    return {
+        kind: (reliability(pairs)[1], reliability(after[kind])[1], len(pairs))
+        for kind, pairs in sorted(before.items())
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table of stored scores; 2 when one is not of the split dev."""
-    pairs: list[tuple[float, bool]] = []
+    """Fit the tables of stored scores; 2 when one is not of the split dev or was calibrated."""
+    store = "--store" in arguments
+    claims: list[Sequence[Any]] = []
     for name in arguments:
+        if name == "--store":
+            continue
         document = json.loads(Path(name).read_text(encoding="utf-8"))
         if document.get("split") != "dev":
             print(
@@ -117,13 +197,26 @@ def main(arguments: Sequence[str]) -> int:
                 file=sys.stderr,
             )
             return 2
-        pairs += [(sure, right) for sure, right, *_ in document["claims"]]
-    if not pairs:
+        if document.get("calibrated", True):
+            print(f"{name}: score it with --uncalibrated first", file=sys.stderr)
+            return 2
+        claims += document["claims"]
+    tables = fit_tables(claims)
+    if not tables:
         print("give score.json files that hold claims with a confidence", file=sys.stderr)
         return 2
-    bins, ece = reliability(pairs)
-    print(table(pairs))
-    print(f"# {len(pairs)} claims in {len(bins)} bins, ECE before: {ece:.3f}")
+    checked = cross_validate(claims)
+    for kind, table in tables.items():
+        before, after, n = checked[kind]
+        print(f"{kind}: {n} claims, ECE {before:.3f}, on other jobs {after:.3f}: {table}")
+    if store:
+        document = {
+            "split": "dev",
+            "date": date.today().isoformat(),
+            "claims": {kind: n for kind, (_, _, n) in checked.items()},
+            "tables": tables,
+        }
+        TABLE_FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

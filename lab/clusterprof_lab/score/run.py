@@ -58,13 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         dict(map(_folder_of, given.answers)),
         keep or None,
         {one.id: one for one in corpus},
+        not given.uncalibrated,
     )
     begun = time.monotonic()
     done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))
     seconds = time.monotonic() - begun
     splits = {row.split for one in done for row in one.rows} or {given.split}
     split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
-    made = document(done, split, "runs" if given.runs else given.slice, seconds)
+    made = document(
+        done, split, "runs" if given.runs else given.slice, seconds, settings.calibrated
+    )
     (given.out / "score.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     (given.out / "score.md").write_text(score_page(made), encoding="utf-8")
     print(summary(made))
@@ -105,6 +108,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--ablate", action="store_true", help="with --runs: leave out each signal")
     parser.add_argument("--no-rules", action="store_true", help="without the rules of others")
     parser.add_argument("--keep", action="store_true", help="keep runs judged wrong under OUT/kept")
+    parser.add_argument(
+        "--uncalibrated", action="store_true", help="for score.calibrate: confidence before it"
+    )
     parser.add_argument("--jobs", type=int, default=PROCESSES)
     return parser
 

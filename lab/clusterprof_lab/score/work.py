@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clusterprof.analysis.attribution import confidence
 from clusterprof_lab import answer as answers
 from clusterprof_lab.answer import Answer
 from clusterprof_lab.scenario import Scenario
@@ -51,6 +52,8 @@ class Settings:
     keep: Path | None = None
     """Where runs go that were judged wrong; None = nothing is kept."""
     scenarios: Mapping[str, Scenario] = field(default_factory=dict)
+    calibrated: bool = True
+    """False: confidence as it is before its calibration, which is fitted to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ def rules() -> Mapping[str, Rule]:
 
 def do(work: Work, settings: Settings) -> Done:
     """Make, analyse and judge one run; what it needs on disk is gone afterwards."""
+    if not settings.calibrated:
+        confidence.CALIBRATION.clear()
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:
         place = Path(name)
         folder, reason = made(work, place)

@@ -9,7 +9,8 @@ import pytest
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
-from clusterprof.analysis.findings.findings import build_findings
+from clusterprof.analysis.findings.findings import build_findings, classify_visibility
+from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
 from clusterprof.report.model import Finding
 from tests.support.rank_results import S, books
@@ -93,3 +94,25 @@ def test_the_part_without_a_cause_lowers_every_confidence() -> None:
 
 def test_no_loss_has_no_findings() -> None:
     assert find(lose()) == []
+
+
+def see(
+    number: int, source: str = "device-samples", world_size: int | None = 2, **changes: bool
+) -> RankResult:
+    rank = books(number)
+    place = ProcessIdentity(job="job", rank=number, world_size=world_size)
+    ledger = replace(rank.ledger, source=source)  # type: ignore[arg-type]
+    return replace(rank, place=place, ledger=ledger, **{"marked": True, **changes})
+
+
+def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
+    both = [see(0, "stream-events"), see(1, "stream-events")]
+    assert classify_visibility(both) == "hooked"
+    assert classify_visibility([see(0, emulated=True), see(1, emulated=True)]) == "hooked"
+    assert classify_visibility([both[0], see(1)]) == "driver"
+    assert classify_visibility([see(0), see(1, marked=False)]) == "unmarked"
+    assert classify_visibility([see(0, marked=False)]) == "partial"  # one of two
+    # A second job on the same nodes does not make up for a rank that is missing.
+    other = replace(see(0), place=ProcessIdentity(job="other", rank=0, world_size=1))
+    assert classify_visibility([see(0), other]) == "partial"
+    assert classify_visibility([see(0, world_size=None)]) == "driver"  # not known how many
