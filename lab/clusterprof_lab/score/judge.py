@@ -55,8 +55,8 @@ class Judged:
     emitted_groups: tuple[tuple[str, float | None, bool], ...] = ()
     """The same of causes that stop at their group."""
     wrong_first_sure: bool | None = None
-    """True when the first cause is said with `SURE_FROM` or more and is wrong: another group than the
-    one wanted; of a null one said `FALSE_FROM` points above the truth."""
+    """True when the first cause is said with `SURE_FROM` or more and is wrong: another group than
+    the one wanted; of a null one said `FALSE_FROM` points above the truth."""
     culprit_right: bool | None = None
     """Of runs with a rank, a node or several ranks at fault."""
     nobody_right: bool | None = None
