@@ -35,7 +35,7 @@ _HOOKED_MODES: Mapping[str, tuple[str, bool]] = {
 }
 """Mode of the corpus -> how the leg is called, and whether the job has hooks."""
 _TESTBED_WORDS = {"synth": "synthetic jobs", "real": "real jobs", "sharded": "second job shape"}
-_DRIVER = ("synth", "real")
+_SECOND_SHAPE = "sharded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ def list_legs(beside: Sequence[Column], given: Sequence[Leg]) -> list[Leg]:
         words = named(column).replace(testbed, _TESTBED_WORDS.get(testbed, testbed), 1)
         for mode, (view, hooks) in _HOOKED_MODES.items():
             scores = scores_of(document, testbed=testbed, tool=TOOL, mode=mode)
-            if scores or (mode.startswith("D") and testbed in _DRIVER):
-                figures = scores[0]["figures"] if scores else {}
-                legs.append(Leg(words + view, hooks, figures))
+            legs.append(Leg(words + view, hooks, scores[0]["figures"] if scores else {}))
+    if not any(testbed == _SECOND_SHAPE for _, testbed in beside):
+        legs.append(Leg(_TESTBED_WORDS[_SECOND_SHAPE], True, {}))
     return sorted(legs, key=Leg.rank)
 
 

@@ -227,7 +227,7 @@ def _most(bound: float) -> Callable[[float], bool]:
     return lambda value: value <= bound + float(np.finfo(float).eps)
 
 
-EVERY_MODE = ("M0", "M1", "M2", "M3", "M4")
+EVERY_MODE = ("M0", "M1", "M2", "M3", "M4", "D0", "D2")
 TARGETS: tuple[Target, ...] = (
     Target("Conservation residual 0 ns", "conserved", _least(1.0), "100 %", EVERY_MODE),
     Target("Bucket error, mean", "bucket_error_active_mean", _most(1.0), "≤ 1.0"),

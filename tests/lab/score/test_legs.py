@@ -59,6 +59,7 @@ def test_all_legs_stand_side_by_side_worst_first(tmp_path: Path) -> None:
         " | ✓ 1.5 (10) | ✓ 0.050 (10) |",
         "| public traces | yes |" + " not measured |" * 5,
         "| synthetic jobs, test, as a driver shows it | no |" + " not measured |" * 5,
+        "| second job shape | yes |" + " not measured |" * 5,
     ]
 
 
