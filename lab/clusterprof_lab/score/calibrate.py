@@ -29,6 +29,7 @@ from clusterprof_lab.score.figures import NO_FIGURE, TWO_SIDED, Figure, draws
 BINS = 10
 LEAST_CLAIMS = 25
 """Claims that are taken together: fewer say too little about how often they are right."""
+FOLDS = 5
 VISIBILITY_OF_MODE: Mapping[str, str] = {
     "M0": "hooked",
     "M1": "hooked",
@@ -160,13 +161,15 @@ def fit_tables(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[float, f
 
 
 def cross_validate(claims: Sequence[Sequence[Any]]) -> dict[str, tuple[float, float, int]]:
-    """Return by kind (ECE before, ECE after, claims), calibrated on the jobs of the other half."""
-    halves: tuple[list[Sequence[Any]], list[Sequence[Any]]] = ([], [])
+    """Return by kind (ECE before, ECE after, claims), each fifth calibrated on the other jobs."""
+    folds: list[list[Sequence[Any]]] = [[] for _ in range(FOLDS)]
     for claim in claims:
-        halves[zlib.crc32(str(claim[5]).encode()) % 2].append(claim)
+        scenario_and_seed = str(claim[5]).split(".", 1)[-1]  # of all testbeds and modes
+        folds[zlib.crc32(scenario_and_seed.encode()) % FOLDS].append(claim)
     before: dict[str, list[tuple[float, bool]]] = {}
     after: dict[str, list[tuple[float, bool]]] = {}
-    for mine, others in (halves, halves[::-1]):
+    for number, mine in enumerate(folds):
+        others = [claim for fold in folds[:number] + folds[number + 1 :] for claim in fold]
         tables = fit_tables(others)
         for sure, right, name, mode, *_ in mine:
             kind = VISIBILITY_OF_MODE.get(mode)

@@ -15,7 +15,7 @@ from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.score.leading import first_of, group_of, leading_group, leading_leaf, meant
-from clusterprof_lab.truth import Truth
+from clusterprof_lab.truth import OTHER, Truth
 
 ACTIVE_FROM = 0.1
 """A bucket is active when truth or answer puts as many points there."""
@@ -60,7 +60,7 @@ class Judged:
     culprit_right: bool | None = None
     """Of runs with a rank, a node or several ranks at fault."""
     nobody_right: bool | None = None
-    """Of runs in which no rank may be blamed."""
+    """Of runs in which no rank may be blamed: by truth they caused less than a point."""
     both_found: bool | None = None
     inverted: bool | None = None
     false_causes: tuple[str, ...] | None = None
@@ -229,6 +229,9 @@ def _culprit_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
 def _nobody_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
     if answer.culprits is None or wanted.culprit != "nobody":
         return None
+    ranks_ns = sum(one.ns for one in truth.lost if one.culprit is not None and one.cause != OTHER)
+    if 100.0 * ranks_ns >= EMITTED_FROM * max(truth.in_step_ns, 1):
+        return None  # ranks did cause something, if not what the scenario is about
     return not answer.culprits or answer.culprits[0] in guilty(truth)
 
 
