@@ -41,9 +41,10 @@ import numpy as np
 
 from clusterprof.report.model import Grade
 
-Visibility = Literal["hooked", "driver", "unmarked", "partial", "imported"]
+Visibility = Literal["hooked", "driver", "unmatched", "unmarked", "partial", "imported"]
 """What was seen of a job: marks and device times of the job's own hooks or an emulator; marks, and
-devices as their driver samples them; no marks; not all of its ranks; the trace of another tool."""
+devices as their driver samples them; marks, but no operations that match between ranks; no marks;
+not all of its ranks; the trace of another tool."""
 
 LEAF_PRIOR: Mapping[str, float] = {"A": 0.95, "B": 0.85, "C": 0.60, "D": 0.30}
 FAMILY_PRIOR: Mapping[str, float] = {"A": 0.97, "B": 0.92, "C": 0.78, "D": 0.45}

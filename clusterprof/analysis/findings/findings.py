@@ -47,7 +47,8 @@ def build_findings(
     ranks: results of all ranks; totals: their culprit totals, in their order. observer: None where
     operations were not matched. is_imported: the trace is of another tool.
     """
-    visibility: Visibility = "imported" if is_imported else classify_visibility(ranks)
+    is_matched = observer is not None or len(ranks) == 1
+    visibility: Visibility = "imported" if is_imported else classify_visibility(ranks, is_matched)
     by_id: dict[str, list[tuple[RankResult, Bucket]]] = {}
     for rank in ranks:
         for bucket in rank.buckets:
@@ -72,8 +73,11 @@ def build_findings(
     return (*findings, *_build_outside_findings(ranks, window_ns))
 
 
-def classify_visibility(ranks: Sequence[RankResult]) -> Visibility:
-    """Classify what was seen of the recorded jobs; of several kinds the one that shows least."""
+def classify_visibility(ranks: Sequence[RankResult], is_matched: bool) -> Visibility:
+    """Classify what was seen of the recorded jobs; of several kinds the one that shows least.
+
+    is_matched: operations of different ranks were matched, or there is a single rank.
+    """
     by_job: dict[tuple[str | None, str], set[int | None]] = {}
     for rank in ranks:
         by_job.setdefault((rank.place.job, rank.place.rendezvous), set()).add(rank.place.rank)
@@ -83,6 +87,8 @@ def classify_visibility(ranks: Sequence[RankResult]) -> Visibility:
             return "partial"
     if not all(rank.marked for rank in ranks):
         return "unmarked"
+    if not is_matched:
+        return "unmatched"
     sampled = any(rank.ledger.source == "device-samples" and not rank.emulated for rank in ranks)
     return "driver" if sampled else "hooked"
 

@@ -13,6 +13,7 @@ functions that never fall as the confidence rises.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ LEAST_CLAIMS = 25
 FOLDS = 5
 VISIBILITY_OF_MODE: Mapping[str, str] = {
     "M0": "hooked",
-    "M1": "hooked",
+    "M1": "unmatched",
     "M2": "unmarked",
     "M3": "unmarked",
     "M4": "partial",
@@ -125,7 +126,11 @@ def _part(block: Sequence[float]) -> float:
 
 
 def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
-    """Fit (confidence, probability of being right), both rising, by groups of claims."""
+    """Fit (confidence, probability of being right), both rising, by groups of claims.
+
+    It begins at (0, 0): what is said with less certainty than any claim that was measured, as where
+    most of the time has no cause, is not as certain as they were.
+    """
     ordered = sorted(pairs)
     grouped: list[tuple[float, bool]] = []
     at = 0
@@ -139,9 +144,10 @@ def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
         mean = sum(sure for sure, _ in group) / len(group)
         grouped += [(mean, right) for _, right in group]
         at = end
-    return [
+    steps = [
         (round((low + high) / 2, 3), round(part, 3)) for low, high, part, _ in isotonic(grouped)
     ]
+    return [(0.0, 0.0), *steps]
 
 
 def fit_tables(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -219,7 +225,9 @@ def main(arguments: Sequence[str]) -> int:
             "claims": {kind: n for kind, (_, _, n) in checked.items()},
             "tables": tables,
         }
-        TABLE_FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(document, indent=1)
+        one_line = re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)
+        TABLE_FILE.write_text(one_line + "\n", encoding="utf-8")
     return 0
 
 

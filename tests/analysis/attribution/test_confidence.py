@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from clusterprof.analysis.attribution.confidence import (
     CALIBRATION,
     MAX_CONFIDENCE,
+    Visibility,
     calibrate_confidence,
     estimate_confidence,
 )
@@ -82,7 +85,7 @@ def test_what_was_never_measured_is_not_calibrated(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_stored_tables_never_fall() -> None:
-    assert set(CALIBRATION) <= {"hooked", "driver", "unmarked", "partial", "imported"}
+    assert set(CALIBRATION) <= set(get_args(Visibility))
     for table in CALIBRATION.values():
         assert len(table) <= 12
         said, right = zip(*table)

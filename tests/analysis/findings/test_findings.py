@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from clusterprof.analysis.attribution import confidence
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
@@ -78,7 +79,8 @@ def test_a_cause_too_small_for_a_finding_does_not_lead_either() -> None:
     assert list_ids(*ranks) == [STORAGE, PREPROCESS]
 
 
-def test_the_part_without_a_cause_lowers_every_confidence() -> None:
+def test_the_part_without_a_cause_lowers_every_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confidence, "CALIBRATION", {})
     # 15 s of 20 s have a cause: three quarters of what is sure without the others
     known = find(lose(storage_local=10, cpu_preprocess=5))
     clouded = find(lose(storage_local=10, cpu_preprocess=5, unattributed_s=5))
@@ -107,12 +109,13 @@ def see(
 
 def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
     both = [see(0, "stream-events"), see(1, "stream-events")]
-    assert classify_visibility(both) == "hooked"
-    assert classify_visibility([see(0, emulated=True), see(1, emulated=True)]) == "hooked"
-    assert classify_visibility([both[0], see(1)]) == "driver"
-    assert classify_visibility([see(0), see(1, marked=False)]) == "unmarked"
-    assert classify_visibility([see(0, marked=False)]) == "partial"  # one of two
+    assert classify_visibility(both, True) == "hooked"
+    assert classify_visibility([see(0, emulated=True), see(1, emulated=True)], True) == "hooked"
+    assert classify_visibility([both[0], see(1)], True) == "driver"
+    assert classify_visibility(both, False) == "unmatched"
+    assert classify_visibility([see(0), see(1, marked=False)], True) == "unmarked"
+    assert classify_visibility([see(0, marked=False)], True) == "partial"  # one of two
     # A second job on the same nodes does not make up for a rank that is missing.
     other = replace(see(0), place=ProcessIdentity(job="other", rank=0, world_size=1))
-    assert classify_visibility([see(0), other]) == "partial"
-    assert classify_visibility([see(0, world_size=None)]) == "driver"  # not known how many
+    assert classify_visibility([see(0), other], True) == "partial"
+    assert classify_visibility([see(0, world_size=None)], True) == "driver"  # not known how many

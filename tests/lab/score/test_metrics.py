@@ -220,9 +220,9 @@ def test_a_table_is_fitted_to_groups_of_claims() -> None:
     # 0.5 and 0.6 are one group, whose mean is (20 * 0.5 + 10 * 0.6) / 30 = 0.533 and of which
     # 15 of 30 are right; 12 of 30 at 0.7 fall below that, so both pool to 27 of 60 around
     # (0.533 + 0.7) / 2 = 0.617.
-    assert fit_table(pairs) == [(0.617, 0.45), (0.9, 0.9)]
+    assert fit_table(pairs) == [(0.0, 0.0), (0.617, 0.45), (0.9, 0.9)]
     # What is left over is too little for a group of its own: 27 of 30 and 0 of 10.
-    assert fit_table([*claim(0.9, 27, 30), *claim(0.95, 0, 10)]) == [(0.912, 0.675)]
+    assert fit_table([*claim(0.9, 27, 30), *claim(0.95, 0, 10)]) == [(0.0, 0.0), (0.912, 0.675)]
 
 
 def test_each_kind_of_visibility_has_a_table_of_its_own_or_none() -> None:
@@ -233,7 +233,10 @@ def test_each_kind_of_visibility_has_a_table_of_its_own_or_none() -> None:
         [0.98, True, "startup", "M0", "synth", "job"],  # outside steps
         [0.98, True, "cpu-gc", "A1", "synth", "job"],  # no mode that is calibrated
     ]
-    assert fit_tables(claims) == {"driver": [(0.9, 0.5)], "hooked": [(0.9, 0.9)]}
+    assert fit_tables(claims) == {
+        "driver": [(0.0, 0.0), (0.9, 0.5)],
+        "hooked": [(0.0, 0.0), (0.9, 0.9)],
+    }
 
 
 def test_calibrated_on_other_jobs_the_error_falls() -> None:
@@ -265,7 +268,7 @@ def test_confidence_is_learnt_from_dev_only(
     assert not table_file.exists()
     assert store("dev", calibrated=False) == 0
     stored = json.loads(table_file.read_text(encoding="utf-8"))
-    assert stored["tables"] == {"hooked": [[0.9, 0.5]]}
+    assert stored["tables"] == {"hooked": [[0.0, 0.0], [0.9, 0.5]]}
 
 
 def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
