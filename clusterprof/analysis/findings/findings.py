@@ -48,7 +48,9 @@ def build_findings(
     operations were not matched. is_imported: the trace is of another tool.
     """
     is_matched = observer is not None or len(ranks) == 1
-    visibility: Visibility = "imported" if is_imported else classify_visibility(ranks, is_matched)
+    visibility: Visibility | None = (
+        "imported" if is_imported else classify_visibility(ranks, is_matched)
+    )
     by_id: dict[str, list[tuple[RankResult, Bucket]]] = {}
     for rank in ranks:
         for bucket in rank.buckets:
@@ -73,14 +75,17 @@ def build_findings(
     return (*findings, *_build_outside_findings(ranks, window_ns))
 
 
-def classify_visibility(ranks: Sequence[RankResult], is_matched: bool) -> Visibility:
+def classify_visibility(ranks: Sequence[RankResult], is_matched: bool) -> Visibility | None:
     """Classify what was seen of the recorded jobs; of several kinds the one that shows least.
 
+    None if no device of a rank was measured, which no job of the corpus has.
     is_matched: operations of different ranks were matched, or there is a single rank.
     """
     by_job: dict[tuple[str | None, str], set[int | None]] = {}
     for rank in ranks:
         by_job.setdefault((rank.place.job, rank.place.rendezvous), set()).add(rank.place.rank)
+    if not all(rank.ledger.source in ("stream-events", "device-samples") for rank in ranks):
+        return None
     for rank in ranks:
         seen = by_job[rank.place.job, rank.place.rendezvous]
         if rank.place.world_size is not None and len(seen) < rank.place.world_size:
@@ -106,7 +111,7 @@ def _build_finding(
     observer: CulpritObserver | None,
     in_step_ns: int,
     unknown_ratio: float,
-    visibility: Visibility,
+    visibility: Visibility | None,
 ) -> Finding:
     lost_ns = sum(bucket.lost_ns for _, bucket in lines)
     grades: dict[str, int] = {}

@@ -113,6 +113,7 @@ def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
     assert classify_visibility([see(0, emulated=True), see(1, emulated=True)], True) == "hooked"
     assert classify_visibility([both[0], see(1)], True) == "driver"
     assert classify_visibility(both, False) == "unmatched"
+    assert classify_visibility([both[0], see(1, "host-spans")], True) is None
     assert classify_visibility([see(0), see(1, marked=False)], True) == "unmarked"
     assert classify_visibility([see(0, marked=False)], True) == "partial"  # one of two
     # A second job on the same nodes does not make up for a rank that is missing.
