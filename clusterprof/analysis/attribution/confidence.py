@@ -119,8 +119,8 @@ def calibrate_confidence(confidence: float, visibility: Visibility) -> float:
     table = CALIBRATION.get(visibility)
     if not table:
         return confidence
-    said, right = zip(*table)
-    return min(MAX_CONFIDENCE, float(np.interp(confidence, said, right)))
+    confidences, hit_rates = zip(*table)
+    return min(MAX_CONFIDENCE, float(np.interp(confidence, confidences, hit_rates)))
 
 
 def choose_main_grade(by_grade: Mapping[str, int]) -> Grade:

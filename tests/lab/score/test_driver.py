@@ -15,6 +15,7 @@ from clusterprof_lab.score.driver import PERIODS_NS, Driver, draw_driver, poll_d
 from clusterprof_lab.score.modes import DEVICE_SPANS, in_mode
 from clusterprof_lab.synth.make import make
 from clusterprof_lab.synth.record_sums import covered
+from clusterprof_lab.truth import WORK_FILE
 
 MS = 1_000_000
 BUSY = (np.array([0, 500]) * MS, np.array([125, 1253]) * MS)
@@ -77,3 +78,22 @@ def test_a_recording_in_the_drivers_view(tmp_path: Path) -> None:
         assert (("gpu_nvidia", "gpu.sm_active_ratio") in columns) == driver.has_gpm
         assert "gpu_emulated" not in {collector for collector, _ in columns}
         assert not [name for name in devices if name.startswith("emulated-")]
+
+
+def test_without_the_times_of_the_work_the_readings_are_interpolated(tmp_path: Path) -> None:
+    [scenario] = [one for one in load_corpus() if one.id == "null-clean"]
+    truth = make(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
+
+    def read_busy_ns(folder: str) -> int:
+        shown = in_mode(tmp_path / "run" / "recording", "D0", tmp_path / folder, truth)
+        return max(
+            int(record.values[list(record.signals).index("gpu.busy_ns_total")][-1])
+            for record in NodeReader(next(iter(list_node_folders(shown))))
+            if isinstance(record, Columns) and "gpu.busy_ns_total" in record.signals
+        )
+
+    exact_ns = read_busy_ns("exact")
+    (tmp_path / "run" / WORK_FILE).unlink()
+    # The two ends lie between readings of 100 ms; all in between cancels out but the rounding.
+    assert abs(read_busy_ns("interpolated") - exact_ns) <= 2 * 100 * MS + 0.01 * exact_ns
+    assert exact_ns > 2000 * MS
