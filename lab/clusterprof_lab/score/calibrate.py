@@ -42,6 +42,8 @@ VISIBILITY_OF_MODE: Mapping[str, str] = {
     "imported": "imported",
 }
 """Mode of a score -> kind of visibility of `confidence.Visibility`."""
+KEPT_APART = ("sharded",)
+"""Testbeds whose jobs the rules were not built on."""
 OUTSIDE = ("startup", "fail-hang", "fail-restart")
 """Causes outside steps: their confidence is not calibrated."""
 TABLE_FILE = Path(confidence.__file__).with_name("confidence.json")
@@ -150,50 +152,55 @@ def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
     return [(0.0, 0.0), *steps]
 
 
-def fit_tables(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Fit a table for each kind of visibility with enough claims.
+def select_claims(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[str, float, bool]]]:
+    """Select by kind of visibility the claims to learn from: (job, confidence, right) each.
 
-    claims: lines of a score's `claims`: confidence, right, leaf or group, mode, ...
+    Claims about jobs that the rules were not built on are taken alone where there are enough: how
+    often the others are right says too much. claims: lines of a score's `claims`: confidence,
+    right, leaf or group, mode, testbed, job.
     """
-    by_kind: dict[str, list[tuple[float, bool]]] = {}
-    for sure, right, name, mode, *_ in claims:
+    by_kind: dict[str, list[tuple[str, float, bool]]] = {}
+    apart: dict[str, list[tuple[str, float, bool]]] = {}
+    for sure, right, name, mode, testbed, job in claims:
         if mode in VISIBILITY_OF_MODE and name not in OUTSIDE:
-            by_kind.setdefault(VISIBILITY_OF_MODE[mode], []).append((sure, right))
+            by_kind.setdefault(VISIBILITY_OF_MODE[mode], []).append((job, sure, right))
+            if testbed in KEPT_APART:
+                apart.setdefault(VISIBILITY_OF_MODE[mode], []).append((job, sure, right))
+    by_kind |= {kind: some for kind, some in apart.items() if len(some) >= 2 * LEAST_CLAIMS}
+    return {k: some for k, some in sorted(by_kind.items()) if len(some) >= 2 * LEAST_CLAIMS}
+
+
+def fit_tables(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Fit a table for each kind of visibility with enough claims."""
     return {
-        kind: fit_table(pairs)
-        for kind, pairs in sorted(by_kind.items())
-        if len(pairs) >= 2 * LEAST_CLAIMS
+        kind: fit_table([(sure, right) for _, sure, right in some])
+        for kind, some in select_claims(claims).items()
     }
 
 
 def cross_validate(claims: Sequence[Sequence[Any]]) -> dict[str, tuple[float, float, int]]:
     """Return by kind (ECE before, ECE after, claims), each fifth calibrated on the other jobs."""
-    folds: list[list[Sequence[Any]]] = [[] for _ in range(FOLDS)]
-    for claim in claims:
-        scenario_and_seed = str(claim[5]).split(".", 1)[-1]  # of all testbeds and modes
-        folds[zlib.crc32(scenario_and_seed.encode()) % FOLDS].append(claim)
-    before: dict[str, list[tuple[float, bool]]] = {}
-    after: dict[str, list[tuple[float, bool]]] = {}
-    for number, mine in enumerate(folds):
-        others = [claim for fold in folds[:number] + folds[number + 1 :] for claim in fold]
-        tables = fit_tables(others)
-        for sure, right, name, mode, *_ in mine:
-            kind = VISIBILITY_OF_MODE.get(mode)
-            if kind is None or name in OUTSIDE:
-                continue
-            before.setdefault(kind, []).append((sure, right))
-            said = sure
-            if kind in tables:
-                said = float(np.interp(sure, *zip(*tables[kind])))
-            after.setdefault(kind, []).append((said, right))
-    return {
-        kind: (reliability(pairs)[1], reliability(after[kind])[1], len(pairs))
-        for kind, pairs in sorted(before.items())
-    }
+    checked = {}
+    for kind, some in select_claims(claims).items():
+        folds: list[list[tuple[float, bool]]] = [[] for _ in range(FOLDS)]
+        for job, sure, right in some:
+            scenario_and_seed = job.split(".", 1)[-1]  # of all testbeds and modes
+            folds[zlib.crc32(scenario_and_seed.encode()) % FOLDS].append((sure, right))
+        after = []
+        for number, mine in enumerate(folds):
+            others = [pair for fold in folds[:number] + folds[number + 1 :] for pair in fold]
+            known, hit_rates = zip(*fit_table(others))
+            after += [(float(np.interp(sure, known, hit_rates)), right) for sure, right in mine]
+        before = [(sure, right) for _, sure, right in some]
+        checked[kind] = (reliability(before)[1], reliability(after)[1], len(some))
+    return checked
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fit the tables of stored scores; 2 when one is not of the split dev or was calibrated."""
+    """Fit the tables of stored scores; 2 when one is not of the split dev or was calibrated.
+
+    A table that does not lower the error on jobs it was not fitted to is not stored.
+    """
     store = "--store" in arguments
     claims: list[Sequence[Any]] = []
     for name in arguments:
@@ -215,9 +222,12 @@ def main(arguments: Sequence[str]) -> int:
         print("give score.json files that hold claims with a confidence", file=sys.stderr)
         return 2
     checked = cross_validate(claims)
-    for kind, table in tables.items():
+    for kind, table in list(tables.items()):
         before, after, n = checked[kind]
         print(f"{kind}: {n} claims, ECE {before:.3f}, on other jobs {after:.3f}: {table}")
+        if after >= before:
+            print(f"{kind}: left out, as it does not help on other jobs")
+            del tables[kind]
     if store:
         document = {
             "split": "dev",

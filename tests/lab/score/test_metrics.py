@@ -204,10 +204,12 @@ def test_isotonic_regression_pools_what_falls() -> None:
     assert isotonic([]) == []
 
 
-def make_claims(said: float, right: int, n: int, mode: str = "M0") -> list[list[object]]:
+def make_claims(
+    said: float, right: int, n: int, mode: str = "M0", testbed: str = "synth"
+) -> list[list[object]]:
     """Lines of `claims` as in a score, each of a job of its own."""
     return [
-        [said, at < right, "cpu-gc", mode, "synth", f"job {said} {mode} {at}"] for at in range(n)
+        [said, at < right, "cpu-gc", mode, testbed, f"job {said} {mode} {at}"] for at in range(n)
     ]
 
 
@@ -239,6 +241,13 @@ def test_each_kind_of_visibility_has_a_table_of_its_own_or_none() -> None:
     }
 
 
+def test_jobs_that_the_rules_were_not_built_on_say_how_certain_they_are() -> None:
+    own = make_claims(0.9, 60, 60)
+    few, enough = (make_claims(0.9, n // 2, n, testbed="sharded") for n in (40, 60))
+    assert fit_tables([*own, *few]) == {"hooked": [(0.0, 0.0), (0.9, 0.8)]}  # 80 of 100
+    assert fit_tables([*own, *enough]) == {"hooked": [(0.0, 0.0), (0.9, 0.5)]}
+
+
 def test_calibrated_on_other_jobs_the_error_falls() -> None:
     # Of claims said with 60, 80 and 95 % as many are right as 35, 55 and 85 %.
     parts = ((0.6, 70), (0.8, 110), (0.95, 170))
@@ -254,7 +263,8 @@ def test_confidence_is_learnt_from_dev_only(
 ) -> None:
     path, table_file = tmp_path / "score.json", tmp_path / "confidence.json"
     monkeypatch.setattr(calibrate, "TABLE_FILE", table_file)
-    claims = make_claims(0.9, 30, 60)
+    # What is said with 90 % is right in half of all cases; that with 50 % is as sure as it says.
+    claims = [*make_claims(0.9, 30, 60), *make_claims(0.5, 30, 60, "D0")]
 
     def store(split: str, calibrated: bool) -> int:
         document = {"split": split, "calibrated": calibrated, "claims": claims}
@@ -267,6 +277,7 @@ def test_confidence_is_learnt_from_dev_only(
     assert "--uncalibrated" in capsys.readouterr().err
     assert not table_file.exists()
     assert store("dev", calibrated=False) == 0
+    assert "driver: left out" in capsys.readouterr().out
     stored = json.loads(table_file.read_text(encoding="utf-8"))
     assert stored["tables"] == {"hooked": [[0.0, 0.0], [0.9, 0.5]]}
 
