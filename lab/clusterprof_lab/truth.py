@@ -22,6 +22,8 @@ from clusterprof_lab.families import FAMILY_OF, UNATTRIBUTED
 
 SCHEMA = 1
 FILE = "truth.json"
+WORK_FILE = "devices.npz"
+"""Beside the truth of a synthetic run: when kernels were resident, int64[2, n] by node/device."""
 OTHER = "other"
 """A cause of `lost` that nobody injected (jitter, the loop itself): scored as unattributed."""
 

@@ -22,16 +22,29 @@ with equal weight); the score scales it relative to
 MEAN_CORPUS_SCORE. Time between two marks does not depend on
 samples: half a second of transfers in 100 steps was measured 100 times and weighs as
 100 samples do.
+
+That product is calibrated last. confidence.json holds, for each kind of visibility, how
+often claims of each confidence were right on the development split (isotonic regression:
+the closest in squares of all functions that never fall). Claims between two entries are
+interpolated; a kind of visibility without a table keeps the product.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from clusterprof.report.model import Grade
+
+Visibility = Literal["hooked", "driver", "unmatched", "unmarked", "partial", "imported"]
+"""What was seen of a job: marks and device times of the job's own hooks or an emulator; marks, and
+devices as their driver samples them; marks, but no operations that match between ranks; no marks;
+not all of its ranks; the trace of another tool."""
 
 LEAF_PRIOR: Mapping[str, float] = {"A": 0.95, "B": 0.85, "C": 0.60, "D": 0.30}
 FAMILY_PRIOR: Mapping[str, float] = {"A": 0.97, "B": 0.92, "C": 0.78, "D": 0.45}
@@ -47,6 +60,9 @@ MAX_CONFIDENCE = 0.98
 """Highest confidence that is reported."""
 _SAMPLE_INTERVAL_S = 0.1
 """Sampling interval in all of the corpus, seconds."""
+_TABLE = json.loads(Path(__file__).with_name("confidence.json").read_text(encoding="utf-8"))
+CALIBRATION: dict[str, Sequence[tuple[float, float]]] = _TABLE["tables"]
+"""By kind of visibility: (confidence before calibration, part of such claims that was right)."""
 _MARGIN_WEIGHT = 0.2
 _COVERAGE_FLOOR = 0.8
 
@@ -74,7 +90,11 @@ def compute_confidence_score(
 
 
 def estimate_confidence(
-    score: float, lost_ns: int, marked_steps: int = 0, unknown_ratio: float = 0.0
+    score: float,
+    lost_ns: int,
+    marked_steps: int = 0,
+    unknown_ratio: float = 0.0,
+    visibility: Visibility | None = None,
 ) -> float:
     """Estimate the probability that a cause of this much lost GPU time is right.
 
@@ -85,11 +105,22 @@ def estimate_confidence(
     marked_steps: steps of ranks in which the job's own marks timed it; 9 of them weigh as
     much as 0.9 s of samples.
     unknown_ratio: part of the job's lost time that has no cause; it can hide a larger cause.
+    visibility: None leaves the confidence uncalibrated.
     """
     sizes, precisions = zip(*PRECISION_BY_GPU_S)
     size = math.log(max(lost_ns * 1e-9, marked_steps * _SAMPLE_INTERVAL_S, 1e-9))
     precision = float(np.interp(size, [math.log(size_s) for size_s in sizes], precisions))
-    return min(MAX_CONFIDENCE, precision * score / MEAN_CORPUS_SCORE) * (1 - unknown_ratio)
+    confidence = min(MAX_CONFIDENCE, precision * score / MEAN_CORPUS_SCORE) * (1 - unknown_ratio)
+    return confidence if visibility is None else calibrate_confidence(confidence, visibility)
+
+
+def calibrate_confidence(confidence: float, visibility: Visibility) -> float:
+    """Return how often claims of a confidence were right, 0 to MAX_CONFIDENCE; it never falls."""
+    table = CALIBRATION.get(visibility)
+    if not table:
+        return confidence
+    confidences, hit_rates = zip(*table)
+    return min(MAX_CONFIDENCE, float(np.interp(confidence, confidences, hit_rates)))
 
 
 def choose_main_grade(by_grade: Mapping[str, int]) -> Grade:

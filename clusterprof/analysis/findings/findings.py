@@ -12,6 +12,7 @@ from dataclasses import replace
 from clusterprof.analysis.attribution.accumulator import Accumulator, merge_accumulators
 from clusterprof.analysis.attribution.confidence import (
     MAX_CONFIDENCE,
+    Visibility,
     choose_main_grade,
     estimate_confidence,
 )
@@ -37,14 +38,19 @@ def build_findings(
     observer: CulpritObserver | None,
     in_step_ns: int,
     window_ns: int,
+    is_imported: bool = False,
 ) -> tuple[Finding, ...]:
     """Build the findings inside steps, then start-up, which lies outside.
 
     The causes of the family that lost most come first, then all others, largest first.
 
     ranks: results of all ranks; totals: their culprit totals, in their order. observer: None where
-    operations were not matched.
+    operations were not matched. is_imported: the trace is of another tool.
     """
+    is_matched = observer is not None or len(ranks) == 1
+    visibility: Visibility | None = (
+        "imported" if is_imported else classify_visibility(ranks, is_matched)
+    )
     by_id: dict[str, list[tuple[RankResult, Bucket]]] = {}
     for rank in ranks:
         for bucket in rank.buckets:
@@ -52,7 +58,7 @@ def build_findings(
     unknown_ns = sum(ns for rank in ranks for _, ns in rank.reasons)
     unknown_ratio = unknown_ns / max(sum(rank.ledger.lost_ns for rank in ranks), 1)
     findings = [
-        _build_finding(id_, lines, ranks, totals, observer, in_step_ns, unknown_ratio)
+        _build_finding(id_, lines, ranks, totals, observer, in_step_ns, unknown_ratio, visibility)
         for id_, lines in by_id.items()
         if _is_large(lines, in_step_ns)
     ]
@@ -69,6 +75,29 @@ def build_findings(
     return (*findings, *_build_outside_findings(ranks, window_ns))
 
 
+def classify_visibility(ranks: Sequence[RankResult], is_matched: bool) -> Visibility | None:
+    """Classify what was seen of the recorded jobs; of several kinds the one that shows least.
+
+    None if no device of a rank was measured, which no job of the corpus has.
+    is_matched: operations of different ranks were matched, or there is a single rank.
+    """
+    by_job: dict[tuple[str | None, str], set[int | None]] = {}
+    for rank in ranks:
+        by_job.setdefault((rank.place.job, rank.place.rendezvous), set()).add(rank.place.rank)
+    if not all(rank.ledger.source in ("stream-events", "device-samples") for rank in ranks):
+        return None
+    for rank in ranks:
+        seen = by_job[rank.place.job, rank.place.rendezvous]
+        if rank.place.world_size is not None and len(seen) < rank.place.world_size:
+            return "partial"
+    if not all(rank.marked for rank in ranks):
+        return "unmarked"
+    if not is_matched:
+        return "unmatched"
+    sampled = any(rank.ledger.source == "device-samples" and not rank.emulated for rank in ranks)
+    return "driver" if sampled else "hooked"
+
+
 def _is_large(lines: Sequence[tuple[RankResult, Bucket]], in_step_ns: int) -> bool:
     lost_ns = sum(bucket.lost_ns for _, bucket in lines)
     return 0 < lost_ns >= MIN_FINDING_RATIO * in_step_ns
@@ -82,6 +111,7 @@ def _build_finding(
     observer: CulpritObserver | None,
     in_step_ns: int,
     unknown_ratio: float,
+    visibility: Visibility | None,
 ) -> Finding:
     lost_ns = sum(bucket.lost_ns for _, bucket in lines)
     grades: dict[str, int] = {}
@@ -112,7 +142,9 @@ def _build_finding(
         lost_ns=lost_ns,
         share_ratio=lost_ns / in_step_ns if in_step_ns else 0.0,
         recoverable_ns=gain_ns,
-        confidence_ratio=estimate_confidence(sure_ns / lost_ns, lost_ns, marked, unknown_ratio)
+        confidence_ratio=estimate_confidence(
+            sure_ns / lost_ns, lost_ns, marked, unknown_ratio, visibility
+        )
         if lost_ns
         else 0.0,
         grade=choose_main_grade(grades),

@@ -407,7 +407,8 @@ def _with_report(state: ReportState, **changes: Any) -> ReportState:
 def add_findings(state: ReportState) -> ReportState:
     """Add a finding for each cause of lost time."""
     sums = state.report.in_step_ns, state.report.window_ns
-    findings = build_findings(state.ranks, state.totals, state.across.observer, *sums)
+    imported = any("importer" in node.loaded.header.versions for node in state.across.nodes)
+    findings = build_findings(state.ranks, state.totals, state.across.observer, *sums, imported)
     if _is_window_only(state.across.nodes):  # what came before the first step is no start-up
         findings = tuple(finding for finding in findings if not finding.outside_steps)
     return _with_report(state, findings=findings)

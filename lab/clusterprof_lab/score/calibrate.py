@@ -1,6 +1,10 @@
 """How often what was said with some confidence is right, and what to say instead.
 
-    python -m clusterprof_lab.score.calibrate SCORE.json      # of the split dev, nothing else
+    python -m clusterprof_lab.score --slice ci --uncalibrated --out FOLDER
+    python -m clusterprof_lab.score.calibrate --store FOLDER/score.json    # split dev, nothing else
+
+writes the tables of `clusterprof.analysis.attribution.confidence`, one per kind of
+visibility. Claims are gathered in groups of `LEAST_CLAIMS` before they are fitted.
 
 Isotonic regression by pooling adjacent violators: the closest to the outcomes, in squares, of all
 functions that never fall as the confidence rises.
@@ -9,16 +13,40 @@ functions that never fall as the confidence rises.
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from clusterprof.analysis.attribution import confidence
 from clusterprof_lab.score.figures import NO_FIGURE, TWO_SIDED, Figure, draws
 
 BINS = 10
+LEAST_CLAIMS = 25
+"""Claims that are taken together: fewer say too little about how often they are right."""
+FOLDS = 5
+VISIBILITY_OF_MODE: Mapping[str, str] = {
+    "M0": "hooked",
+    "M1": "unmatched",
+    "M2": "unmarked",
+    "M3": "unmarked",
+    "M4": "partial",
+    "D0": "driver",
+    "D2": "unmarked",
+    "imported": "imported",
+}
+"""Mode of a score -> kind of visibility of `confidence.Visibility`."""
+KEPT_APART = ("sharded",)
+"""Testbeds whose jobs the rules were not built on."""
+OUTSIDE = ("startup", "fail-hang", "fail-restart")
+"""Causes outside steps: their confidence is not calibrated."""
+TABLE_FILE = Path(confidence.__file__).with_name("confidence.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +127,85 @@ def _part(block: Sequence[float]) -> float:
     return block[2] / block[3]
 
 
-def table(pairs: Sequence[tuple[float, bool]]) -> str:
-    """Return the steps as Python that `clusterprof.analysis.attribution.confidence` can hold."""
-    lines = ["# (confidence from, probability of being right), claims behind it"]
-    lines += [f"({low:.3f}, {part:.3f}),  # {n}" for low, _, part, n in isotonic(pairs)]
-    return "\n".join(lines)
+def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
+    """Fit (confidence, probability of being right), both rising, by groups of claims.
+
+    It begins at (0, 0): what is said with less certainty than any claim that was measured, as where
+    most of the time has no cause, is not as certain as they were.
+    """
+    ordered = sorted(pairs)
+    grouped: list[tuple[float, bool]] = []
+    at = 0
+    while at < len(ordered):
+        end = min(at + LEAST_CLAIMS, len(ordered))
+        while end < len(ordered) and ordered[end][0] == ordered[end - 1][0]:
+            end += 1
+        if len(ordered) - end < LEAST_CLAIMS:
+            end = len(ordered)
+        group = ordered[at:end]
+        mean = sum(sure for sure, _ in group) / len(group)
+        grouped += [(mean, right) for _, right in group]
+        at = end
+    steps = [
+        (round((low + high) / 2, 3), round(part, 3)) for low, high, part, _ in isotonic(grouped)
+    ]
+    return [(0.0, 0.0), *steps]
+
+
+def select_claims(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[str, float, bool]]]:
+    """Select by kind of visibility the claims to learn from: (job, confidence, right) each.
+
+    Claims about jobs that the rules were not built on are taken alone where there are enough: how
+    often the others are right says too much. claims: lines of a score's `claims`: confidence,
+    right, leaf or group, mode, testbed, job.
+    """
+    by_kind: dict[str, list[tuple[str, float, bool]]] = {}
+    apart: dict[str, list[tuple[str, float, bool]]] = {}
+    for sure, right, name, mode, testbed, job in claims:
+        if mode in VISIBILITY_OF_MODE and name not in OUTSIDE:
+            by_kind.setdefault(VISIBILITY_OF_MODE[mode], []).append((job, sure, right))
+            if testbed in KEPT_APART:
+                apart.setdefault(VISIBILITY_OF_MODE[mode], []).append((job, sure, right))
+    by_kind |= {kind: some for kind, some in apart.items() if len(some) >= 2 * LEAST_CLAIMS}
+    return {k: some for k, some in sorted(by_kind.items()) if len(some) >= 2 * LEAST_CLAIMS}
+
+
+def fit_tables(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Fit a table for each kind of visibility with enough claims."""
+    return {
+        kind: fit_table([(sure, right) for _, sure, right in some])
+        for kind, some in select_claims(claims).items()
+    }
+
+
+def cross_validate(claims: Sequence[Sequence[Any]]) -> dict[str, tuple[float, float, int]]:
+    """Return by kind (ECE before, ECE after, claims), each fifth calibrated on the other jobs."""
+    checked = {}
+    for kind, some in select_claims(claims).items():
+        folds: list[list[tuple[float, bool]]] = [[] for _ in range(FOLDS)]
+        for job, sure, right in some:
+            scenario_and_seed = job.split(".", 1)[-1]  # of all testbeds and modes
+            folds[zlib.crc32(scenario_and_seed.encode()) % FOLDS].append((sure, right))
+        after = []
+        for number, mine in enumerate(folds):
+            others = [pair for fold in folds[:number] + folds[number + 1 :] for pair in fold]
+            known, hit_rates = zip(*fit_table(others))
+            after += [(float(np.interp(sure, known, hit_rates)), right) for sure, right in mine]
+        before = [(sure, right) for _, sure, right in some]
+        checked[kind] = (reliability(before)[1], reliability(after)[1], len(some))
+    return checked
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table of stored scores; 2 when one is not of the split dev."""
-    pairs: list[tuple[float, bool]] = []
+    """Fit the tables of stored scores; 2 when one is not of the split dev or was calibrated.
+
+    A table that does not lower the error on jobs it was not fitted to is not stored.
+    """
+    store = "--store" in arguments
+    claims: list[Sequence[Any]] = []
     for name in arguments:
+        if name == "--store":
+            continue
         document = json.loads(Path(name).read_text(encoding="utf-8"))
         if document.get("split") != "dev":
             print(
@@ -117,13 +213,31 @@ def main(arguments: Sequence[str]) -> int:
                 file=sys.stderr,
             )
             return 2
-        pairs += [(sure, right) for sure, right, *_ in document["claims"]]
-    if not pairs:
+        if document.get("calibrated", True):
+            print(f"{name}: score it with --uncalibrated first", file=sys.stderr)
+            return 2
+        claims += document["claims"]
+    tables = fit_tables(claims)
+    if not tables:
         print("give score.json files that hold claims with a confidence", file=sys.stderr)
         return 2
-    bins, ece = reliability(pairs)
-    print(table(pairs))
-    print(f"# {len(pairs)} claims in {len(bins)} bins, ECE before: {ece:.3f}")
+    checked = cross_validate(claims)
+    for kind, table in list(tables.items()):
+        before, after, n = checked[kind]
+        print(f"{kind}: {n} claims, ECE {before:.3f}, on other jobs {after:.3f}: {table}")
+        if after >= before:
+            print(f"{kind}: left out, as it does not help on other jobs")
+            del tables[kind]
+    if store:
+        document = {
+            "split": "dev",
+            "date": date.today().isoformat(),
+            "claims": {kind: n for kind, (_, _, n) in checked.items()},
+            "tables": tables,
+        }
+        text = json.dumps(document, indent=1)
+        one_line = re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)
+        TABLE_FILE.write_text(one_line + "\n", encoding="utf-8")
     return 0
 
 

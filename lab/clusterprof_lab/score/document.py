@@ -19,7 +19,9 @@ FORMAT = "clusterprof-score"
 SCHEMA = 2
 
 
-def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dict[str, Any]:
+def document(
+    done: Sequence[Done], split: str, size: str, seconds: float, calibrated: bool = True
+) -> dict[str, Any]:
     """Return the whole score.
 
     Claims, from which confidence is learnt (how sure, whether right, which leaf, mode, testbed,
@@ -36,6 +38,7 @@ def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dic
         "slice": size,
         "date": date.today().isoformat(),
         "seconds": round(seconds),
+        "calibrated": calibrated,
         "tools": {row.tool: row.label for row in rows},
         "coverage": _coverage(done),
         "scores": [
@@ -50,7 +53,7 @@ def document(done: Sequence[Done], split: str, size: str, seconds: float) -> dic
         "claims": [
             [round(sure, 6), right, leaf, row.mode, row.testbed, row.trial]
             for row in ours
-            for leaf, sure, right in row.judged.emitted
+            for leaf, sure, right in (*row.judged.emitted, *row.judged.emitted_groups)
             if sure is not None
         ]
         if split == "dev"

@@ -15,7 +15,7 @@ from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.score.leading import first_of, group_of, leading_group, leading_leaf, meant
-from clusterprof_lab.truth import Truth
+from clusterprof_lab.truth import OTHER, Truth
 
 ACTIVE_FROM = 0.1
 """A bucket is active when truth or answer puts as many points there."""
@@ -23,6 +23,7 @@ FALSE_FROM = 3.0
 TRUE_BELOW = 0.5
 EMITTED_FROM = 1.0
 """Leaves of fewer points are not judged."""
+SURE_FROM = 0.8
 RIGHT_RATIO = 0.5
 """An emitted leaf is right when that part of the share it is given is true."""
 INVERTED_BELOW, INVERTED_ABOVE = 1.0, 3.0
@@ -51,10 +52,15 @@ class Judged:
     """True when the first cause stops at its group."""
     emitted: tuple[tuple[str, float | None, bool], ...] = ()
     """(leaf, confidence, right) of every leaf of `EMITTED_FROM` points."""
+    emitted_groups: tuple[tuple[str, float | None, bool], ...] = ()
+    """The same of causes that stop at their group."""
+    wrong_first_sure: bool | None = None
+    """True when the first cause is said with `SURE_FROM` or more and is wrong: another group than
+    the one wanted; of a null one said `FALSE_FROM` points above the truth."""
     culprit_right: bool | None = None
     """Of runs with a rank, a node or several ranks at fault."""
     nobody_right: bool | None = None
-    """Of runs in which no rank may be blamed."""
+    """Of runs in which no rank may be blamed: by truth they caused less than a point."""
     both_found: bool | None = None
     inverted: bool | None = None
     false_causes: tuple[str, ...] | None = None
@@ -83,6 +89,7 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     apart = not any(one.covers for one in answer.causes or ())
     if answer.family_ratio is not None and apart:  # else it gives no amount to a single group
         errors = {name: abs(said.get(name, 0.0) - true.get(name, 0.0)) for name in FAMILIES}
+    false = _false_causes(answer, said, true, null)
     active = tuple(
         name for name in FAMILIES if max(said.get(name, 0.0), true.get(name, 0.0)) >= ACTIVE_FROM
     )
@@ -103,11 +110,13 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
         if not _names_leaves(answer, of_leaf)
         else first is not None and first.leaf is None,
         emitted=_emitted(answer, truth, of_leaf),
+        emitted_groups=_emitted_groups(answer, true),
+        wrong_first_sure=None if answer.causes is None else _wrong_first_sure(group, wanted, false),
         culprit_right=_culprit_right(answer, truth, wanted),
         nobody_right=_nobody_right(answer, truth, wanted),
         both_found=_both_found(answer, truth, all_wanted),
         inverted=_inverted(answer, truth),
-        false_causes=_false_causes(answer, said, true, null),
+        false_causes=false,
         unattributed_ratio=_unattributed(answer, true, null),
         residual_ns=answer.residual_ns,
         gain_error=_gain_error(answer, truth, null or wanted.outside_steps),
@@ -168,6 +177,32 @@ def _emitted(
     return tuple(out)
 
 
+def _emitted_groups(
+    answer: Answer, true: Mapping[str, float]
+) -> tuple[tuple[str, float | None, bool], ...]:
+    return tuple(
+        (
+            one.family,
+            one.confidence_ratio,
+            sum(true.get(name, 0.0) for name in meant(one)) >= RIGHT_RATIO * 100 * one.share_ratio,
+        )
+        for one in answer.causes or ()
+        if one.leaf is None
+        and not one.outside_steps
+        and one.share_ratio is not None
+        and not _small(one.share_ratio)
+    )
+
+
+def _wrong_first_sure(
+    first: Said | None, wanted: Wanted, false: tuple[str, ...] | None
+) -> bool | None:
+    if first is None or first.confidence_ratio is None:
+        return None if first is not None else False
+    right = wanted.family in meant(first) if wanted.family else first.family not in (false or ())
+    return not right and first.confidence_ratio >= SURE_FROM
+
+
 def _small(share_ratio: float) -> bool:
     return 100.0 * share_ratio < EMITTED_FROM
 
@@ -194,6 +229,9 @@ def _culprit_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
 def _nobody_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
     if answer.culprits is None or wanted.culprit != "nobody":
         return None
+    ranks_ns = sum(one.ns for one in truth.lost if one.culprit is not None and one.cause != OTHER)
+    if 100.0 * ranks_ns >= EMITTED_FROM * max(truth.in_step_ns, 1):
+        return None  # ranks did cause something, if not what the scenario is about
     return not answer.culprits or answer.culprits[0] in guilty(truth)
 
 

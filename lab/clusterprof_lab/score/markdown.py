@@ -36,6 +36,7 @@ LINES: Mapping[str, tuple[str, str]] = {
     "false_anywhere": ("false cause in other runs", "part"),
     "unattributed": ("unattributed, of the lost time", "part"),
     "ece": ("calibration error (ECE)", "number"),
+    "wrong_first_sure": ("first cause wrong, said with 80 % or more", "part"),
     "conserved": ("runs with a residual of 0 ns", "part"),
     "residual_ns": ("largest residual, ns", "points"),
     "gain_error": ("gain said, off by, points", "points"),
@@ -225,7 +226,7 @@ def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES))
         [
             LINES[name][0],
             *(
-                figure(score["figures"][name], LINES[name][1], NO_TRIAL, trials=False)
+                figure(score["figures"].get(name), LINES[name][1], NO_TRIAL, trials=False)
                 for score in scores
             ),
         ]

@@ -138,7 +138,12 @@ def _confusion(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
 
 
 def _claims(judged: Sequence[Judged]) -> list[tuple[float, bool]]:
-    return [(sure, right) for one in judged for _, sure, right in one.emitted if sure is not None]
+    return [
+        (sure, right)
+        for one in judged
+        for _, sure, right in (*one.emitted, *one.emitted_groups)
+        if sure is not None
+    ]
 
 
 def _ece(rows: Sequence[Row]) -> Figure:
@@ -193,6 +198,7 @@ FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = {
     "false_anywhere": lambda rows: _falsely(rows, False),
     "unattributed": _means(lambda one: one.unattributed_ratio),
     "ece": _ece,
+    "wrong_first_sure": _each(lambda one: one.wrong_first_sure),
     "conserved": _each(_whole),
     "residual_ns": lambda rows: _largest_residual([row.judged for row in rows]),
     "gain_error": _means(lambda one: one.gain_error),
@@ -221,7 +227,7 @@ def _most(bound: float) -> Callable[[float], bool]:
     return lambda value: value <= bound + float(np.finfo(float).eps)
 
 
-EVERY_MODE = ("M0", "M1", "M2", "M3", "M4")
+EVERY_MODE = ("M0", "M1", "M2", "M3", "M4", "D0", "D2")
 TARGETS: tuple[Target, ...] = (
     Target("Conservation residual 0 ns", "conserved", _least(1.0), "100 %", EVERY_MODE),
     Target("Bucket error, mean", "bucket_error_active_mean", _most(1.0), "≤ 1.0"),

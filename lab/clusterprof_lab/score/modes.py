@@ -2,6 +2,9 @@
 
 M0 everything · M1 no spans of collectives, forward and backward · M2 no spans at all · M3 the
 accelerators' counters alone · M4 one rank of many
+
+D0, D2: the leg "driver". Accelerators as a vendor's driver shows them and nothing marked on
+them; with the spans of Python (D0), and without any (D2).
 """
 
 from __future__ import annotations
@@ -12,17 +15,25 @@ from pathlib import Path
 from clusterprof.probe import layout
 from clusterprof_lab.families import FAMILY_OF
 from clusterprof_lab.scenario import Wanted
+from clusterprof_lab.score.driver import DriverView
 from clusterprof_lab.score.judge import guilty
 from clusterprof_lab.score.rewrite import ALL_SPANS, OF_COLLECTIVES, Less, rewrite
 from clusterprof_lab.truth import OTHER, Lost, Truth
 
-MODES = ("M0", "M1", "M2", "M3", "M4")
+DRIVER_MODES = ("D0", "D2")
+MODES = ("M0", "M1", "M2", "M3", "M4", *DRIVER_MODES)
 UNKNOWN_PEER = "sync-unknown-peer"
 GPU_SOURCES = frozenset({"gpu_nvidia", "gpu_emulated"})
 COLLECTIVE_SPANS = frozenset(
     {layout.COLLECTIVE, layout.EXPOSED_COLLECTIVE, layout.FORWARD, layout.BACKWARD}
 )
+DEVICE_SPANS = frozenset(
+    {layout.EXPOSED, layout.EXPOSED_COLLECTIVE, layout.H2D, layout.SYNC, layout.ALLOCATOR}
+)
+"""Spans that need hooks on CUDA."""
 _LESS = {
+    "D0": Less("D0", "the driver's view, no spans of the device", DEVICE_SPANS),
+    "D2": Less("D2", "the driver's view, no spans at all", ALL_SPANS, events=OF_COLLECTIVES),
     "M1": Less(
         "M1", "no collectives, no forward and backward", COLLECTIVE_SPANS, events=OF_COLLECTIVES
     ),
@@ -38,6 +49,11 @@ def in_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Path:
     if mode == "M4":
         rank = rank_alone(truth)
         return rewrite(recording, folder, Less("M4", f"rank {rank} alone", rank=rank))
+    if mode in DRIVER_MODES:
+        run = recording.parent
+        return rewrite(
+            recording, folder, _LESS[mode], lambda node: DriverView(truth, run, node).convert
+        )
     return rewrite(recording, folder, _LESS[mode])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof_lab.score import lists, markdown
+from clusterprof_lab.score import legs, lists, markdown
 from clusterprof_lab.score.document import FORMAT, SCHEMA
 from clusterprof_lab.score.markdown import OF_CAUSES, OF_CULPRITS, Document
 from clusterprof_lab.score.ours import TOOL
@@ -19,6 +19,7 @@ from clusterprof_lab.score.picture import reliability_picture
 from clusterprof_lab.score.prose import (
     CONFIDENCE,
     HEAD,
+    LEGS,
     MISSING,
     MODES,
     NONE,
@@ -45,6 +46,7 @@ _IN_MODES = (
     "bucket_error_active_mean",
     "bucket_error_active_p95",
     "unattributed",
+    "wrong_first_sure",
     "ece",
     "conserved",
 )
@@ -65,25 +67,37 @@ def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
 def pages(folder: Path = RESULTS) -> dict[str, str]:
     """Return path -> text of the page and of its picture."""
     documents = results(folder)
-    text = "\n".join(_page(documents)) if documents else HEAD + NONE
+    given = legs.load_given(folder / "legs")
+    text = "\n".join(_page(documents, given)) if documents else HEAD + NONE
     return {PAGE: text, PICTURE: reliability_picture(_curves(documents))}
 
 
+_CURVES = {"M0": "", "M2": ", no spans", "M4": ", one rank", "D0": ", driver's view"}
+"""Mode with a curve -> what is said of it; one for each kind of visibility."""
+
+
 def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
+    columns = markdown.columns(documents)
     return [
-        (markdown.named(column), score["reliability"])
-        for column in markdown.columns(documents)
-        for score in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1])
+        (markdown.named(column) + words, score["reliability"])
+        for column in columns
+        for mode, words in _CURVES.items()
+        if mode == "M0" or column is columns[0]
+        for score in markdown.scores_of(column[0], tool=TOOL, mode=mode, testbed=column[1])
         if score["reliability"]
     ]
 
 
-def _page(documents: Sequence[Document]) -> Iterator[str]:
+def _page(documents: Sequence[Document], given: Sequence[legs.Leg]) -> Iterator[str]:
     """The stored score that counts most at length; the others beside it where there is room."""
     beside = markdown.columns(documents)
     first = beside[0][0] if beside else documents[0]
     at_length = [column for column in beside if column[0] is first]
     yield HEAD
+    yield "## Legs\n"
+    yield LEGS
+    yield legs.write_legs(legs.list_legs(at_length, given))
+    yield "## The corpus\n"
     yield headline(at_length)
     yield markdown.runs(documents)
     yield "## Targets\n"

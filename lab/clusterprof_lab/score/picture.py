@@ -15,6 +15,7 @@ text { font: 13px system-ui, sans-serif; fill: #24292f; }
 .ideal { stroke: #57606a; stroke-dasharray: 5 4; }
 .c0 { stroke: #0550ae; fill: #0550ae; } .c1 { stroke: #bc4c00; fill: #bc4c00; }
 .c2 { stroke: #1a7f37; fill: #1a7f37; } .c3 { stroke: #8250df; fill: #8250df; }
+.c4 { stroke: #9a6700; fill: #9a6700; } .c5 { stroke: #bf3989; fill: #bf3989; }
 .line { fill: none; stroke-width: 2; } .bar { stroke-width: 1.5; }
 .page { fill: #ffffff; }
 @media (prefers-color-scheme: dark) {
@@ -22,9 +23,10 @@ text { fill: #e6edf3; } .axis { stroke: #8b949e; } .grid { stroke: #30363d; }
 .ideal { stroke: #8b949e; } .page { fill: #0d1117; }
 .c0 { stroke: #79c0ff; fill: #79c0ff; } .c1 { stroke: #ffa657; fill: #ffa657; }
 .c2 { stroke: #7ee787; fill: #7ee787; } .c3 { stroke: #d2a8ff; fill: #d2a8ff; }
+.c4 { stroke: #d29922; fill: #d29922; } .c5 { stroke: #f778ba; fill: #f778ba; }
 .line { fill: none; } }
 </style>"""
-_COLOURS = 4
+_COLOURS = 6
 
 
 def reliability_picture(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:

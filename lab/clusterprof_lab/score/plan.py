@@ -1,8 +1,9 @@
 """Which trials a slice has, and in which modes each is scored.
 
-ci     every scenario twice at one severity, one of each group without each signal: minutes
+ci     every scenario twice at one severity, one of each group without each signal, and once in the
+       second shape of a job: minutes
 full   three severities, three seeds, 384 nulls, and a few scenarios at up to 4,096 ranks; of real
-       jobs one seed per severity, three of each null: 144 jobs of 20 s
+       jobs and of the second shape one seed per severity, three of each null: 144 jobs of 20 s
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ PIPELINES = ("sync-chain",)
 _REAL_IN_CI = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-clean")
 _NULL_SEEDS = {"ci": 4, "full": 64}
 """0 false of 6 x 64 bounds the true part to 1 % (Wilson, 95 %)."""
-_SEEDS = {("synth", "ci"): 2, ("synth", "full"): 3, ("real", "ci"): 1, ("real", "full"): 1}
+_SEEDS = {("synth", "ci"): 2, ("synth", "full"): 3}
+"""1 where nothing is said."""
+TESTBEDS = ("synth", "sharded", "real")
+SHARDED_MODES = ("M0", "M2", "D0", "D2")
 _REAL_NULLS = 3
 _MODES_UP_TO = 3
 """Seeds from which on a run is scored with everything seen alone."""
@@ -37,7 +41,7 @@ class Work:
     """One run to make, or one that lies there, and what to do with it."""
 
     testbed: str
-    """"synth", "real"; "" = of `folder`, whose truth says."""
+    """One of `TESTBEDS`; "" = of `folder`, whose truth says."""
     trial: Trial | None
     folder: Path | None
     """Where the run lies; None = it is made."""
@@ -62,7 +66,7 @@ def planned(
 ) -> list[Work]:
     """Return the work of a slice, scenario by scenario."""
     out: list[Work] = []
-    for testbed in ("synth", "real"):
+    for testbed in TESTBEDS:
         if testbed in testbeds:
             for scenario in corpus:
                 first = not any(
@@ -77,11 +81,14 @@ def _of_scenario(
 ) -> Iterator[Work]:
     if testbed == "real" and size == "ci" and scenario.id not in _REAL_IN_CI:
         return
+    if testbed == "sharded" and not _can_be_sharded(scenario):
+        return
     null = not scenario.wanted.family
     severities = SEVERITIES if size == "full" and not null else SEVERITIES[1:2]
-    seeds = _SEEDS[testbed, size]
+    seeds = _SEEDS.get((testbed, size), 1)
     if null and (testbed == "synth" or size == "full"):
         seeds = _NULL_SEEDS[size] if testbed == "synth" else _REAL_NULLS
+    all_modes = SHARDED_MODES if testbed == "sharded" else MODES
     for severity in severities:
         for seed in range(seeds):
             first = seed == 0
@@ -89,12 +96,17 @@ def _of_scenario(
                 testbed,
                 Trial(scenario, severity, seed, split),
                 None,
-                modes=MODES if seed < (_MODES_UP_TO if size == "full" else 1) else ("M0",),
+                modes=all_modes if seed < (_MODES_UP_TO if size == "full" else 1) else ("M0",),
                 ablate=ablate and first and severity == "medium" and testbed == "synth",
             )
     if size == "full" and testbed == "synth" and scenario.id in LARGE_SCENARIOS:
         for ranks in LARGE[:1] if scenario.id in PIPELINES else LARGE:
             yield Work(testbed, Trial(scenario, "medium", 0, split), None, ranks=ranks)
+
+
+def _can_be_sharded(scenario: Scenario) -> bool:
+    """Return whether the scenario leaves the layout of its job open and lies inside steps."""
+    return scenario.synth is not None and not {"layout", "outside"} & set(scenario.synth)
 
 
 def recorded(works: Sequence[Work], folder: Path, others: bool = True) -> list[Work]:

@@ -14,7 +14,17 @@ HEAD = """# Accuracy
 How often is the verdict of `clusterprof` right? This page answers with jobs whose faults are known:
 synthetic jobs, whose truth is exact by construction, and real processes on emulated accelerators,
 whose truth comes from stopwatches. Other tools and rules of thumb were scored on the same
-recordings.
+recordings. Jobs and traces that the rules were not built on stand beside them.
+"""
+LEGS = """\
+Each line is a leg: jobs of one origin, of which one thing was seen. Legs are never averaged. The
+worst comes first; ✓ met, ✗ missed. In brackets: the 95 % interval and the number of jobs. The
+synthetic and real jobs are our own corpus, which the rules were built on. *As a driver shows it*:
+the same jobs, their accelerators seen in whole percents of periods of 1/6 s to 1 s, late and in
+lumps, with or without GPM, and without hooks on the device. *Second job shape*: sharded parameters,
+three epochs with new workers, unmarked validation, logging and slow first steps. *Independent lab*
+and *public traces* are not ours; their numbers come from `lab/results/legs/`. Without hooks: no
+span of the job was recorded.
 """
 NONE = """
 No score has been stored yet: `make score-full SPLIT=test` makes one.
@@ -36,12 +46,16 @@ re-implemented. "Easy" runs are those in which the rule "slowest total compute" 
 MODES = """\
 The same recordings with signals left out. M0: everything. M1: no spans of collectives, forward and
 backward. M2: no spans at all. M3: only the counters of the accelerators. M4: one rank of many,
-scored by what it can know.
+scored by what it can know. D0 and D2: accelerators as a vendor's driver shows them, with the spans
+of Python and without any.
 """
 CONFIDENCE = """\
 Each cause has a confidence. On the dashed line, claims are right as often as their confidence
 states; below it, the confidence is too high. Bars are 95 % intervals. The confidence was calibrated
-on the split dev only.
+on the split dev only, by isotonic regression for each kind of visibility: hooked jobs, devices seen
+through their driver, jobs without marks, one rank of many. Where there are enough claims, it was
+calibrated on the second job shape, which the rules were not built on; our own corpus is then right
+more often than is said. The confidence of imported traces is not calibrated.
 """
 SCENARIOS = """\
 Runs in which the group, the leaf and the culprit were right, and the mean error in points. For

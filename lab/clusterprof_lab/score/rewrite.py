@@ -8,8 +8,9 @@ does.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,30 @@ class Less:
         return source in self.sources
 
 
-def rewrite(recording: Path, folder: Path, less: Less) -> Path:
-    """Write what is left of a recording; return the folder, one sub-folder per node."""
+Convert = Callable[[Record], Iterator[Record]]
+
+
+def rewrite(
+    recording: Path, folder: Path, less: Less, open_view: Callable[[Path], Convert] | None = None
+) -> Path:
+    """Write what is left of a recording; return the folder, one sub-folder per node.
+
+    open_view: returns for a node's folder the conversion that each record passes first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for node in list_node_folders(recording):
+        convert = _keep if open_view is None else open_view(node)
         if less.rank is None:
-            _rewrite_node(node, folder / node.name, less, None)
+            _rewrite_node(node, folder / node.name, less, None, convert)
             continue
         alone = _alone(node, less.rank)
         if alone is not None:
-            _rewrite_node(node, folder / node.name, less, alone)
+            _rewrite_node(node, folder / node.name, less, alone, convert)
     return folder
+
+
+def _keep(record: Record) -> Iterator[Record]:
+    yield record
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +146,9 @@ def _rank_in(attributes: Mapping[str, Any]) -> int | None:
     return None if given is None else int(given)
 
 
-def _rewrite_node(node: Path, folder: Path, less: Less, alone: _Alone | None) -> None:
+def _rewrite_node(
+    node: Path, folder: Path, less: Less, alone: _Alone | None, convert: Convert
+) -> None:
     writer: RecordingWriter | None = None
     early: list[Record] = []
     header: Header | None = None
@@ -142,7 +158,7 @@ def _rewrite_node(node: Path, folder: Path, less: Less, alone: _Alone | None) ->
         return latest
 
     missing: set[str] = set()
-    for record in NodeReader(node):
+    for record in chain.from_iterable(map(convert, NodeReader(node))):
         if isinstance(record, Header):
             header = header or _header(record, less, alone)
             continue

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import get_args
 from clusterprof_lab.scenario import CORPUS, ScenarioError, Split, load_corpus
 from clusterprof_lab.score.document import document
 from clusterprof_lab.score.modes import MODES
-from clusterprof_lab.score.plan import Slice, Work, lying_in, planned, recorded
+from clusterprof_lab.score.plan import TESTBEDS, Slice, Work, lying_in, planned, recorded
 from clusterprof_lab.score.progress import Progress
 from clusterprof_lab.score.sheet import score_page, summary
 from clusterprof_lab.score.work import Done, Settings, do
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         works = lying_in(given.runs, modes, given.ablate)
     else:
         works = planned(corpus, given.split, given.slice, given.testbed)
+        if given.modes:
+            works = [replace(work, modes=tuple(given.modes.split(","))) for work in works]
         if given.recorded is not None:
             works = recorded(works, given.recorded, not given.no_recording)
     works = [work for work in works if _asked(work, given)]
@@ -55,13 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         dict(map(_folder_of, given.answers)),
         keep or None,
         {one.id: one for one in corpus},
+        not given.uncalibrated,
     )
     begun = time.monotonic()
     done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))
     seconds = time.monotonic() - begun
     splits = {row.split for one in done for row in one.rows} or {given.split}
     split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
-    made = document(done, split, "runs" if given.runs else given.slice, seconds)
+    made = document(
+        done, split, "runs" if given.runs else given.slice, seconds, settings.calibrated
+    )
     (given.out / "score.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     (given.out / "score.md").write_text(score_page(made), encoding="utf-8")
     print(summary(made))
@@ -77,9 +83,7 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--split", choices=get_args(Split), default="dev")
     parser.add_argument("--slice", choices=get_args(Slice), default="ci")
-    parser.add_argument(
-        "--testbed", nargs="*", choices=("synth", "real"), default=["synth", "real"]
-    )
+    parser.add_argument("--testbed", nargs="*", choices=TESTBEDS, default=list(TESTBEDS))
     parser.add_argument("--runs", type=Path, help="score the runs under this folder")
     parser.add_argument(
         "--recorded",
@@ -100,10 +104,13 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("score"))
     parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--only", default="", help="scenarios or groups, by comma")
-    parser.add_argument("--modes", default="", help="with --runs: M0,M1,…; all of them otherwise")
+    parser.add_argument("--modes", default="", help="M0,M1,…; all of them otherwise")
     parser.add_argument("--ablate", action="store_true", help="with --runs: leave out each signal")
     parser.add_argument("--no-rules", action="store_true", help="without the rules of others")
     parser.add_argument("--keep", action="store_true", help="keep runs judged wrong under OUT/kept")
+    parser.add_argument(
+        "--uncalibrated", action="store_true", help="for score.calibrate: confidence before it"
+    )
     parser.add_argument("--jobs", type=int, default=PROCESSES)
     return parser
 

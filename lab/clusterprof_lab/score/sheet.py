@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterprof_lab.score import lists, markdown
+from clusterprof_lab.score import legs, lists, markdown
 from clusterprof_lab.score.markdown import OF_CAUSES, OF_CULPRITS, Document
 from clusterprof_lab.score.ours import TOOL
 
@@ -13,6 +13,8 @@ def summary(document: Document) -> str:
     out = [
         markdown.runs([document]),
         *([missing] if missing else []),
+        "## Legs, worst first\n",
+        legs.write_legs(legs.list_legs(markdown.columns([document]), [])),
         "## Targets\n",
         markdown.targets([document]),
     ]

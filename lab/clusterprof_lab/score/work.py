@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clusterprof.analysis.attribution import confidence
 from clusterprof_lab import answer as answers
 from clusterprof_lab.answer import Answer
 from clusterprof_lab.scenario import Scenario
@@ -28,8 +29,12 @@ from clusterprof_lab.score.plan import Work
 from clusterprof_lab.score.words import spoken, true_words
 from clusterprof_lab.truth import Truth, read
 
-MAKERS = {"synth": "clusterprof_lab.synth.make", "real": "clusterprof_lab.real.make"}
-"""Modules with `make(trial, folder)`, which leaves `recording/` and `truth.json` in a folder."""
+MAKERS = {
+    "synth": ("clusterprof_lab.synth.make", "make"),
+    "real": ("clusterprof_lab.real.make", "make"),
+    "sharded": ("clusterprof_lab.synth.make", "make_sharded"),
+}
+"""Functions `make(trial, folder)`, which leave `recording/` and `truth.json` in a folder."""
 RECORDING = "recording"
 SLOWEST = ("slowest", "compute")
 """Words in the name of the rule of `bench/baselines/registry.py` by which a run is called easy."""
@@ -47,6 +52,8 @@ class Settings:
     keep: Path | None = None
     """Where runs go that were judged wrong; None = nothing is kept."""
     scenarios: Mapping[str, Scenario] = field(default_factory=dict)
+    calibrated: bool = True
+    """False: confidence as it is before its calibration, which is fitted to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,8 @@ def rules() -> Mapping[str, Rule]:
 
 def do(work: Work, settings: Settings) -> Done:
     """Make, analyse and judge one run; what it needs on disk is gone afterwards."""
+    if not settings.calibrated:
+        confidence.CALIBRATION.clear()
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:
         place = Path(name)
         folder, reason = made(work, place)
@@ -106,15 +115,16 @@ def made(work: Work, place: Path) -> tuple[Path | None, str]:
         return work.folder, work.not_now
     trial = work.trial
     assert trial is not None
-    if getattr(trial.scenario, work.testbed) is None:
+    if getattr(trial.scenario, "real" if work.testbed == "real" else "synth") is None:
         return None, f"{work.testbed} cannot make it"
     folder = place / trial.name
     folder.mkdir()
     try:
-        make = importlib.import_module(MAKERS[work.testbed]).make
+        module, name = MAKERS[work.testbed]
+        make = getattr(importlib.import_module(module), name)
         make(trial, folder, **({"ranks": work.ranks} if work.ranks else {}))
     except ImportError as error:
-        return None, f"{MAKERS[work.testbed]} is not there: {error}"
+        return None, f"{MAKERS[work.testbed][0]} is not there: {error}"
     except Exception as error:  # whatever a fault needs and this machine has not
         return None, str(error) or type(error).__name__
     return folder, ""

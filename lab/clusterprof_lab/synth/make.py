@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof_lab import truth
 from clusterprof_lab.scenario import Trial
@@ -18,13 +19,18 @@ LOST_RATIOS = (0.0, 0.0, 0.0, 0.1)
 """Samples that are not taken: in one trial of four a tenth of them."""
 
 
-def make(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
-    """Simulate a trial and write `recording/` and `truth.json` into a new folder.
+def make_sharded(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
+    """Make the same fault in a job of the second shape: see `simulate_sharded`."""
+    return make(trial, folder, ranks, "sharded")
 
-    Raises FileExistsError when the folder holds a run already, and PlanError for a scenario that
-    the generator cannot make.
+
+def make(trial: Trial, folder: Path, ranks: int | None = None, shape: str = "") -> truth.Truth:
+    """Simulate a trial and write `recording/`, `truth.json` and the times of the devices' work.
+
+    The folder is new. Raises FileExistsError when it holds a run already, and PlanError for a
+    scenario that the generator cannot make.
     """
-    story, told = simulate(trial, ranks)
+    story, told = simulate(trial, ranks, shape=shape)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recording").mkdir()
     random = np.random.default_rng([int(trial.draw().integers(1 << 32)), 1])
@@ -32,10 +38,17 @@ def make(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
     lost = float(random.choice(LOST_RATIOS))
     seen = Seen(clocks=off, jitter_ns=JITTER_NS, lost_samples_ratio=lost)
     jobs = _jobs(story)
+    resident: dict[str, NDArray[np.int64]] = {}
     for job in jobs:
         others = [one for one in jobs if one is not job]
-        record(job, folder / "recording", random, seen, others)
-    told = replace(told, clocks=off, parameters={**told.parameters, "lost_samples_ratio": lost})
+        resident |= record(job, folder / "recording", random, seen, others)
+    np.savez_compressed(folder / truth.WORK_FILE, **resident)  # type: ignore[arg-type]
+    told = replace(
+        told,
+        testbed=shape or told.testbed,
+        clocks=off,
+        parameters={**told.parameters, "lost_samples_ratio": lost},
+    )
     truth.write(told, folder)
     return told
 

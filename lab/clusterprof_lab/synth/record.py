@@ -87,20 +87,24 @@ def record(
     random: np.random.Generator,
     seen: Seen = Seen(),  # noqa: B008 - it is frozen
     beside: Sequence[Story] = (),
-) -> None:
+) -> dict[str, Int]:
     """Write one recording per node into a folder, which is made.
 
     `beside`: other jobs of which the nodes' counters tell too; each is recorded by a call of its
-    own into the same folder.
+    own into the same folder. Returns when kernels were resident, by folder of the node and device.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    resident: dict[str, Int] = {}
     for node in story.nodes.values():
         sight = Sight(story, node, beside, seen, random)
         if sight.ranks or not sight.every:
-            _record_node(sight, folder)
+            key = _record_node(sight, folder)
+            for device, times in record_gpu.list_resident_times(sight).items():
+                resident[f"{key}/{device}"] = times
+    return resident
 
 
-def _record_node(sight: Sight, folder: Path) -> None:
+def _record_node(sight: Sight, folder: Path) -> str:
     frames = [frame for name in _SAMPLED for frame in _sampled(sight, name)]
     tables = [
         _TABLES[name](sight, sight.ticks(_every(name)))
@@ -141,6 +145,7 @@ def _record_node(sight: Sight, folder: Path) -> None:
         writer.append(*batch)
         low_ns = high_ns
     writer.close()
+    return header.node["key"]
 
 
 def _every(name: str) -> int:

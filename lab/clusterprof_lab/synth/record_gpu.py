@@ -122,6 +122,12 @@ def _device(sight: Sight, ranks: list[Rank]) -> Device:
     return Device(sight, replace(ranks[0], work=work, main=main))
 
 
+def list_resident_times(sight: Sight) -> dict[str, Int]:
+    """Return when kernels were resident on each device of a node, int64[2, n], on its clock."""
+    found = {name: _device(sight, ranks) for name, ranks in devices_of(sight).items()}
+    return {name: np.array([one.start_ns, one.end_ns]) for name, one in found.items()}
+
+
 def emulated(sight: Sight, ticks: Int) -> list[Column]:
     """The pages of emulated devices."""
     found = []

@@ -104,6 +104,12 @@ class Sight:
             if rank.exit_ns is not None
             for thread in (rank.main, *rank.threads, *rank.workers)
         }
+        self.exits |= {
+            worker.pid: self.clock.at(worker.exit_ns)
+            for rank in self.every
+            for worker in rank.workers
+            if worker.exit_ns is not None
+        }
         own = _threads(self.every, node.others)
         foreign = _threads([r for s in beside for r in s.ranks if r.node == node.name], ())
         self.tracks = [Track(thread, self.codes, self.clock) for thread in own]

@@ -31,21 +31,22 @@ _ROUNDS = 8
 
 
 def simulate(
-    trial: Trial, ranks: int | None = None, sizes: Sequence[float] | None = None
+    trial: Trial, ranks: int | None = None, sizes: Sequence[float] | None = None, shape: str = ""
 ) -> tuple[Story, Truth]:
     """Return what happened in a trial, and the truth; the same at every call.
 
     `ranks` makes the job as large as asked for (of at most 20 steps). `sizes` are what each fault
     costs whom it strikes, in ns per step; None = searched for, so that they cost what the scenario
-    aims at. Raises PlanError when the scenario's `synth:` section says something unknown.
+    aims at. `shape` is one of `SHAPES`. Raises PlanError when the scenario's
+    `synth:` section says something unknown.
     """
     synth = dict(trial.scenario.synth or {})
-    plan, faults = draw(trial, ranks)
+    plan, faults = draw(trial, ranks, shape)
     low, high = trial.scenario.lost[trial.severity]
     aim = float(np.random.default_rng([plan.seed, 7]).uniform(low, high))
     if synth.get("outside"):
         return simulate_outside.simulate(trial, plan, faults, synth["outside"], aim)
-    size = _sized(trial, plan, faults, aim) if sizes is None else sizes
+    size = _sized(trial, plan, faults, aim, shape) if sizes is None else sizes
     clean = run(plan, faults.scaled(()))
     jobs = run(plan, faults.scaled(size)) if any(size) else clean
     start = _start(synth, jobs)
@@ -98,13 +99,13 @@ def _start(synth: Mapping[str, Any], jobs: Sequence[Job]) -> int:
     return steps[round(onset * len(steps))][0] + 37 * MS
 
 
-def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float) -> Sequence[float]:
+def _sized(trial: Trial, plan: Plan, faults: Faults, aim: float, shape: str) -> Sequence[float]:
     """Search for the size of each fault at which together they cost as much as is aimed at."""
     if not aim:
         return [0.0] * len(faults.all)
     by_turns = any(fault.pattern in ("turns", "wandering") for fault in faults.all)
     if plan.ranks > (2 * SMALL if by_turns else SMALL):
-        plan, faults = draw(trial, SMALL)
+        plan, faults = draw(trial, SMALL, shape)
     elif not by_turns and not any(fault.onset for fault in faults.all):
         # Who strikes by turns, or later, needs all its turns.
         plan = replace(plan, steps=min(plan.steps, SHORT))

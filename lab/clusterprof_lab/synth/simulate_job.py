@@ -8,6 +8,7 @@ import numpy as np
 
 from clusterprof.probe import layout
 from clusterprof.probe.hooks.process_groups import compute_group_number
+from clusterprof_lab.synth import simulate_sharded
 from clusterprof_lab.synth.simulate_blame import Label
 from clusterprof_lab.synth.simulate_faults import Fault, Faults
 from clusterprof_lab.synth.simulate_loader import Loader
@@ -18,6 +19,7 @@ from clusterprof_lab.truth import OTHER
 
 MICRO = 8
 """Micro-batches of a pipeline's step."""
+_CALLS_PER_PASS = {"pipeline": MICRO, "sharded": simulate_sharded.UNITS}
 
 
 class Job:
@@ -47,7 +49,10 @@ class Job:
         for player in self.players:
             player.do(Part(startup_ns, "user", "startup"))
         self.loaders = [self._loader(player) for player in self.players]
+        sharded = self.plan.layout == "sharded"
         for step in range(first_step, first_step + (self.plan.steps if steps is None else steps)):
+            if sharded:
+                simulate_sharded.begin_step(self, step)
             self.step(step)
         for player in self.players:
             player.finish()
@@ -64,9 +69,12 @@ class Job:
                 self._copy(player, step)
         if self.plan.layout == "pipeline":
             self._pipeline(step)
+            self._meet_all(step)
+        elif self.plan.layout == "sharded":
+            simulate_sharded.pass_units(self, step)
         else:
             self._passes(step)
-        self._meet_all(step)
+            self._meet_all(step)
         for player, start in zip(self.players, began):
             self._optimise(player, step, start)
 
@@ -74,7 +82,24 @@ class Job:
         plan = self.plan
         if plan.layout == "pipeline" and player.number % plan.stages:
             return None
-        return Loader(player, player.rank.workers, plan.prefetch, self._produce)
+        workers = player.rank.workers
+        return Loader(player, workers, plan.prefetch, self._produce, plan.epochs == 1)
+
+    def restart_loader(self, index: int, first_batch: int) -> None:
+        """End the workers of a rank's finished epoch and start those of the next one."""
+        player, loader = self.players[index], self.loaders[index]
+        if loader is None:
+            return
+        loader.close()
+        main = player.rank.main
+        pid = main.pid + 1 + len(player.rank.workers)
+        workers = [
+            Thread(pid + i, pid + i, main.pid, "pt_data_worker") for i in range(self.plan.workers)
+        ]
+        player.rank.workers += workers
+        self.loaders[index] = Loader(
+            player, workers, self.plan.prefetch, self._produce, False, first_batch
+        )
 
     def _produce(self, rank: int, batch: int) -> list[Part]:
         plan, factor = self.plan, float(self.load[rank - self.first, batch % self.plan.steps])
@@ -162,14 +187,14 @@ class Job:
         plan = self.plan
         for i, where in enumerate(("forward", "backward")):
             for player in self.players:
-                self._pass(player, step, where, plan.compute_ns * (1 + i) // 3, plan.chunks)
+                self.run_pass(player, step, where, plan.compute_ns * (1 + i) // 3, plan.chunks)
             if plan.layout == "tensor":
                 for first in range(0, plan.ranks, plan.stages):
-                    self._meet(range(first, first + plan.stages), layout.ALL_REDUCE, {}, 4 << 20)
+                    self.meet(range(first, first + plan.stages), layout.ALL_REDUCE, {}, 4 << 20)
 
-    def _pass(self, player: Player, step: int, where: str, ns: int, chunks: int) -> None:
+    def run_pass(self, player: Player, step: int, where: str, ns: int, chunks: int) -> None:
         """Launch one pass, in chunks; what strikes in it strikes before, or between them."""
-        passes = MICRO if self.plan.layout == "pipeline" else 1
+        passes = _CALLS_PER_PASS.get(self.plan.layout, 1)
         struck = [fault for fault in self.faults.of("main") if fault.where == where]
         on_main = [fault for fault in self.faults.of("loader") if fault.main_ratio]
         slow = self.faults.compute(player.number, step)
@@ -198,19 +223,19 @@ class Job:
         for first in range(0, plan.ranks, stages):
             for _ in range(MICRO):
                 for stage in range(stages):
-                    self._pass(self.players[first + stage], step, "forward", down, 1)
+                    self.run_pass(self.players[first + stage], step, "forward", down, 1)
                     if stage + 1 < stages:
                         self._message(first + stage, first + stage + 1)
             for _ in range(MICRO):
                 for stage in reversed(range(stages)):
-                    self._pass(self.players[first + stage], step, "backward", up, 1)
+                    self.run_pass(self.players[first + stage], step, "backward", up, 1)
                     if stage:
                         self._message(first + stage, first + stage - 1)
 
     def _message(self, sender: int, receiver: int) -> None:
         between = self.plan.node_of(sender) != self.plan.node_of(receiver)
         net = {("net-transfer", None): self.plan.transfer_ns // (16 if between else 64)}
-        self._meet((sender, receiver), layout.SEND, net, 1 << 20)
+        self.meet((sender, receiver), layout.SEND, net, 1 << 20)
 
     def _meet_all(self, step: int) -> None:
         """All-reduce the gradients, of each stage for itself."""
@@ -225,9 +250,9 @@ class Job:
                 # What merely takes its time is more data; what a fault adds is not.
                 due_ns = net["net-transfer", None]
                 size = round(due_ns * 1e-9 * plan.link_bytes_per_second)
-                self._meet(members, layout.GRADIENTS, net, size)
+                self.meet(members, layout.GRADIENTS, net, size)
 
-    def _meet(
+    def meet(
         self, members: Sequence[int], operation: int, net: dict[Label, int], size: int
     ) -> None:
         """Let ranks leave an operation together; of a message, the first one sends."""

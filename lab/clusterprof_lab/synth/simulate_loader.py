@@ -37,10 +37,17 @@ class Loader:
     """The data loader of one rank; without workers the main thread loads."""
 
     def __init__(
-        self, player: Player, workers: Sequence[Thread], prefetch: int, produce: Produce
+        self,
+        player: Player,
+        workers: Sequence[Thread],
+        prefetch: int,
+        produce: Produce,
+        persistent: bool = True,
+        first_batch: int = 0,
     ) -> None:
+        """Start the workers of an epoch; batches of the whole job count from `first_batch` on."""
         self._player, self._workers, self._prefetch = player, workers, prefetch
-        self._produce = produce
+        self._produce, self._first_batch = produce, first_batch
         self._received: list[int] = []
         now = player.t
         self._free = [now] * len(workers)
@@ -49,7 +56,12 @@ class Loader:
             thread.marks.append(
                 Mark(now, now, layout.WORKER_START, i, len(workers), player.rank.main.pid)
             )
-        player.mark(now, layout.LOADER_START, len(workers), 1, prefetch, 1)
+        player.mark(now, layout.LOADER_START, len(workers), 1, prefetch, int(persistent))
+
+    def close(self) -> None:
+        """End the workers, as a loader without `persistent_workers` does after an epoch."""
+        for worker, free_ns in zip(self._workers, self._free):
+            worker.exit_ns = max(free_ns, self._player.t)
 
     def next(self) -> None:
         """Let the main thread wait for the next batch."""
@@ -65,7 +77,7 @@ class Loader:
 
     def _load_here(self, batch: int) -> None:
         player, began = self._player, self._player.t
-        parts = cycles(self._produce(player.number, batch))
+        parts = cycles(self._produce(player.number, self._first_batch + batch))
         for part in parts:
             player.do(part)
         player.mark(began, layout.FETCH, *_used(parts))
@@ -76,7 +88,7 @@ class Loader:
         ahead = batch - self._prefetch * n
         asked = self._start if ahead < 0 else self._received[ahead]
         at = begin = max(asked, self._free[batch % n])
-        parts = cycles(self._produce(player.number, batch))
+        parts = cycles(self._produce(player.number, self._first_batch + batch))
         waited: dict[Label, int] = {}
         since, pieces = player.t, []
         if begin > self._free[batch % n]:

@@ -29,6 +29,7 @@ _JOB_KEYS = {
     "load_ratio",
     "transfer_ratio",
     "read",
+    "epochs",
 }
 _FAULT_KEYS = {
     "fault",
@@ -70,7 +71,7 @@ class Plan:
     """A job: everything but its fault."""
 
     layout: str
-    """data-parallel, pipeline, tensor, two-jobs."""
+    """data-parallel, pipeline, tensor, two-jobs, sharded."""
     nodes: int
     per_node: int
     steps: int
@@ -97,6 +98,8 @@ class Plan:
     stages: int = 1
     """Of a pipeline, or ranks of a tensor parallel group."""
     startup_ns: int = 1_000 * MS
+    epochs: int = 1
+    """With more than one, each has new workers, and validation comes between them."""
     seed: int = 0
     """Of all that varies from step to step without the fault."""
 
@@ -110,12 +113,16 @@ class Plan:
         return rank % self.ranks // self.per_node
 
 
-def draw(trial: Trial, ranks: int | None = None) -> tuple[Plan, Faults]:
+SHAPES: Mapping[str, Mapping[str, Any]] = {"": {}, "sharded": {"layout": "sharded", "epochs": 3}}
+"""Shape of a job -> what it sets of a scenario's `synth:` section."""
+
+
+def draw(trial: Trial, ranks: int | None = None, shape: str = "") -> tuple[Plan, Faults]:
     """Draw the job and the fault of a trial; `ranks` overrides how many there are.
 
     Raises PlanError for what the generator does not know.
     """
-    synth = dict(trial.scenario.synth or {})
+    synth = {**(trial.scenario.synth or {}), **SHAPES[shape]}
     wrong = set(synth) - _JOB_KEYS - _FAULT_KEYS
     if wrong:
         raise PlanError(f"{trial.scenario.id}: synth: {', '.join(sorted(wrong))}: not known")

@@ -76,6 +76,8 @@ class Thread:
     name: str
     acts: list[Act] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    exit_ns: int | None = None
+    """When it ended before its rank did, as a worker does at the end of an epoch."""
 
 
 class Work(NamedTuple):

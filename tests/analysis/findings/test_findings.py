@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from clusterprof.analysis.attribution import confidence
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
-from clusterprof.analysis.findings.findings import build_findings
+from clusterprof.analysis.findings.findings import build_findings, classify_visibility
+from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
 from clusterprof.report.model import Finding
 from tests.support.rank_results import S, books
@@ -77,7 +79,8 @@ def test_a_cause_too_small_for_a_finding_does_not_lead_either() -> None:
     assert list_ids(*ranks) == [STORAGE, PREPROCESS]
 
 
-def test_the_part_without_a_cause_lowers_every_confidence() -> None:
+def test_the_part_without_a_cause_lowers_every_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confidence, "CALIBRATION", {})
     # 15 s of 20 s have a cause: three quarters of what is sure without the others
     known = find(lose(storage_local=10, cpu_preprocess=5))
     clouded = find(lose(storage_local=10, cpu_preprocess=5, unattributed_s=5))
@@ -93,3 +96,27 @@ def test_the_part_without_a_cause_lowers_every_confidence() -> None:
 
 def test_no_loss_has_no_findings() -> None:
     assert find(lose()) == []
+
+
+def see(
+    number: int, source: str = "device-samples", world_size: int | None = 2, **changes: bool
+) -> RankResult:
+    rank = books(number)
+    place = ProcessIdentity(job="job", rank=number, world_size=world_size)
+    ledger = replace(rank.ledger, source=source)  # type: ignore[arg-type]
+    return replace(rank, place=place, ledger=ledger, **{"marked": True, **changes})
+
+
+def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
+    both = [see(0, "stream-events"), see(1, "stream-events")]
+    assert classify_visibility(both, True) == "hooked"
+    assert classify_visibility([see(0, emulated=True), see(1, emulated=True)], True) == "hooked"
+    assert classify_visibility([both[0], see(1)], True) == "driver"
+    assert classify_visibility(both, False) == "unmatched"
+    assert classify_visibility([both[0], see(1, "host-spans")], True) is None
+    assert classify_visibility([see(0), see(1, marked=False)], True) == "unmarked"
+    assert classify_visibility([see(0, marked=False)], True) == "partial"  # one of two
+    # A second job on the same nodes does not make up for a rank that is missing.
+    other = replace(see(0), place=ProcessIdentity(job="other", rank=0, world_size=1))
+    assert classify_visibility([see(0), other], True) == "partial"
+    assert classify_visibility([see(0, world_size=None)], True) == "driver"  # not known how many

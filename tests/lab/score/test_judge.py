@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from clusterprof_lab.answer import Answer, Said
 from clusterprof_lab.families import FAMILIES
 from clusterprof_lab.scenario import Wanted
@@ -64,9 +66,50 @@ def test_a_right_answer_that_errs_a_little() -> None:
         culprit_right=True,
         inverted=False,
         false_causes=("cpu",),
+        wrong_first_sure=False,
         residual_ns=0,
         first_blamed=1,
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (Said("storage", "storage-local", 0.25, 0.95), False),
+        (Said("cpu", "cpu-gc", 0.25, 0.8), True),
+        (Said("cpu", "cpu-gc", 0.25, 0.79), False),  # wrong, and not sure
+        (Said("cpu", "cpu-gc", 0.25, None), None),
+    ],
+)
+def test_a_wrong_first_cause_counts_when_it_is_said_with_certainty(
+    said: Said, wrong: bool | None
+) -> None:
+    answer = replace(ANSWER, causes=(said,), family_ratio=None)
+    assert judge(answer, TRUTH, WANTED).wrong_first_sure is wrong
+    assert judge(replace(answer, causes=()), TRUTH, WANTED).wrong_first_sure is False
+
+
+def test_in_a_healthy_job_a_cause_said_beyond_the_truth_is_a_wrong_one() -> None:
+    healthy = replace(TRUTH, injected=())
+    nothing = Wanted("", (), "nobody")
+    # Storage has 28 points by truth: 30 said are no false cause, 32 are.
+    for share, wrong in ((0.30, False), (0.32, True)):
+        answer = replace(
+            ANSWER, causes=(Said("storage", None, share, 0.9),), family_ratio={"storage": share}
+        )
+        assert judge(answer, healthy, nothing).wrong_first_sure is wrong
+
+
+def test_a_group_that_is_named_is_a_claim_of_its_own() -> None:
+    causes = (
+        Said("storage", None, 0.25, 0.9),  # 28 true
+        Said("cpu", None, 0.03, 0.7),  # none true
+        Said("network", None, 0.005, 0.9),  # too small to be judged
+        Said("fail", None, 0.5, 0.9, outside_steps=True),
+    )
+    judged = judge(replace(ANSWER, causes=causes), TRUTH, WANTED)
+    assert judged.emitted == ()
+    assert judged.emitted_groups == (("storage", 0.9, True), ("cpu", 0.7, False))
 
 
 def test_unattributed_is_what_is_beyond_the_truth() -> None:
@@ -226,9 +269,11 @@ def test_a_null_counts_what_is_reported_above_the_truth() -> None:
     assert judge(replace(ANSWER, family_ratio=low), little, nothing).false_causes == ()
     assert judge(replace(ANSWER, family_ratio=low), little, WANTED).false_causes == ("storage",)
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("nothing", None, None)
-    assert judged.nobody_right is True and judged.unattributed_ratio is None
-    blamed = judge(replace(ANSWER, family_ratio=reported), null, nothing)
-    assert blamed.nobody_right is False
+    assert judged.unattributed_ratio is None
+    assert judge(replace(ANSWER, culprits=()), little, nothing).nobody_right is True
+    assert judge(ANSWER, little, nothing).nobody_right is False
+    # Of 1.5 points that rank 1 did cause it may be blamed, or not.
+    assert judge(ANSWER, null, nothing).nobody_right is None
 
 
 def test_everybody_at_fault_carries_no_culprit_claim() -> None:

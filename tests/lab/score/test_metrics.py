@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from clusterprof_lab.families import FAMILIES
-from clusterprof_lab.score.calibrate import Bin, ece_over, isotonic, main, reliability, table
+from clusterprof_lab.score import calibrate
+from clusterprof_lab.score.calibrate import (
+    LEAST_CLAIMS,
+    Bin,
+    cross_validate,
+    ece_over,
+    fit_table,
+    fit_tables,
+    isotonic,
+    main,
+    reliability,
+)
 from clusterprof_lab.score.figures import NO_FIGURE, Figure, over_trials, p95, wilson
 from clusterprof_lab.score.judge import Judged
 from clusterprof_lab.score.metrics import Row, Score, scored, wrong
@@ -66,6 +77,7 @@ GOOD = Judged(
     false_causes=(),
     unattributed_ratio=0.02,
     residual_ns=0,
+    wrong_first_sure=False,
     gain_error=-4.0,
     first_blamed=1,
 )
@@ -85,6 +97,7 @@ BAD = Judged(
     false_causes=("cpu",),
     unattributed_ratio=0.1,
     residual_ns=-3,
+    wrong_first_sure=True,
     gain_error=2.0,
     first_blamed=0,
 )
@@ -96,6 +109,7 @@ NULL = Judged(
     inverted=False,
     false_causes=(),
     residual_ns=0,
+    wrong_first_sure=False,
 )
 
 
@@ -137,6 +151,7 @@ def test_a_whole_score() -> None:
         "unattributed": (round(0.14 / 3, 6), 3, None),
         # 0.95, 0.95 right and 0.9 wrong in one bin: |2/3 - 2.8/3| * 3/4; 0.75 right: 0.25 / 4
         "ece": (round(0.8 / 3 * 0.75 + 0.25 / 4, 6), 3, None),
+        "wrong_first_sure": (0.25, 4, 1),
         "conserved": (0.75, 4, 3),
         "residual_ns": (3.0, 4, None),
         "gain_error": (round(10 / 3, 6), 3, None),
@@ -187,40 +202,101 @@ def test_isotonic_regression_pools_what_falls() -> None:
     pairs = [(0.6, True), (0.6, False), (0.7, False), (0.8, True), (0.9, True), (0.9, False)]
     assert isotonic(pairs) == [(0.6, 0.7, 1 / 3, 3), (0.8, 0.9, 2 / 3, 3)]
     assert isotonic([]) == []
-    assert table(pairs).splitlines()[1:] == ["(0.600, 0.333),  # 3", "(0.800, 0.667),  # 3"]
+
+
+def make_claims(
+    said: float, right: int, n: int, mode: str = "M0", testbed: str = "synth"
+) -> list[list[object]]:
+    """Lines of `claims` as in a score, each of a job of its own."""
+    return [
+        [said, at < right, "cpu-gc", mode, testbed, f"job {said} {mode} {at}"] for at in range(n)
+    ]
+
+
+def test_a_table_is_fitted_to_groups_of_claims() -> None:
+    def claim(said: float, right: int, n: int) -> list[tuple[float, bool]]:
+        return [(said, at < right) for at in range(n)]
+
+    assert LEAST_CLAIMS == 25
+    pairs = [*claim(0.5, 10, 20), *claim(0.6, 5, 10), *claim(0.7, 12, 30), *claim(0.9, 27, 30)]
+    # 0.5 and 0.6 are one group, whose mean is (20 * 0.5 + 10 * 0.6) / 30 = 0.533 and of which
+    # 15 of 30 are right; 12 of 30 at 0.7 fall below that, so both pool to 27 of 60 around
+    # (0.533 + 0.7) / 2 = 0.617.
+    assert fit_table(pairs) == [(0.0, 0.0), (0.617, 0.45), (0.9, 0.9)]
+    # What is left over is too little for a group of its own: 27 of 30 and 0 of 10.
+    assert fit_table([*claim(0.9, 27, 30), *claim(0.95, 0, 10)]) == [(0.0, 0.0), (0.912, 0.675)]
+
+
+def test_each_kind_of_visibility_has_a_table_of_its_own_or_none() -> None:
+    claims = [
+        *make_claims(0.9, 54, 60),
+        *make_claims(0.9, 30, 60, "D0"),
+        *make_claims(0.9, 1, 10, "M4"),  # too few
+        [0.98, True, "startup", "M0", "synth", "job"],  # outside steps
+        [0.98, True, "cpu-gc", "A1", "synth", "job"],  # no mode that is calibrated
+    ]
+    assert fit_tables(claims) == {
+        "driver": [(0.0, 0.0), (0.9, 0.5)],
+        "hooked": [(0.0, 0.0), (0.9, 0.9)],
+    }
+
+
+def test_jobs_that_the_rules_were_not_built_on_say_how_certain_they_are() -> None:
+    own = make_claims(0.9, 60, 60)
+    few, enough = (make_claims(0.9, n // 2, n, testbed="sharded") for n in (40, 60))
+    assert fit_tables([*own, *few]) == {"hooked": [(0.0, 0.0), (0.9, 0.8)]}  # 80 of 100
+    assert fit_tables([*own, *enough]) == {"hooked": [(0.0, 0.0), (0.9, 0.5)]}
+
+
+def test_calibrated_on_other_jobs_the_error_falls() -> None:
+    # Of claims said with 60, 80 and 95 % as many are right as 35, 55 and 85 %.
+    parts = ((0.6, 70), (0.8, 110), (0.95, 170))
+    claims = [line for said, right in parts for line in make_claims(said, right, 200, "D0")]
+    before, after, n = cross_validate(claims)["driver"]
+    assert n == 600
+    assert before == pytest.approx((0.25 + 0.25 + 0.1) / 3)
+    assert after < 0.06
 
 
 def test_confidence_is_learnt_from_dev_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "score.json"
-    path.write_text(json.dumps({"split": "test", "claims": [[0.9, True]]}), encoding="utf-8")
-    assert main([str(path)]) == 2
+    path, table_file = tmp_path / "score.json", tmp_path / "confidence.json"
+    monkeypatch.setattr(calibrate, "TABLE_FILE", table_file)
+    # What is said with 90 % is right in half of all cases; that with 50 % is as sure as it says.
+    claims = [*make_claims(0.9, 30, 60), *make_claims(0.5, 30, 60, "D0")]
+
+    def store(split: str, calibrated: bool) -> int:
+        document = {"split": split, "calibrated": calibrated, "claims": claims}
+        path.write_text(json.dumps(document), encoding="utf-8")
+        return main(["--store", str(path)])
+
+    assert store("test", calibrated=False) == 2
     assert "only dev" in capsys.readouterr().err
-    path.write_text(json.dumps({"split": "dev", "claims": [[0.9, True]]}), encoding="utf-8")
-    assert main([str(path)]) == 0
-    assert "(0.900, 1.000),  # 1" in capsys.readouterr().out
+    assert store("dev", calibrated=True) == 2
+    assert "--uncalibrated" in capsys.readouterr().err
+    assert not table_file.exists()
+    assert store("dev", calibrated=False) == 0
+    assert "driver: left out" in capsys.readouterr().out
+    stored = json.loads(table_file.read_text(encoding="utf-8"))
+    assert stored["tables"] == {"hooked": [[0.0, 0.0], [0.9, 0.5]]}
 
 
 def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
-    def make_claims(testbed: str, gpu_s: float, right: int, n: int) -> list[Claim]:
+    def claim(testbed: str, gpu_s: float, right: int, n: int) -> list[Claim]:
         return [Claim(testbed, gpu_s, at < right) for at in range(n)]
 
     # Of 4 synthetic claims each weighs 1/4, of 2 real ones each 1/2.
     claims = [
-        *make_claims("synth", 0.2, 1, 2),
-        *make_claims("real", 0.2, 0, 1),
-        *make_claims("synth", 3.0, 2, 2),
-        *make_claims("real", 3.0, 1, 1),
+        *claim("synth", 0.2, 1, 2),
+        *claim("real", 0.2, 0, 1),
+        *claim("synth", 3.0, 2, 2),
+        *claim("real", 3.0, 1, 1),
     ]
     # small: 1/4 of 2/4 + 1/2; large: all
     assert by_size(claims) == [(0.3, 0.25, 3), (4.8, 1.0, 3)]
     # larger claims that are right less often are pooled with those before: 1/4 + 1/4 of all
-    falling = [
-        *make_claims("synth", 0.2, 1, 2),
-        *make_claims("synth", 3.0, 1, 2),
-        *make_claims("real", 3.0, 0, 2),
-    ]
+    falling = [*claim("synth", 0.2, 1, 2), *claim("synth", 3.0, 1, 2), *claim("real", 3.0, 0, 2)]
     assert by_size(falling) == [(4.8, 0.25, 6)]
 
 

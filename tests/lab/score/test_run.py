@@ -100,7 +100,7 @@ def test_nothing_to_score_is_no_success(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_what_cannot_be_made_is_not_run_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     [first, *_] = planned([FAULT], "dev", "ci", ["synth"])
-    monkeypatch.setitem(work.MAKERS, "synth", "clusterprof_lab.nowhere")
+    monkeypatch.setitem(work.MAKERS, "synth", ("clusterprof_lab.nowhere", "make"))
     done = do(first, Settings(scenarios=CORPUS))
     assert done.rows == () and done.not_run.startswith("clusterprof_lab.nowhere is not there")
     only_real = replace(FAULT, synth=None)
@@ -235,7 +235,8 @@ def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
     assert "| storage-io-cap | 2/2 · 2/2 · 2/2 · 0.0 |" in page
     picture = ElementTree.fromstring(made["docs/accuracy-reliability.svg"])
     dots = [part for part in picture.iter() if part.tag.endswith("circle")]
-    assert len(dots) == 1 + len(results(tmp_path)[0]["scores"][0]["reliability"])  # one of the key
+    curves = [score["reliability"] for score in results(tmp_path)[0]["scores"]]
+    assert len(dots) == sum(1 + len(bins) for bins in curves if bins)  # one each of the key
     assert "No score has been stored yet" in pages(tmp_path / "none")["docs/accuracy.md"]
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="not a score"):

@@ -1,0 +1,79 @@
+"""The second shape of a job: sharded parameters, several epochs, a plain loop without marks.
+
+As FSDP runs a model, each unit's parameters are gathered before they are used, forward and
+backward, and its gradients are reduced and scattered afterward. Workers are born anew in
+each epoch (`persistent_workers=False`). Between epochs the job validates and computes
+metrics on the host. Rank 0 writes its log in the loop and waits for the disk. The first
+steps are slow: kernels are loaded and chosen while they are used for the first time.
+Nothing marks validation, logging and first use, as in a loop of plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterprof.probe import layout
+from clusterprof_lab.synth.simulate_blame import Label
+from clusterprof_lab.synth.simulate_player import Part, Player
+
+if TYPE_CHECKING:
+    from clusterprof_lab.synth.simulate_job import Job
+
+UNITS = 4
+"""Units that are gathered one by one."""
+_OPERATIONS = 3 * UNITS
+"""Of a step: two gathers and one reduction for each unit."""
+FIRST_USE_RATIOS = (0.5, 0.25, 0.12)
+"""What the first steps take longer, of the time of a step's kernels."""
+VALIDATION_PASSES = 6
+METRICS_RATIO = 0.6
+"""Host time of the metrics of one validation, of the time of a step's kernels."""
+LOG_EVERY, LOG_RATIO = 10, 0.08
+_LOG_BYTES, _LOG_WRITES = 64 << 10, 4
+
+
+def begin_step(job: Job, step: int) -> None:
+    """Do what comes between two steps: first use, the log, validation after an epoch."""
+    plan = job.plan
+    if step < len(FIRST_USE_RATIOS):
+        for player in job.players:
+            player.do(Part(round(plan.compute_ns * FIRST_USE_RATIOS[step]), "user", "startup"))
+    if step and step % LOG_EVERY == 0:
+        _write_log(job.players[0], round(plan.compute_ns * LOG_RATIO))
+    if step and step % -(-plan.steps // plan.epochs) == 0:
+        for index, player in enumerate(job.players):
+            _validate(player, plan.compute_ns)
+            job.restart_loader(index, step)
+
+
+def _write_log(player: Player, ns: int) -> None:
+    player.synchronise()  # the loss has to be known
+    player.do(Part(ns // 5, "user", "eval-host"))
+    player.do(
+        Part(ns - ns // 5, "block-io", "eval-host", "vda", _LOG_BYTES, _LOG_WRITES, 0, "fsync")
+    )
+
+
+def _validate(player: Player, compute_ns: int) -> None:
+    for _ in range(VALIDATION_PASSES):
+        player.launch(compute_ns // 3)
+    player.synchronise()
+    player.do(Part(round(compute_ns * METRICS_RATIO), "user", "eval-host"))
+
+
+def pass_units(job: Job, step: int) -> None:
+    """Run forward and backward unit by unit."""
+    plan = job.plan
+    net: dict[Label, int] = {("net-transfer", None): plan.transfer_ns // _OPERATIONS}
+    size = round(net["net-transfer", None] * 1e-9 * plan.link_bytes_per_second)
+    for label, ns in job.faults.transfer(step).items():
+        net[label] = net.get(label, 0) + ns // _OPERATIONS
+    everybody = range(plan.ranks)
+    for number, where in enumerate(("forward", "backward")):
+        compute_ns = plan.compute_ns * (1 + number) // (3 * UNITS)
+        for _ in range(UNITS):
+            job.meet(everybody, layout.ALL_GATHER, net, size)
+            for player in job.players:
+                job.run_pass(player, step, where, compute_ns, 1)
+            if where == "backward":
+                job.meet(everybody, layout.REDUCE_SCATTER, net, size)
