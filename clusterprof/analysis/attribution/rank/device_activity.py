@@ -31,6 +31,14 @@ of the usual activity have been seen. From then on a window busy-waits in propor
 it, or the previous one, is below the activity of working windows: the less they vary,
 the smaller a drop counts, from a fiftieth to a fifth. Without SM activity power is
 used; without either nothing is detected.
+
+Where every window contains work and busy-waiting, steps help: most of them are alike. The
+activity of each twelfth of a step is fitted to many windows by least squares, and shows work and
+busy-waiting apart:
+
+    steps of 240 ms, windows of 200 ms      |==== work 0.9 ====|-- busy-wait 0.05 --|
+    windows                                 0.62 to 0.75
+    twelfths of a step                      0.9 0.9 0.9 0.9 0.9 0.9 0.9 0.5 0.05 0.05 0.05 0.05
 """
 
 from __future__ import annotations
@@ -40,13 +48,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.analysis.attribution.rank.phase_shares import NO_SHARES, PhaseShares
+from clusterprof.analysis.attribution.rank.phase_shares import (
+    NO_SHARES,
+    PhaseShares,
+    solve_within_bounds,
+)
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 from clusterprof.analysis.timeline.series import (
     SNAPSHOT_VALID_NS,
     get_busy_readings,
     get_means_at_driver_times,
 )
+from clusterprof.probe import layout
 
 MAX_LATENESS_NS = 1_500_000_000
 # NVML: HW slowdown 0x8, software thermal 0x20, hardware thermal 0x40, power brake 0x80. The power
@@ -172,6 +185,31 @@ _MAX_WATTS = 2000.0
 _FIRST_UPDATE, _UPDATE_INTERVAL = 4, 128
 
 
+_PARTS = 12
+"""Equal parts into which a step is divided."""
+_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 64, 2048
+_SMOOTHING = 0.02
+"""Weight of the assumption that a part is like the next one."""
+_MIN_INSIDE_RATIO = 0.9
+"""Part of a window that must lie within steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Sums for fitting the activity of each part of a step to windows."""
+
+    windows: int = 0
+    products: tuple[float, ...] = (0.0,) * (_PARTS * _PARTS)
+    """Sum over windows of the product of each two parts' shares of the window."""
+    activity: tuple[float, ...] = (0.0,) * _PARTS
+    """Sum over windows of the product of a part's share and the activity."""
+    busy: tuple[float, ...] = (0.0,) * _PARTS
+    """The same of the busy share of the window."""
+
+
+NO_PROFILE = StepProfile()
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceActivity:
     """Activity of one device in its busy windows so far, and its usual activity."""
@@ -192,6 +230,8 @@ class DeviceActivity:
     """Activity of the last window, as a part of the usual one."""
     phase_shares: PhaseShares = NO_SHARES
     """Idle share of each host phase (analysis.attribution.rank.phase_shares)."""
+    profile: StepProfile = NO_PROFILE
+    """Activity over the course of a step."""
 
 
 NO_ACTIVITY = DeviceActivity()
@@ -224,7 +264,9 @@ def detect_busy_wait(
             value = series.values[np.minimum(row, series.t_ns.size - 1)] / scale
             value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
-            return _estimate_busy_wait(windows, np.clip(value, 0.0, 1.0), scale == 1.0, known)
+            parts = _measure_step_parts(rank, windows, known.profile)
+            value = np.clip(value, 0.0, 1.0)
+            return _estimate_busy_wait(windows, value, scale == 1.0, known, parts)
     return none, none, known
 
 
@@ -257,12 +299,16 @@ def _average_over_windows(series: Series, windows: DeviceWindows) -> Float:
 
 
 def _estimate_busy_wait(
-    windows: DeviceWindows, value: Float, counts_idle: bool, known: DeviceActivity
+    windows: DeviceWindows,
+    value: Float,
+    counts_idle: bool,
+    known: DeviceActivity,
+    parts: Float | None,
 ) -> tuple[Int, Int, DeviceActivity]:
     """Estimate confirmed and suspected busy-waiting of each window.
 
     counts_idle: the value is 0 while the device is idle, otherwise about that of
-    busy-waiting.
+    busy-waiting. parts: see _measure_step_parts.
     """
     length = windows.end_ns - windows.start_ns
     busy = np.where(length > 0, 1.0 - windows.idle_ns / np.maximum(length, 1), 0.0)
@@ -300,6 +346,9 @@ def _estimate_busy_wait(
             suspected[window_range] = np.where(
                 judged[window_range] & is_below, np.rint(ratio * length[window_range]), 0
             )
+        if parts is not None:
+            columns = parts[window_range], value[window_range], busy[window_range]
+            known = replace(known, profile=_add_to_profile(known.profile, *columns))
         known = _update_activity(
             replace(known, previous=float(relative[-1])),
             level[window_range][informative[window_range]],
@@ -345,13 +394,85 @@ def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
     busy_wait_windows = int(until[int(usual * BUSY_WAIT_RATIO * _BINS)])
     enough = max(MIN_BUSY_WAIT_WINDOWS, MIN_BUSY_WAIT_WINDOWS_RATIO * windows_seen)
     busy_wait_level = float(np.searchsorted(until, max(1, busy_wait_windows // 8))) / _BINS
+    confirmed = usual > 0 and busy_wait_windows >= enough
+    partial_ratio = _compute_partial_ratio(until, round(usual * _BINS), windows_seen)
+    fitted = _find_levels_in_steps(known.profile)
+    if fitted is not None:  # a window that busy-waited for most of its time shows no level alone
+        # Rounded: sums of numbers with fractions depend on where a recording is cut.
+        usual = max(usual, round(fitted[0], 6))
+        busy_wait_level = min(busy_wait_level, round(fitted[1], 6))
+        confirmed, partial_ratio = True, MAX_PARTIAL_RATIO
     return replace(
         known,
         usual=usual,
         busy_wait_level=busy_wait_level,
-        confirmed=usual > 0 and busy_wait_windows >= enough,
-        partial_ratio=_compute_partial_ratio(until, round(usual * _BINS), windows_seen),
+        confirmed=confirmed,
+        partial_ratio=partial_ratio,
     )
+
+
+def _measure_step_parts(rank: Rank, windows: DeviceWindows, known: StepProfile) -> Float | None:
+    """Measure which share of each window lies in each part of a step: float64[n, parts].
+
+    0 for windows that are not within steps. None without steps, or when enough is known.
+    """
+    steps = rank.main.spans.get(layout.STEP)
+    if steps is None or not steps.start_ns.size or known.windows >= _MAX_PROFILE_WINDOWS:
+        return None
+    start = np.maximum(steps.start_ns, np.append(steps.start_ns[0], steps.end_ns[:-1]))
+    length = np.maximum(steps.end_ns - start, 0).astype(np.float64)
+    edges_ns = (start[:, None] + length[:, None] * np.arange(_PARTS + 1) / _PARTS).ravel()
+    before = np.cumsum(length) - length
+    ends_ns = np.stack([windows.start_ns, windows.end_ns]).astype(np.float64)
+    shares = np.zeros((windows.start_ns.size, _PARTS))
+    for part in range(_PARTS):
+        passed = before[:, None] + np.where(np.arange(_PARTS + 1) > part, length[:, None], 0.0)
+        low, high = np.interp(ends_ns, edges_ns, passed.ravel() / _PARTS)
+        shares[:, part] = high - low
+    shares /= np.maximum(windows.end_ns - windows.start_ns, 1)[:, None]
+    shares[shares.sum(axis=1) < _MIN_INSIDE_RATIO] = 0.0
+    return shares
+
+
+def _add_to_profile(known: StepProfile, parts: Float, value: Float, busy: Float) -> StepProfile:
+    """Add windows, float64[n, parts] and float64[n] each, up to _MAX_PROFILE_WINDOWS."""
+    (rows,) = (parts.any(axis=1) & ~np.isnan(value)).nonzero()
+    rows = rows[: _MAX_PROFILE_WINDOWS - known.windows]
+    used = parts[rows]
+    products = np.reshape(known.products, (_PARTS, _PARTS)) + used.T @ used
+    return StepProfile(
+        known.windows + rows.size,
+        tuple(products.ravel().tolist()),
+        tuple((np.array(known.activity) + used.T @ value[rows]).tolist()),
+        tuple((np.array(known.busy) + used.T @ busy[rows]).tolist()),
+    )
+
+
+def _find_levels_in_steps(profile: StepProfile) -> tuple[float, float] | None:
+    """Find the activity of work and of busy-waiting in steps; None where they show only one.
+
+    Work is the mean of the busy parts that are nearly as active as the highest quarter.
+    """
+    if profile.windows < _MIN_PROFILE_WINDOWS:
+        return None
+    products = np.reshape(profile.products, (_PARTS, _PARTS))
+    steps = np.eye(_PARTS) - np.roll(np.eye(_PARTS), 1, axis=1)  # a step follows a step
+    matrix = products + _SMOOTHING * float(np.trace(products)) / _PARTS * (steps.T @ steps)
+    matrix += 1e-9 * np.eye(_PARTS)
+    activity, busy = (
+        solve_within_bounds(matrix, np.array(target)) for target in (profile.activity, profile.busy)
+    )
+    level = np.sort((activity / np.maximum(busy, _MIN_BUSY_RATIO))[busy >= _MIN_BUSY_RATIO])
+    if level.size < _PARTS // 2:
+        return None
+    highest = float(level[-(_PARTS // 4) :].mean())
+    usual = float(level[level >= PARTIAL_RATIO * highest].mean())
+    waiting = level[level < BUSY_WAIT_RATIO * usual]
+    if not waiting.size:
+        return None
+    # The parts beside a short wait blur it.
+    least = _DEFAULT_BUSY_WAIT_RATIO * usual
+    return usual, float(waiting[0]) if waiting.size > 2 else min(float(waiting[0]), least)
 
 
 def _compute_partial_ratio(until: Int, usual: int, windows_seen: int) -> float:

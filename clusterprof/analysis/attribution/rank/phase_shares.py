@@ -168,11 +168,19 @@ def solve_shares(products: Float, idle_products: Float) -> Float:
     matrix = products[np.ix_(present, present)] + ridge * np.eye(present.size)
     assumed = np.array([_ASSUMED.get(phase, mean) for phase in present.tolist()])
     target = idle_products[present] + ridge * assumed
-    solved = np.linalg.solve(matrix, target) if present.size else target
+    shares[present] = solve_within_bounds(matrix, target)
+    return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
+
+
+def solve_within_bounds(matrix: Float, target: Float) -> Float:
+    """Minimize x * matrix * x / 2 - target * x for 0 <= x <= 1: float64[k].
+
+    matrix: float64[k, k], positive definite. target: float64[k].
+    """
+    solved = np.linalg.solve(matrix, target) if target.size else target
     if (solved < 0).any() or (solved > 1).any():
         solved = _descend(matrix, target, np.clip(solved, 0.0, 1.0))
-    shares[present] = solved
-    return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
+    return solved
 
 
 def _descend(matrix: Float, target: Float, shares: Float) -> Float:

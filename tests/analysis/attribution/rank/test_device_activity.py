@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,8 @@ from clusterprof.analysis.attribution.rank.device_activity import (
 )
 from clusterprof.analysis.cross_rank.step_alignment import has_common_step_ends
 from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series
-from tests.support.builders import header
+from clusterprof.probe import layout
+from tests.support.builders import header, spans
 
 MS = 1_000_000
 STEP = 500 * MS
@@ -69,6 +72,19 @@ def rank_with(values: list[float]) -> Rank:
     return Rank(chunk, 0, 1, "d", True, main, (), True)
 
 
+def with_steps(rank: Rank, step_ms: int) -> Rank:
+    """The rank with steps of equal length, one after the other, for as long as it was recorded."""
+    start = np.arange(0, rank.chunk.end_ns, step_ms * MS)
+    steps = spans(*((at / 1e9, at / 1e9 + step_ms / 1e3) for at in start.tolist()))
+    return replace(rank, main=replace(rank.main, spans={layout.STEP: steps}))
+
+
+def mean_activity(windows_count: int, step_ms: int, work_ms: int) -> list[float]:
+    """The mean activity of windows of 100 ms: 0.9 in the first part of each step, then 0.05."""
+    ms = np.arange(windows_count * 100) % step_ms
+    return np.where(ms < work_ms, 0.9, 0.05).reshape(-1, 100).mean(axis=1).tolist()
+
+
 def windows(n: int, idle_ns: int = 0) -> DeviceWindows:
     start = np.arange(n) * 100 * MS
     none = np.zeros(n, np.int64)
@@ -108,10 +124,36 @@ def test_idle_time_does_not_spin() -> None:
     assert spun[16] == 0
 
 
-def test_the_cut_changes_nothing() -> None:
+def test_busy_waiting_that_no_window_shows_alone_is_found_by_the_steps() -> None:
+    # Steps of 120 ms, of which the last 36 are waiting: windows of 100 ms contain 16 to 36 ms of
+    # it. Their activity is 0.594 to 0.764, never a third of the 0.9 of work.
+    values = mean_activity(384, 120, 84)
+    assert min(values) > 0.59
+    rank = with_steps(rank_with(values), 120)
+    spun, *_ = detect_busy_wait(rank, windows(384), NO_ACTIVITY)
+    assert spun[256:].sum() / (128 * 100 * MS) == pytest.approx(0.3, abs=0.04)
+    # without steps they could also be work of another kind
+    spun, *_ = detect_busy_wait(rank_with(values), windows(384), NO_ACTIVITY)
+    assert not spun.any()
+
+
+def test_steps_without_busy_waiting_show_none() -> None:
+    draw = np.random.default_rng(5)
+    values = draw.normal(0.7, 0.03, 384).tolist()
+    spun, *_ = detect_busy_wait(with_steps(rank_with(values), 120), windows(384), NO_ACTIVITY)
+    assert not spun.any()
+    # every window is one step: nothing tells its parts apart
+    values = mean_activity(384, 100, 70)
+    spun, *_ = detect_busy_wait(with_steps(rank_with(values), 100), windows(384), NO_ACTIVITY)
+    assert not spun.any()
+
+
+@pytest.mark.parametrize("step_ms", [None, 120])
+def test_the_cut_changes_nothing(step_ms: int | None) -> None:
     draw = np.random.default_rng(3)
     values = draw.choice([0.9, 0.85, 0.4, 0.05], 500).tolist()
     rank, full_set = rank_with(values), windows(500)
+    rank = rank if step_ms is None else with_steps(rank, step_ms)
     whole, _, after = detect_busy_wait(rank, full_set, NO_ACTIVITY)
     known, parts = NO_ACTIVITY, []
     for low, high in ((0, 3), (3, 130), (130, 131), (131, 500)):
@@ -125,4 +167,5 @@ def test_the_cut_changes_nothing() -> None:
         parts.append(spun)
     assert whole.any()
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert known == after
+    assert (known.usual, known.busy_wait_level) == (after.usual, after.busy_wait_level)
+    assert known.counts == after.counts
