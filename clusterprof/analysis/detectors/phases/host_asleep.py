@@ -143,7 +143,7 @@ class HostAsleep:
         busy_ns = length_ns - lost.lost_ns
         # A host that waits for its device sleeps too, while the device is busy.
         expected_ns = timer_ns * lost.lost_ns / np.maximum(length_ns, 1.0)
-        certain_ns = np.maximum(connection_ns - busy_ns, 0.0)
+        certain_ns = _find_certain_idle_time(connection_ns, busy_ns)
         certain_ns -= np.minimum(_measure_other_threads(rank, lost, inside), certain_ns)
         room_ns = expected_ns + certain_ns
         if room_ns.sum() < limits.asleep_at_least_ratio * length_ns[inside].sum():
@@ -151,6 +151,19 @@ class HostAsleep:
         share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)
         grade: Grade = "B" if timer_ns.sum() >= connection_ns.sum() else "C"
         return Claims(share, grade, tuple(_build_evidence(lost, share, timer_ns, connection_ns)))
+
+
+def _find_certain_idle_time(connection_ns: Float, busy_ns: Float) -> Float:
+    """Return for how long the device must have been idle while the host slept: float64[n], ns.
+
+    In one segment sleep can exceed the busy time by chance. So all segments with such sleep count
+    together: a host that sleeps only while its device works slept no longer than it was busy.
+    """
+    asleep = connection_ns > 0
+    beyond_ns = np.maximum(connection_ns - busy_ns, 0.0)
+    most_ns = float(beyond_ns.sum())
+    in_all_ns = max(float((connection_ns - busy_ns)[asleep].sum()), 0.0)
+    return beyond_ns * (in_all_ns / most_ns) if most_ns > 0 else beyond_ns
 
 
 def _may_wait_unseen(rank: Rank) -> bool:
