@@ -13,6 +13,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
     PHASE_HIDDEN_COLLECTIVE,
+    PHASE_LOCK,
     Rank,
 )
 from clusterprof.analysis.timeline.spans import SpanTable
@@ -151,3 +152,32 @@ def test_idle_time_in_a_hidden_operation_is_lost_while_computing() -> None:
     given = build("I1", (0.1, 0.9, OTHER), hz=10, busy=[(0, 0.4), (0.6, 1)])
     rows, _, _ = settle_all(given)
     assert [row[:4] for row in rows] == [(0.4, 0.5, 0.1, EXPOSED), (0.5, 0.6, 0.1, EXPOSED)]
+
+
+# Another thread keeps the interpreter lock: the probe's thread wanted it at 0.3, having slept since
+# 0.1, and got it at 0.7. It was taken at 0.2 on average.
+KEPT = {layout.INTERPRETER_WAIT: spans((0.3, 0.7, 200_000_000))}
+
+
+def test_a_main_thread_that_sleeps_while_the_lock_is_kept_waits_for_it() -> None:
+    parts = [(0.0, 0.2, COMPUTE), (0.2, 0.7, PHASE_LOCK), (0.7, 1.0, COMPUTE)]
+    assert split(build("L1", marks=KEPT)) == parts
+    assert split(build("U0.8 L0.2", marks=KEPT)) == [(0.0, 1.0, COMPUTE)]  # it kept it itself
+
+
+def test_what_a_main_thread_waits_for_in_an_operation_needs_no_lock() -> None:
+    own = (0.1, 0.9, layout.ALL_REDUCE)
+    assert split(build("L1", own, marks=KEPT)) == [
+        (0.0, 0.1, COMPUTE),
+        (0.1, 0.9, EXPOSED),
+        (0.9, 1.0, COMPUTE),
+    ]
+    # but the operation of another thread does, and a main thread that waits for that one
+    for operations in ([(0.1, 0.9, OTHER)], [own, (0.1, 0.15, OTHER)]):
+        assert split(build("L1", *operations, marks=KEPT)) == [
+            (0.0, 0.1, COMPUTE),
+            (0.1, 0.2, EXPOSED),
+            (0.2, 0.7, PHASE_LOCK),
+            (0.7, 0.9, EXPOSED),
+            (0.9, 1.0, COMPUTE),
+        ]
