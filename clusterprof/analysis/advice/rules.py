@@ -124,11 +124,14 @@ def _describe_full_cpus(context: AdviceContext) -> str:
     workers, cpus = context.workers or 0, compute_cpus_per_rank(context) or 1
     many = f"{workers} worker{'' if workers == 1 else 's'}"
     if context.machine.quota_cpus and not context.setup.cpus_allowed:
-        return f"the quota leaves {cpus} CPUs to the rank, which its main thread and {many} fill"
+        own = f"{cpus} CPU{'' if cpus == 1 else 's'}"
+        return f"the quota leaves {own} to the rank, which its main thread and {many} fill"
     allowed, sharing = context.setup.cpus_allowed or cpus, context.setup.ranks_sharing_cpus
     if sharing > 1:
         fills = "fills" if workers == 1 else "fill"
         return f"{sharing} ranks share {allowed} CPUs, and {many} {fills} its share"
+    if allowed == 1:
+        return f"the only CPU of the rank is full with its {many} and its main thread"
     return f"the {allowed} CPUs of the rank are full with its {many} and its main thread"
 
 
