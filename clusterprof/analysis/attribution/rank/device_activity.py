@@ -187,11 +187,15 @@ _FIRST_UPDATE, _UPDATE_INTERVAL = 4, 128
 
 _PARTS = 12
 """Equal parts into which a step is divided."""
-_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 64, 2048
+_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 16, 2048
 _SMOOTHING = 0.02
 """Weight of the assumption that a part is like the next one."""
 _MIN_INSIDE_RATIO = 0.9
 """Part of a window that must lie within steps."""
+_MIN_DEVIATIONS, _MAX_WAIT_RATIO = 3.0, 2 / 3
+"""So many standard errors above its fitted activity, a part that busy-waits must still be below
+this part of the activity of work.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,8 @@ class StepProfile:
     """Sum over windows of the product of a part's share and the activity."""
     busy: tuple[float, ...] = (0.0,) * _PARTS
     """The same of the busy share of the window."""
+    squares: float = 0.0
+    """Sum over windows of the squared activity."""
 
 
 NO_PROFILE = StepProfile()
@@ -445,6 +451,7 @@ def _add_to_profile(known: StepProfile, parts: Float, value: Float, busy: Float)
         tuple(products.ravel().tolist()),
         tuple((np.array(known.activity) + used.T @ value[rows]).tolist()),
         tuple((np.array(known.busy) + used.T @ busy[rows]).tolist()),
+        known.squares + float(value[rows] @ value[rows]),
     )
 
 
@@ -462,12 +469,17 @@ def _find_levels_in_steps(profile: StepProfile) -> tuple[float, float] | None:
     activity, busy = (
         solve_within_bounds(matrix, np.array(target)) for target in (profile.activity, profile.busy)
     )
-    level = np.sort((activity / np.maximum(busy, _MIN_BUSY_RATIO))[busy >= _MIN_BUSY_RATIO])
-    if level.size < _PARTS // 2:
+    used = busy >= _MIN_BUSY_RATIO
+    if used.sum() < _PARTS // 2:
         return None
-    highest = float(level[-(_PARTS // 4) :].mean())
+    level = (activity / np.maximum(busy, _MIN_BUSY_RATIO))[used]
+    highest = float(np.sort(level)[-(_PARTS // 4) :].mean())
     usual = float(level[level >= PARTIAL_RATIO * highest].mean())
-    waiting = level[level < BUSY_WAIT_RATIO * usual]
+    left = profile.squares - 2 * activity @ np.array(profile.activity)
+    variance = max(float(left + activity @ products @ activity), 0.0) / profile.windows
+    error = np.sqrt(variance * np.diag(np.linalg.inv(matrix)))[used]
+    sure = level + _MIN_DEVIATIONS * error < _MAX_WAIT_RATIO * usual
+    waiting = np.sort(level[sure & (level < BUSY_WAIT_RATIO * usual)])
     if not waiting.size:
         return None
     # The parts beside a short wait blur it.
