@@ -198,9 +198,15 @@ def apply_implicit_barriers(state: JobState) -> JobState:
 
 
 def _select_ranks_to_compare(ranks: Sequence[RankResult]) -> list[RankResult]:
-    """Select the ranks of a job whose steps can be compared; none where operations were marked."""
+    """Select the ranks of a job whose steps can be compared; none where operations were marked.
+
+    Operations that hosts only issued do not count where devices busy-waited: nothing else shows how
+    long the devices waited in them.
+    """
     with_steps = [rank for rank in ranks if rank.implicit_steps is not None]
-    if len(with_steps) < 2 or any(rank.operations is not None for rank in ranks):
+    marked = [rank for rank in ranks if rank.operations is not None]
+    only_issued = len(with_steps) == len(ranks) and any(has_busy_wait(rank) for rank in ranks)
+    if len(with_steps) < 2 or (marked and not only_issued):
         return []
     if not any(
         rank.accumulator.unexplained.keys() & set(UNMARKED_WAIT_REASONS) for rank in with_steps

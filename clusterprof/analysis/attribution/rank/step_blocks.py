@@ -36,7 +36,7 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.hidden_cost import HiddenCostSums, compute_hidden_cost
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.time_spent import CONTENTION, RunningSums, split_amounts
-from clusterprof.analysis.attribution.rank.without_probe import has_marked_operations, has_peers
+from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
 from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder, Store
 from clusterprof.analysis.timeline.model import PHASE_SUSPECTED_BUSY_WAIT, Int, LostTime, Rank
 from clusterprof.analysis.timeline.series import Period, estimate_period
@@ -365,7 +365,7 @@ class ImplicitSteps:
 
         shares, waiting: int64[n] of its lost intervals, in 1/SHARE_SCALE.
         """
-        if self._certain is None or not has_peers(rank) or has_marked_operations(rank):
+        if self._certain is None or not has_peers(rank) or has_waited_in_operations(rank):
             self._certain = None  # its own marks are more precise, from then on and before
             return
         self._with_suspected.add(rank, segment, lost, shares, waiting)

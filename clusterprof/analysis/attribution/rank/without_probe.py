@@ -64,6 +64,7 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.series import compute_increase
 from clusterprof.analysis.timeline.spans import CollectiveSpans
+from clusterprof.probe import layout
 
 LOADER_BUSY_RATIO = 0.9
 """Part of a window, and of the time around it, in which a loader that never rests is
@@ -222,6 +223,21 @@ def has_marked_operations(rank: Rank) -> bool:
     """Return whether the rank marked operations; if so, it waits only in marked ones."""
     operations = rank.main.get_spans(CollectiveSpans)
     return operations is not None and bool((operations.group != 0).any())
+
+
+MIN_HOST_WAIT_NS = 1_000_000
+"""In shorter operations a host only issues what its device executes."""
+
+
+def has_waited_in_operations(rank: Rank) -> bool:
+    """Return whether a wait of the rank in one of its marked operations was recorded."""
+    operations = rank.main.get_spans(CollectiveSpans)
+    if operations is None:
+        return False
+    if layout.EXPOSED_COLLECTIVE in rank.main.spans:
+        return True
+    waited = operations.end_ns - operations.start_ns >= MIN_HOST_WAIT_NS
+    return bool(((operations.group != 0) & (waited | (operations.form != layout.BLOCKING))).any())
 
 
 def estimate_unmarked_waits(
