@@ -270,7 +270,7 @@ def detect_busy_wait(
             value = series.values[np.minimum(row, series.t_ns.size - 1)] / scale
             value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
-            parts = _measure_step_parts(rank, windows, known.profile)
+            parts = _measure_step_parts(rank, windows, known.profile) if is_mean else None
             value = np.clip(value, 0.0, 1.0)
             return _estimate_busy_wait(windows, value, scale == 1.0, known, parts)
     return none, none, known
@@ -314,7 +314,8 @@ def _estimate_busy_wait(
     """Estimate confirmed and suspected busy-waiting of each window.
 
     counts_idle: the value is 0 while the device is idle, otherwise about that of
-    busy-waiting. parts: see _measure_step_parts.
+    busy-waiting. parts: see _measure_step_parts; None for power, of which
+    busy-waiting takes an unknown part.
     """
     length = windows.end_ns - windows.start_ns
     busy = np.where(length > 0, 1.0 - windows.idle_ns / np.maximum(length, 1), 0.0)
@@ -482,9 +483,9 @@ def _find_levels_in_steps(profile: StepProfile) -> tuple[float, float] | None:
     waiting = np.sort(level[sure & (level < BUSY_WAIT_RATIO * usual)])
     if not waiting.size:
         return None
-    # The parts beside a short wait blur it.
+    # The parts beside a short wait blur it, and beside a long one it can be fitted too low.
     least = _DEFAULT_BUSY_WAIT_RATIO * usual
-    return usual, float(waiting[0]) if waiting.size > 2 else min(float(waiting[0]), least)
+    return usual, max(float(waiting[0]), least) if waiting.size > 2 else least
 
 
 def _compute_partial_ratio(until: Int, usual: int, windows_seen: int) -> float:

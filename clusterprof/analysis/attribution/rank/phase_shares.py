@@ -177,7 +177,7 @@ def solve_within_bounds(matrix: Float, target: Float) -> Float:
 
     matrix: float64[k, k], positive definite. target: float64[k].
     """
-    solved: Float = np.linalg.solve(matrix, target) if target.size else target
+    solved = np.asarray(np.linalg.solve(matrix, target) if target.size else target, np.float64)
     if (solved < 0).any() or (solved > 1).any():
         solved = _descend(matrix, target, np.clip(solved, 0.0, 1.0))
     return solved
