@@ -10,8 +10,8 @@ throttle reasons, power. Every second sample: GPM. Every second: memory, energy,
 temperature, memory clock, time throttled by heat and power, PCIe link and replays,
 NVLink bytes; PCIe traffic where there is no GPM. Every 10 s: power limit, highest
 clock, other throttle times, ECC, NVLink states and errors, the list of processes. Every
-60 s: remapped rows and retired pages of memory. A call whose median is above 5 ms is
-made ten times less often, with an event; in between the last value is repeated.
+60 s: remapped rows and retired pages of memory. A call of which three quarters take
+more than 5 ms is made ten times less often, with an event; in between the last value is repeated.
 
 **Busy time** carries the time up to which it counts. Where GPM is read it is the activity
 of the compute engine, over exactly the time between two readings. Elsewhere it is the

@@ -25,7 +25,7 @@ NVML, the NVIDIA driver's own library: the calls, their intervals, their errors.
 https://docs.nvidia.com/deploy/nvml-api/. There is one guarded call per value or pair of
 values that
 NVML returns together, so that a failing call affects nothing else. Every call is timed:
-a call whose median is above 5 ms is made ten times less often. In between, its last
+a call that mostly takes more than 5 ms is made ten times less often. In between, its last
 value is repeated, at most for its own period; after an error nothing is repeated. A GPU
 that is lost, needs a reset or returns "unknown error" is not used again until NVML is
 reopened, because further calls crash drivers.
@@ -152,9 +152,11 @@ class _CallState:
         ):  # the median was low and did not rise
             self.due_ns = began_ns + self.every_ns
             return 0
-        median_ns = sorted(self._durations)[len(self._durations) // 2]
+        in_order = sorted(self._durations)
+        median_ns, quartile_ns = in_order[len(in_order) // 2], in_order[len(in_order) // 4]
+        # On a node short of CPUs many calls take long, but not the quickest ones.
         slowed = self.every_ns == self.call.every_ns and (
-            len(self._durations) >= 3 and median_ns > _SLOW_CALL_NS
+            len(in_order) >= 3 and quartile_ns > _SLOW_CALL_NS
         )
         if slowed:
             self.every_ns = _SLOWDOWN_FACTOR * max(self.call.every_ns, SECOND_NS // 10)

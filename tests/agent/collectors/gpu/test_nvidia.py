@@ -243,6 +243,22 @@ def test_a_slow_call_is_made_ten_times_less_often_and_reported(scenario: Scenari
     ]
 
 
+def test_a_call_that_only_waits_for_a_cpu_is_made_as_often_as_before(scenario: Scenario) -> None:
+    clock = Clock()
+    made: list[int] = []
+
+    def mark(index: int, call: str) -> None:
+        if call == "GetPcieThroughput:RX":
+            made.append(clock.now_ns)
+            clock.now_ns += 1_000_000 if len(made) % 3 == 1 else 20_000_000  # two of three are late
+
+    device = NvmlLibrary(mark, clock=clock).devices[0]
+    for _ in range(30):
+        device.sample()
+        clock.now_ns += SECOND_NS
+    assert len(made) == 30
+
+
 def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
     clock = Clock()
     made: dict[str, int] = {}
