@@ -491,6 +491,10 @@ class Report(Document, frozen=True, kw_only=True):
     answers: tuple[str, ...] = ()
     job: JobFacts | None
     ledger: Ledger
+    main_cause: str | None = None
+    """Cause that lost most inside steps; null where more was lost without a known cause, or nothing
+    was lost.
+    """
     findings: tuple[Finding, ...]
     """Those inside steps first, largest first. Unattributed time is in the ledger."""
     ranks: tuple[RankLedger, ...]

@@ -468,6 +468,12 @@ class Report:
     schema_version: int = 1
 
     @property
+    def main_cause(self) -> Finding | None:
+        """Return the largest finding inside steps; None if more time was lost without a cause."""
+        first = next((finding for finding in self.findings if not finding.outside_steps), None)
+        return first if first is not None and first.lost_ns >= self.unattributed_ns else None
+
+    @property
     def too_little_seen(self) -> str:
         """Return why too little was seen to judge the job; "" = enough was seen."""
         return self.job.too_little_seen if self.job is not None else ""

@@ -62,7 +62,7 @@ RULES_OF: dict[str, set[str]] = {
     "copy-ahead": {"gpu-memory-full"},
     "load-in-workers": {"has-workers"},
     "fetch-metrics-rarely": {"few-waits"},
-    "larger-batch": {"gpu-memory-full", "window-only"},
+    "larger-batch": {"gpu-memory-full", "window-only", "one-rank-late"},
     "no-empty-cache": {"no-frees_total"},
     "smaller-footprint": {"no-retries_total", "gpu-memory-free"},
     "dynamic-shapes": {"first-time"},

@@ -77,6 +77,8 @@ class Script:
     """Signal of the device -> (start, end, value); a reading is the mean since the one before."""
     writes: Sequence[tuple[float, float]] = ()
     """When the main thread writes, 100 MB a second."""
+    others: dict[int, tuple[float, str, list[tuple]]] = field(default_factory=dict)
+    """Further children of the rank: pid -> (first instant, activity from then on, spans)."""
     network: dict[tuple[str, str], float] = field(default_factory=dict)
     """(signal, device) -> growth of a counter per second, or the value of a gauge."""
 
@@ -107,7 +109,10 @@ def _header(script: Script, key: str) -> Header:
 def seconds(script: Script) -> Iterator[list[Record]]:
     """Yield what belongs to each second; spans are handed over in the second they end in."""
     rows = {MAIN: activity(script.main), WORKER: activity(script.worker)}
-    handed: dict[int, int] = {MAIN: 0, WORKER: 0}
+    rows |= {pid: activity(doing, at) for pid, (at, doing, _) in script.others.items()}
+    spans_of = {MAIN: script.main_spans, WORKER: script.worker_spans}
+    spans_of |= {pid: spans for pid, (_, _, spans) in script.others.items()}
+    handed = dict.fromkeys(spans_of, 0)
     for second in range(int(script.end) + 1):
         low, high = second * SECOND, min((second + 1) * SECOND, ns(script.end))
         times = range(low, high + (1 if high == ns(script.end) else 0), SECOND // 10)
@@ -120,8 +125,9 @@ def seconds(script: Script) -> Iterator[list[Record]]:
             records.append(_network(script, times[0]))
         if times and script.sampled:
             records.append(_threads(rows, times))
-            records.append(_processes(times[0], script.written, script.writes))
-        for pid, spans in ((MAIN, script.main_spans), (WORKER, script.worker_spans)):
+            alive = [pid for pid, doing in rows.items() if _lives(pid, doing, times[0])]
+            records.append(_processes(times[0], script.written, script.writes, alive))
+        for pid, spans in spans_of.items():
             mine = sorted(spans, key=lambda span: span[2])
             new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
             if new:
@@ -183,6 +189,8 @@ def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
     table = []
     for t in times:
         for pid, doing in rows.items():
+            if not _lives(pid, doing, t):
+                continue
             letter = next((k for s, e, k in doing if s <= t < e), "I")
             state, wchan = _LETTERS[letter]
             on_cpu = [spent_ns(doing, letters, 0, t) for letters in ("UK", "R", "U", "K")]
@@ -191,7 +199,14 @@ def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
 
 
-def _processes(t_ns: int, written: int, writes: Sequence[tuple[float, float]]) -> Rows:
+def _lives(pid: int, doing: list, t_ns: int) -> bool:
+    """Return whether a process is there; the rank and its first worker are all the time."""
+    return pid in (MAIN, WORKER) or doing[0][0] <= t_ns < doing[-1][1]
+
+
+def _processes(
+    t_ns: int, written: int, writes: Sequence[tuple[float, float]], alive: Sequence[int]
+) -> Rows:
     wrote = sum(max(0, min(t_ns, ns(e)) - min(t_ns, ns(s))) for s, e in writes) // 10
     evenly = written * t_ns // SECOND
     names = (
@@ -221,7 +236,7 @@ def _processes(t_ns: int, written: int, writes: Sequence[tuple[float, float]]) -
             1,
             0,
         ]
-        for pid, parent in ((MAIN, 1), (WORKER, MAIN))
+        for pid, parent in ((pid, 1 if pid == MAIN else MAIN) for pid in alive)
     ]
     return Rows(
         "processes", names, [array("q", column) for column in zip(*table)], {"name": ("python",)}

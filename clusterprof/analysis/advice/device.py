@@ -212,6 +212,15 @@ WINDOW_ONLY = ExclusionRule(
     " known",
     lambda s: s.is_window,
 )
+ONE_RANK_LATE = ExclusionRule(
+    "one-rank-late",
+    "one rank is late with a batch that the others launch in time",
+    lambda s: (
+        s.ranks > 1
+        and sum(10 * c.caused_ns >= s.finding.culprits[0].caused_ns for c in s.finding.culprits)
+        == 1
+    ),
+)
 
 LAUNCH_RECOMMENDATIONS = (
     Recommendation(
@@ -224,7 +233,7 @@ LAUNCH_RECOMMENDATIONS = (
         published=_BATCH_GAIN,
         expected_change="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
-        unless=(GPU_MEMORY_FULL, WINDOW_ONLY),
+        unless=(GPU_MEMORY_FULL, WINDOW_ONLY, ONE_RANK_LATE),
         place="job",
         effort="setting",
     ),

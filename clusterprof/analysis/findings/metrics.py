@@ -90,7 +90,8 @@ def build_metrics(
     why = f"neither device nor host was observed for {part} of the time in steps"
     return tuple(
         _build_metric(metric.name, None, why)
-        if metric.bound != "exact" or metric.name in _SUMS_OF_ALL_LOSSES
+        if metric.value is not None
+        and (metric.bound != "exact" or metric.name in _SUMS_OF_ALL_LOSSES)
         else metric
         for metric in metrics
     )

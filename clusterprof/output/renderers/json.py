@@ -52,6 +52,7 @@ def build_document(report: Report) -> dict[str, Any]:
         report,
         format=document.FORMAT,
         job=report.job and _Changed(report.job, hosts=format_host_list(names)),
+        main_cause=report.main_cause and report.main_cause.cause.id,
         ledger=_Changed(report, buckets=tuple(sum_buckets(report).items())),
         steps=report.steps and _Changed(report.steps, lengths=_format_lengths(report.steps)),
         history=report.history and _summarize_history(report, report.history),

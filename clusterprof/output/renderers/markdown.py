@@ -147,7 +147,7 @@ def _render_causes(report: Report) -> Iterator[str]:
             )
             yield ""
             yield from (f"- {md(line, 600)}" for line in sentences)
-    if findings and wording.find_main_cause(report) is None:
+    if report.main_cause is None and wording.has_significant_loss(report):
         yield from ("", f"**Do next:** {md(wording.describe_what_would_tell(report), 600)}")
     elif findings:
         evidence = "; ".join(wording.format_evidence(item) for item in findings[0].evidence)

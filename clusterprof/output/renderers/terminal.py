@@ -223,7 +223,7 @@ class Terminal:
                 )
             )
             # The summary already describes the first cause.
-            is_known = number == 1 and wording.find_main_cause(report) is not None
+            is_known = number == 1 and report.main_cause is not None
             explanations.append(_explain_cause(number, finding, lines_each > 1 and not is_known))
         rest = [finding.lost_ns for finding in findings[shown:]]
         rest += [ns for _, ns in wording.list_small_causes(report)]

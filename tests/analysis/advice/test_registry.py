@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings, Mount
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.report.model import Advice, Culprit, Evidence
@@ -249,6 +251,18 @@ def test_a_larger_batch_by_the_memory_that_is_free() -> None:
     assert first_advice.id == "larger-batch" and first_advice.change.startswith(
         "batch_size up to 1.6x"
     )
+
+
+def test_one_rank_that_is_late_with_a_batch_that_others_launch_is_no_matter_of_its_size() -> None:
+    evidence = numbers(thread__on_cpu_ratio=0.9)
+    late, next_one = (Culprit("node-a", n, f"GPU-{n}", own_ns=s * S) for n, s in ((3, 40), (4, 3)))
+    assert "larger-batch" not in ids(scene("launch-bound", evidence, ranks=2))
+    assert "larger-batch" not in ids(
+        scene("launch-bound", evidence, ranks=2, culprits=(late, next_one))
+    )
+    both = late, replace(next_one, own_ns=4 * S)  # a tenth: it launches late, too
+    assert "larger-batch" in ids(scene("launch-bound", evidence, ranks=2, culprits=both))
+    assert "larger-batch" in ids(scene("launch-bound", evidence))
 
 
 def test_the_interval_of_saves_that_costs_a_twentieth() -> None:

@@ -170,6 +170,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "job-oversubscribes": ({}, {"job_cpus_wanted": 16.5}),  # of 16
     "no-accelerator": ({}, {"has_device": False}),
     "window-only": ({}, {"is_window": True}),
+    "one-rank-late": ({}, {"culprits": ONE, "ranks": 2}),
     "job-alone": ({}, {"others_cpu_ratio": 0.09}),
     "workers-fit": ({}, {"loader": LoaderSettings(7)}),
     "others-use-them": ({}, {"others_cpu_ratio": 0.51}),

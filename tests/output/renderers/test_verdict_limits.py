@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from clusterprof.gate import Policy, judge_runs, parse_any_rule
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.markdown import Markdown
@@ -16,6 +17,10 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text import wording
 from clusterprof.output.renderers.text.summary import build_summary, describe_scope
+from clusterprof.output.renderers.verdicts.documents import (
+    format_job_comment,
+    render_verdict_markdown,
+)
 from clusterprof.report.model import UNATTRIBUTED, CoverageGap, JobFacts, Report
 from tests.support.histories import hour
 from tests.support.reports import S, storage_verdict
@@ -69,6 +74,30 @@ def test_an_unknown_cause_is_the_verdict_then_what_would_tell_then_the_largest_c
     assert rows["KNOWN"].startswith("The data path waits for a local disk: 6.00 s, 1.0 %")
     for text in texts(report):
         assert text.index("Not known: 97.3 %") < text.index("To learn the cause: run it as")
+
+
+def test_without_any_cause_every_output_says_what_would_tell() -> None:
+    report = replace(mostly_unknown(), findings=())
+    for text in texts(report):
+        assert text.index("Not known: 97.3 %") < text.index("To learn the cause: run it as")
+
+
+def test_an_unknown_cause_is_no_main_cause_for_programs_and_gates() -> None:
+    known, unknown = storage_verdict(), mostly_unknown()
+    assert json.loads(Json().render(known))["main_cause"] == "storage-local"
+    assert json.loads(Json().render(unknown))["main_cause"] is None
+    # as much unattributed as the largest cause has is not more
+    even = replace(unknown, unattributed_ns=unknown.findings[0].lost_ns)
+    assert json.loads(Json().render(even))["main_cause"] == "storage-local"
+    verdict = judge_runs(unknown, [parse_any_rule("gpu.busy_ratio >= 70%")], Policy())
+    comment = format_job_comment(verdict, unknown)
+    assert comment.endswith("; lost 39%, cause not known")
+    lines = render_verdict_markdown(verdict, unknown).splitlines()
+    assert (
+        "**39.0 % of the time in steps was lost**, 97.3 % of it without a known cause. Known:"
+        in lines
+    )
+    assert lines[-1 - 2 * len(verdict.notes)].startswith("- 1.0 % storage-local: ")
 
 
 def test_a_window_of_a_job_ends_no_job_sooner() -> None:

@@ -16,6 +16,7 @@ at a time.
 from __future__ import annotations
 
 import heapq
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -366,3 +367,35 @@ class OrderedSpans:
 
 def _select_index_dtype(size: int) -> type[np.signedinteger]:
     return np.int32 if size < 1 << 31 else np.int64
+
+
+_MAX_CHANCE_DEVIATIONS = 3  # standard deviations of how often a rank is slowest by chance
+_MAX_SLOWEST_RANKS = 4
+
+
+def describe_slowest_ranks(rank: Int, own_ns: Int, first: Int) -> list[str]:
+    """Describe the ranks that were slowest more often than chance explains; [] if there are none.
+
+    Steps in which two ranks took longest do not count. rank, own_ns: int64[rows], sorted by step;
+    first: int64[steps], the first row of each step.
+    """
+    ranks = np.unique(rank)
+    longest = np.repeat(np.maximum.reduceat(own_ns, first), np.diff(np.append(first, rank.size)))
+    is_longest = own_ns == longest
+    alone = np.repeat(np.add.reduceat(is_longest, first) == 1, np.diff(np.append(first, rank.size)))
+    times = np.array([int((is_longest & alone & (rank == number)).sum()) for number in ranks])
+    even = first.size / ranks.size
+    chosen = np.argsort(-times, kind="stable")
+    chosen = chosen[times[chosen] > even + _MAX_CHANCE_DEVIATIONS * math.sqrt(even)]
+    if ranks.size < 2 or not chosen.size:
+        return []
+    means = np.array([own_ns[rank == number].mean() for number in ranks])
+    typical = max(float(np.median(means)), 1.0)
+    parts = [
+        f"rank {ranks[at]} in {times[at]:,} of {first.size:,} steps"
+        f" ({means[at] / typical:.3g} times the median rank's mean)"
+        for at in chosen[:_MAX_SLOWEST_RANKS]
+    ]
+    more = chosen.size - len(parts)
+    rest = f", and {more:,} more" if more else ""
+    return [f"slowest of {ranks.size:,} ranks: {', '.join(parts)}{rest}"]

@@ -53,6 +53,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.columns import describe_slowest_ranks
 from clusterprof.analysis.importers.core.node_tables import (
     Float,
     Int,
@@ -503,6 +504,7 @@ def _compute_steps(table: StepTable, account: Account) -> StepRows:
         raise CannotImportError("the durations add up to more than a century", "state their unit")
     own = np.rint(duration).astype(np.int64)
     first = np.flatnonzero(np.append(True, step[1:] != step[:-1]))
+    account.answers += describe_slowest_ranks(rank, own, first)
     if start.min(initial=0) >= 0:
         return _build_timed_steps(rank, step, start, own, first, account)
     account.notes.append(

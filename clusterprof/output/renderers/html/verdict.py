@@ -218,10 +218,9 @@ def _render_legend_item(name: str, color: str, ns: int, report: Report) -> Marku
 
 def _render_answers(report: Report) -> Markup | None:
     """Render the answers to the main questions for the first finding."""
-    findings = wording.select_in_step_findings(report)
-    if not findings or findings[0].lost_ns < report.unattributed_ns:
+    first = report.main_cause
+    if first is None:
         return _render_no_answer(report)
-    first = findings[0]
     answers = [
         (
             "What",

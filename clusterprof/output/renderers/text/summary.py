@@ -43,7 +43,7 @@ def build_summary(
         lines.append(("", outside))
     if not wording.has_significant_loss(report):
         return [*lines, ("NEXT", wording.describe_no_loss(report))]
-    first = wording.find_main_cause(report)
+    first = report.main_cause
     if first is None:
         lines.append(("WHY", wording.describe_unknown_cause(report)))
         lines.append(("NEXT", wording.describe_what_would_tell(report)))
@@ -58,7 +58,7 @@ def build_summary(
     if who:
         lines.append(("WHO", who))
     lines.append(("SEEN", ""))
-    if wording.find_main_cause(report) is None:
+    if report.main_cause is None:
         return lines
     return [*lines, *_describe_next_step(report, first)]
 
@@ -66,7 +66,7 @@ def build_summary(
 def find_summary_finding(report: Report) -> Finding | None:
     """Find the finding that the summary is about; None if there is none."""
     findings = wording.select_in_step_findings(report)
-    return wording.find_main_cause(report) or (findings[0] if findings else None)
+    return report.main_cause or (findings[0] if findings else None)
 
 
 def _describe_cause(first: Finding) -> str:

@@ -165,7 +165,7 @@ def describe_main_cause(report: Report) -> str:
         return f"In total {describe_total_loss(report, starts_sentence=False)}"
     if not has_significant_loss(report):
         return describe_no_loss(report)
-    first = find_main_cause(report)
+    first = report.main_cause
     if first is None:
         return describe_unknown_cause(report)
     part = format_share(first.lost_ns, report.lost_ns)
@@ -221,19 +221,10 @@ def has_significant_loss(report: Report) -> bool:
     return report.lost_ns > _NEGLIGIBLE_LOSS_RATIO * report.in_step_ns
 
 
-def find_main_cause(report: Report) -> Finding | None:
-    """Find the largest finding inside steps; None if more time was lost without a cause."""
-    findings = select_in_step_findings(report)
-    return findings[0] if findings and findings[0].lost_ns >= report.unattributed_ns else None
-
-
 def _can_lead_with_cause(report: Report) -> bool:
     """Return whether the verdict of a multi-rank job can start with one cause."""
-    return (
-        len(report.ranks) > 1
-        and has_significant_loss(report)
-        and find_main_cause(report) is not None
-    )
+    several = len(report.ranks) > 1
+    return several and has_significant_loss(report) and report.main_cause is not None
 
 
 def describe_total_loss(

@@ -19,6 +19,7 @@ from typing import Any
 
 from clusterprof.gate import ChangeRule, RuleResult, Verdict
 from clusterprof.gate.compare import MIN_DIFFERENCE_RATIO, Comparison, ComparisonRow
+from clusterprof.output.renderers.text import wording
 from clusterprof.output.renderers.text.safety import (
     count_columns,
     escape_markdown,
@@ -79,7 +80,9 @@ def format_job_comment(verdict: Verdict, report: Report) -> str:
         text += f"; busy {100 * busy:.0f}%"
     if report.in_step_ns:
         text += f"; lost {100 * report.lost_ns / report.in_step_ns:.0f}%"
-        largest = next((finding for finding in report.findings if not finding.outside_steps), None)
+        largest = report.main_cause
+        if largest is None and wording.has_significant_loss(report):
+            text += ", cause not known"
         if largest is not None:
             text += f", most {largest.cause.id} {100 * largest.share_ratio:.0f}%"
             if largest.culprits:
@@ -392,13 +395,13 @@ def _iterate_verdict_lines(verdict: Verdict, report: Report) -> Iterator[str]:
     for text in verdict.unmet_preconditions:
         yield from ("", f"> {md(text, 1000)}")
     causes = [finding for finding in report.findings if not finding.outside_steps][:_MAX_CAUSES]
-    if causes:
-        share = report.lost_ns / report.in_step_ns if report.in_step_ns else 0.0
-        yield from (
-            "",
-            f"**{format_quantity(share, 'ratio')} of the time in steps was lost**, most of it to:",
-        )
-        yield ""
+    if causes or wording.has_significant_loss(report):
+        share = wording.format_share(report.lost_ns, report.in_step_ns)
+        why = "most of it to:"
+        if report.main_cause is None:
+            unknown = wording.format_share(report.unattributed_ns, report.lost_ns)
+            why = f"{unknown} of it without a known cause" + (". Known:" if causes else ".")
+        yield from ("", f"**{share} of the time in steps was lost**, {why}", "")
     for finding in causes:
         names = (
             " ".join(word for word in (culprit.node, culprit.resource) if word)

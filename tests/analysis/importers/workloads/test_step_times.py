@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,31 @@ def test_ranks_that_are_alike_lose_nothing(tmp_path: Path) -> None:
     path.write_text("rank,step,duration_ms\n" + "\n".join(rows))
     report = analyze(path)
     assert (report.lost_ns, report.findings) == (0, ())
+
+
+def answers(folder: Path, durations: Callable[[int, int], float]) -> tuple[str, ...]:
+    """Analyze 60 steps of 4 ranks; durations: milliseconds of a rank in a step."""
+    rows = [f"{r},{n},{durations(r, n)}" for n in range(1, 61) for r in range(4)]
+    path = folder / "steps.csv"
+    path.write_text("rank,step,duration_ms\n" + "\n".join(rows))
+    report = analyze(path)
+    if report.answers:  # above the fold
+        first_lines = " ".join(Terminal(width=100).render(report).split("\n")[:4])
+        assert report.answers[0][1:60] in " ".join(first_lines.split())
+    return report.answers
+
+
+def test_the_slowest_ranks_are_the_answer_of_a_table_whatever_was_lost(tmp_path: Path) -> None:
+    # 0.6 % are lost, too little for a finding
+    assert answers(tmp_path, lambda r, n: 100.8 if r == 2 else 100) == (
+        "Slowest of 4 ranks: rank 2 in 60 of 60 steps (1.01 times the median rank's mean)",
+    )
+    # ranks 1 and 3 in turn: 30 of 60 each, where 15 are even and 3 deviations 11.6 more
+    (both,) = answers(tmp_path, lambda r, n: 120 if r % 2 and n % 4 // 2 == r // 2 else 100)
+    assert "rank 1 in 30 of 60 steps" in both and "rank 3 in 30 of 60 steps" in both
+    # each in turn: nobody is slow; all alike: neither
+    assert answers(tmp_path, lambda r, n: 120 if n % 4 == r else 100) == ()
+    assert answers(tmp_path, lambda r, n: 100) == ()
 
 
 ALIBABA = SHARED / "alibaba-minibatch"
