@@ -48,7 +48,7 @@ from clusterprof.analysis.cross_rank.wait_totals import (
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.spill import SpillLocation, SpillReader
-from clusterprof.analysis.timeline.collectives.rows import unpack_table
+from clusterprof.analysis.timeline.collectives.int_table import unpack_table
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED

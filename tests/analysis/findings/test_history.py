@@ -22,7 +22,7 @@ from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.findings.history import align_to_bins, allocate_by_weight
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.analysis.timeline.collectives.rows import unpack_table
+from clusterprof.analysis.timeline.collectives.int_table import unpack_table
 from clusterprof.probe import layout
 from clusterprof.report.history import WAITING_FOR_RANKS, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED, Report

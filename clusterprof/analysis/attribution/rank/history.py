@@ -27,7 +27,8 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.comm_threads import sum_comm_thread_time
 from clusterprof.analysis.attribution.rank.device_activity import build_device_windows, trim_windows
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
-from clusterprof.analysis.timeline.collectives.rows import Store, pack_table
+from clusterprof.analysis.timeline.collectives.int_table import pack_table
+from clusterprof.analysis.timeline.collectives.rows import Store
 from clusterprof.analysis.timeline.data_wait.samples import is_imported
 from clusterprof.analysis.timeline.intervals import merge_intervals, sum_lengths, trim_intervals
 from clusterprof.analysis.timeline.model import (

@@ -13,13 +13,9 @@ from hypothesis.extra.numpy import arrays
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives import stream
+from clusterprof.analysis.timeline.collectives.int_table import pack_table, unpack_table
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
-from clusterprof.analysis.timeline.collectives.rows import (
-    RankOperations,
-    RankRowBuilder,
-    pack_table,
-    unpack_table,
-)
+from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder
 from clusterprof.analysis.timeline.collectives.stream import OperationStream
 from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
 from tests.support.synthetic.matching import CollectiveSpans, concat_spans, match_spans
