@@ -20,6 +20,7 @@ from clusterprof.analysis.importers.core.host_activity import COPY_CALL as COPY_
 from clusterprof.analysis.importers.core.host_activity import FREE as FREE
 from clusterprof.analysis.importers.core.host_activity import LAUNCH as LAUNCH
 from clusterprof.analysis.importers.core.host_activity import LOAD as LOAD
+from clusterprof.analysis.importers.core.host_activity import PIN as PIN
 from clusterprof.analysis.importers.core.host_activity import SYNC as SYNC
 from clusterprof.analysis.importers.core.host_activity import label_runtime_call
 from clusterprof.probe import layout
@@ -27,7 +28,7 @@ from clusterprof.probe import layout
 # Work on the device.
 KERNEL, COMM, COPY, COPY_IN, COPY_OUT = 1, 2, 3, 4, 5
 # Other host activity.
-OPERATOR = 18
+OPERATOR = 19
 STEP, LOADER_WITHOUT_WORKERS, LOADER_WITH_WORKERS, OPTIMIZER, GC, COMPILE = 20, 21, 22, 23, 24, 25
 HOST_COMM = 26
 # Python functions: of PyTorch, of other files, and by what they do.

@@ -21,6 +21,7 @@ from clusterprof.analysis.importers.core.device_timeline import (
     LONG_LAUNCH_NS,
     NEVER,
     CoverageIndex,
+    extend_waited_gaps,
     find_exposed_copies,
     find_late_launches,
 )
@@ -38,6 +39,7 @@ from clusterprof.analysis.importers.kineto.gather import (
 from clusterprof.probe import layout
 
 _WAITED_RATIO = 0.9  # of a long gap: host and device both wait, for what the trace does not show
+_MIN_UNKNOWN_NS = 10_000  # shortest gap whose launch is not known and that the host explains
 _NEVER_LAUNCHED = -2  # in place of a call: nothing was launched any more
 
 
@@ -222,10 +224,12 @@ def _select_starved_gaps(
     )
     blocking = np.isin(gaps.kind, (classify.COPY_IN, classify.COPY_OUT))
     is_late, late_until = find_late_launches(gaps.start, gaps.end, call_start, call_end, blocking)
-    waited = host.sync.covered_within(gaps.start, gaps.end) >= _WAITED_RATIO * (
-        gaps.end - gaps.start
-    )
+    most_ns = _WAITED_RATIO * (gaps.end - gaps.start)
+    waited = host.sync.covered_within(gaps.start, gaps.end) >= most_ns
     waited &= gaps.end - gaps.start >= LONG_LAUNCH_NS
+    launching = host.launching.covered_within(gaps.start, gaps.end) >= most_ns
+    waited |= launching & (gaps.call == -1) & (gaps.end - gaps.start >= _MIN_UNKNOWN_NS)
+    late_until = extend_waited_gaps(gaps.start, late_until, gaps.end, host.sync)
     is_late, late_until = is_late | waited, np.where(waited, gaps.end, late_until)
     start, end = np.maximum(gaps.start, from_ns), np.minimum(late_until, until_ns)
     keep = is_late & (end > start)

@@ -219,7 +219,8 @@ def _add_allocator_spans(node: NodeTables, pid: int, calls: RuntimeCalls) -> Non
 
     A span reaches from the first to the last of them: nothing may lie outside the file's events.
     """
-    alloc_ends, free_ends = calls.of(classify.ALLOC)[1], calls.of(classify.FREE)[1]
+    pin_ends, free_ends = calls.of(classify.PIN)[1], calls.of(classify.FREE)[1]
+    alloc_ends = np.concatenate([calls.of(classify.ALLOC)[1], pin_ends])
     if not alloc_ends.size and not free_ends.size:
         return
     ends = np.sort(np.concatenate([alloc_ends, free_ends]))
