@@ -64,7 +64,7 @@ _MAX_REFILLS = 24
 
 _COMM = re.compile(
     r"nccl|rccl|oneccl|msccl|hccl|cncl|multimem_all_|cross_device_reduce"
-    r"|(?:one|two)_shot_all_reduce|(?:deep_?ep|dpsk::ep)::",
+    r"|(?:one|two)_shot_all_reduce|(?:deep_?ep|dpsk::ep)::int(?:ra|er)node",
     re.IGNORECASE,
 )
 _NON_WORD = re.compile(r"[_\W]+")
@@ -97,7 +97,7 @@ _OPERATIONS = (
 def find_operation(name: str) -> int:
     """Find the collective operation (`layout.ALL_REDUCE`, …) in the name of a kernel or call."""
     if _COMM.match(name):
-        name = name.partition("(")[0]
+        name = name.replace("(anonymous namespace)::", "").partition("(")[0]
         name = name.partition("ernel_")[2] or name
     letters = _NON_WORD.sub("", name).lower()
     return next((code for word, code in _OPERATIONS if word in letters), layout.OTHER_OPERATION)
@@ -110,6 +110,7 @@ def parse_step_number(name: str) -> int:
 
 
 def _label_device_kernel(name: str) -> int:
+    name = name.replace("(anonymous namespace)::", "")
     return COMM if _COMM.search(name.partition("(")[0]) else KERNEL
 
 

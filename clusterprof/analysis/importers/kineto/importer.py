@@ -36,7 +36,7 @@ without them it is not known how busy the accelerator was.
   for the rest of the window. The window lasts from the start of the first `ProfilerStep#` to the
   end of the last. In a trace without these, steps end with the optimizer step. If there is no
   optimizer step either, everything from the first to the last work on the device is one step. If
-  the device is far behind its host, the last step lasts until the work of the steps has ended.
+  the device is far behind its host, each step lasts until the work launched in it has ended.
 * **Exposed communication**: the time of a kernel of NCCL, RCCL, oneCCL and the like in which no
   other kernel ran on the device. A concurrent copy hides nothing. Two concurrent operations count
   once. Lost time is idle time plus exposed communication and copies.
@@ -464,7 +464,7 @@ def _add_process(
     copies = find_blocking_copies(device.work, calls) if device else None
     host_side = HostTimeline(own_calls, own_marks, copies)
     operators = _list_operator_intervals(gathered, of_process)
-    add_host_spans(node, pid, host_side, operators, account)
+    add_host_spans(node, pid, host_side, operators, process_steps, account)
     if device is not None:
         activity = _find_host_activity(host_side, functions, process_steps, operators)
         _add_device_activity(
@@ -544,7 +544,7 @@ def _find_steps(
         marks.start[which], marks.end[which], marks.number[which], account
     )
     if marked is not None:
-        return marked if device is None else host.extend_last_step(marked, device.work, calls)
+        return marked if device is None else host.extend_steps(marked, device.work, calls)
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
     if device is not None:
         end = device.work.last_end()
