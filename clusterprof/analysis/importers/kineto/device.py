@@ -254,25 +254,35 @@ class ExposedCollectives:
     start: Int
     end: Int
     first_uncovered: Int
-    """First instant at which the device did not compute; `end` if there is none."""
+    """First instant at which the device did not compute; `exposed_until` if there is none."""
+    exposed_until: Int
+    """End of the part that counts."""
     exposed: Int
     """Time in which the device computed nothing; of two concurrent operations it counts once."""
 
 
-def measure_exposed_collectives(work: DeviceWork) -> ExposedCollectives:
-    """Measure how much of each communication kernel no compute kernel hides; int64[n], ns."""
+def measure_exposed_collectives(
+    work: DeviceWork, window: tuple[int, int] | None = None
+) -> ExposedCollectives:
+    """Measure how much of each communication kernel no compute kernel hides; int64[n], ns.
+
+    window: from the first to the last step, ns. Of a kernel that crosses one of its edges only the
+    part inside counts.
+    """
     at = np.flatnonzero(work.kind == classify.COMM)
     start, end = work.start[at], work.ends(at)
     if not at.size:
-        return ExposedCollectives(at, start, end, end, start)
+        return ExposedCollectives(at, start, end, end, end, start)
     kernels = _select_overlapping_work(work, join_intervals(start, end), classify.KERNEL)
     compute = CoverageIndex(*join_sorted_chunks(kernels))
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
     own_start = np.minimum(np.maximum(start, before), end)
-    exposed_ns = end - own_start - compute.covered_within(own_start, end)
-    return ExposedCollectives(
-        at, start, end, np.minimum(compute.first_uncovered(own_start), end), exposed_ns
-    )
+    low, high = (int(start[0]), int(end.max())) if window is None else window
+    own_start = np.where((start < low) & (low < end), np.maximum(own_start, low), own_start)
+    own_end = np.where((start < high) & (high < end), np.maximum(own_start, high), end)
+    exposed_ns = own_end - own_start - compute.covered_within(own_start, own_end)
+    first = np.minimum(compute.first_uncovered(own_start), own_end)
+    return ExposedCollectives(at, start, end, first, own_end, exposed_ns)
 
 
 def _select_overlapping_work(
@@ -380,8 +390,8 @@ def add_collectives(
     node.spans(
         pid,
         layout.EXPOSED_COLLECTIVE,
-        np.minimum(collectives.first_uncovered, collectives.end),
-        collectives.end,
+        collectives.first_uncovered,
+        collectives.exposed_until,
         rows,
         collectives.exposed,
     )

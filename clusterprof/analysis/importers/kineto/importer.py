@@ -586,7 +586,7 @@ def _add_device_activity(
     waits = [host_side.marks.of(kind)[:2] for kind in _DATA_WAITS]
     kineto_device.add_exposed_copies(node, pid, work, join_interval_sets(waits))
     text.trim_heap()
-    exposed = kineto_device.measure_exposed_collectives(work)
+    exposed = kineto_device.measure_exposed_collectives(work, (from_ns, until_ns))
     rows = work.row[exposed.row]
     at = gathered.comm_rows.searchsorted(rows)
     if (at < gathered.comm_rows.size).all():
