@@ -215,7 +215,8 @@ def read_profile(db: Database, account: Account) -> Profile:
     for part in parts:
         account.notes.append(_describe_rank(part, busy[part.device]))
     node = _create_node(db, busy, activities, account)
-    return Profile(account, node, busy, parts, strings.has_framework)
+    has_operators = any(thread.operators.all()[0].size for thread in threads.values())
+    return Profile(account, node, busy, parts, strings.has_framework or has_operators)
 
 
 def _describe_rank(part: RankActivity, busy: Intervals) -> str:
