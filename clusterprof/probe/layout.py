@@ -113,7 +113,7 @@ READING_DATA = 4
 SLEEPING = 5
 WAITING_FOR_LOCK = 6
 OTHER_WORK = 7
-RUNNING_MODEL = 8  # Python of the model and of PyTorch between two launches
+RUNNING_MODEL = 8  # operators, and Python of the model, that launched nothing
 PINNING_MEMORY = 9
 ALLOCATING_MEMORY = 10
 

@@ -19,8 +19,8 @@ is not evidence of slow launching.
 
 An imported trace of kernels shows each gap: its share is the part of the gap in which the host was
 launching, in calls that launch work, in operators that contain such a call, in pauses of up to a
-millisecond between two of these, or in Python functions of the model and of PyTorch, which the
-evidence names. A gap in which the host did something else, or nothing that the trace shows, is not
+millisecond between two of these, or in operators and Python functions of the model and of PyTorch
+that launched nothing, which the evidence names. A gap in which the host did something else, or nothing that the trace shows, is not
 slow launching.
 
 ## What to do
@@ -119,8 +119,8 @@ def _measure_traced_gaps(rank: Rank, gaps: StarvedSpans, lost: LostTime) -> Clai
     note = "of those gaps, the host was launching, with pauses of at most a millisecond"
     evidence = [Evidence("host.launching_ratio", ratio, "ratio", note)]
     if in_model.any():
-        evidence += name_host_functions(rank, lost, in_model, layout.RUNNING_MODEL)
-        note = "of that time, the host was in Python functions of the model, between two launches"
+        evidence += name_host_functions(rank, lost, share, layout.RUNNING_MODEL)
+        note = "of that time, the host was in operators and functions that launched nothing"
         ratio = float(in_model @ lost.lost_ns) / max(float(share @ lost.lost_ns), 1.0)
-        evidence.append(Evidence("host.python_ratio", min(ratio, 1.0), "ratio", note))
+        evidence.append(Evidence("host.between_launches_ratio", min(ratio, 1.0), "ratio", note))
     return Claims(share, "A", tuple(evidence))

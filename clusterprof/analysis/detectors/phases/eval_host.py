@@ -25,7 +25,7 @@ The grade of that is B if the pauses occur at regular numbers of steps, else C. 
 is not logging**: blocking right after a save that has a span, or while a model's worth of
 bytes is written, is `checkpoint`. In a trace with stacks the time counts in which the device had
 nothing to do and the training thread was in functions outside of PyTorch that neither prepare data
-nor sleep, or a launching thread was in operators that launched nothing; the evidence names them.
+nor sleep; the evidence names them.
 
 ## What to do
 
@@ -240,7 +240,7 @@ class EvalHost:
             evidence.append(Evidence("thread.on_cpu_ratio", ratio, "ratio", note))
         traced = measure_host_work(rank, lost, layout.OTHER_WORK)
         if traced.any():
-            note = "of that time the host was in functions and operators that launched nothing"
+            note = "of that time the host was in functions outside of training"
             ratio = compute_claimed_mean(lost, traced)
             evidence += name_host_functions(rank, lost, traced, layout.OTHER_WORK)
             evidence.append(Evidence("host.elsewhere_ratio", ratio, "ratio", note))

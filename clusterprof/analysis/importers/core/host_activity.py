@@ -172,7 +172,7 @@ def build_host_activity(
         CoverageIndex(*sync),
         CoverageIndex(*_join(memory)),
         CoverageIndex(*copy),
-        _join_work([*known, (others, layout.OTHER_WORK)], functions),
+        _join_work([*known, (others, layout.RUNNING_MODEL)], functions),
     )
 
 

@@ -40,7 +40,7 @@ ACTIVITIES = {
     classify.LOCK_FUNCTION: layout.WAITING_FOR_LOCK,
     classify.LOG_FUNCTION: layout.OTHER_WORK,
     classify.FUNCTION: layout.OTHER_WORK,
-    classify.OPERATOR: layout.OTHER_WORK,
+    classify.OPERATOR: layout.RUNNING_MODEL,
     classify.TORCH_FUNCTION: layout.RUNNING_MODEL,
 }
 """Kind of a function -> activity of the host in it; operators that launch are counted before."""
