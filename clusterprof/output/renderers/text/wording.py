@@ -51,6 +51,7 @@ _GPU_TIME_UNITS = (
 # of the preferred unit; smaller amounts are written in their own unit
 _MIN_IN_PREFERRED_UNIT = 0.01
 
+_KEPT_BUSY = "The accelerators were kept busy"
 NO_SIGNIFICANT_LOSS = "Nothing to fix: the accelerators were kept busy."
 _NOTHING_MEASURED = (
     "No device was measured and no host wait was recorded, so it is not known how busy the"
@@ -181,7 +182,7 @@ def describe_no_loss(report: Report) -> str:
     if all(rank.device for rank in report.ranks if rank.in_step_ns):
         if report.lost_ns > _NEGLIGIBLE_LOSS_RATIO * report.in_step_ns:
             part = format_share(report.lost_ns, report.in_step_ns)
-            return f"The accelerators were kept busy; {part} was lost, mostly without a known cause."
+            return f"{_KEPT_BUSY}; {part} was lost, mostly without a known cause."
         return NO_SIGNIFICANT_LOSS
     seen = report.lost_ns or not is_unbounded(report)
     return _HOST_ONLY if seen else _NOTHING_MEASURED

@@ -160,10 +160,7 @@ def test_advice_for_code_without_a_framework_names_none(framework: bool, tmp_pat
     kernels, calls, at = [], [], 10
     for n in range(1, 301):  # 5 ms of work, a wait until 1 ms after it, 1 ms to launch
         kernels.append((at, at + 5_000, 0, 7, n, P, GEMM))
-        calls += [
-            (at - 1_000, at - 1, T, n, LAUNCH),
-            (at, at + 6_000, T, 1_000 + n, SYNC),
-        ]
+        calls += [(at - 1_000, at - 1, T, n, LAUNCH), (at, at + 6_000, T, 1_000 + n, SYNC)]
         at += 7_000
     ranges = [(0, 5, 59, T, "aten::mm, op_id = 3", None, 0)] if framework else []
     calls = [(a + 1_000, b + 1_000, *rest) for a, b, *rest in calls]
