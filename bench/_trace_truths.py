@@ -135,10 +135,12 @@ def _find_steps(
     work: Sequence[dict[str, Any]],
     operators: Sequence[dict[str, Any]],
 ) -> tuple[Interval, list[float]]:
-    """Find the window of the steps and their lengths; steps of the device if it is far behind."""
+    """Find the window of the steps and their lengths.
+
+    If the device is far behind its host, a step ends when the work launched in it has ended.
+    """
     hosts = {event.get("pid") for event in operators}
     marks = [event for event in spans if str(event.get("name")).startswith("ProfilerStep#")]
-    on_device = [_span(event) for event in marks if event.get("cat") == DEVICE_MARK]
     steps = [
         _span(event)
         for event in marks
@@ -149,7 +151,12 @@ def _find_steps(
     late_end = _find_end_of_launched(spans, work, start, end) if steps else end
     if late_end - end > LATE_WORK_RATIO * (end - start):
         end = late_end
-        steps = on_device or steps
+        begin, late_steps = start, []
+        for step_start, step_end in sorted(steps):
+            done = max(begin, _find_end_of_launched(spans, work, step_start, step_end))
+            late_steps.append((max(begin, step_start), done))
+            begin = done
+        steps = late_steps
     return (start, end), [step_end - step_start for step_start, step_end in steps]
 
 

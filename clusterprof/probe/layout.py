@@ -113,6 +113,9 @@ READING_DATA = 4
 SLEEPING = 5
 WAITING_FOR_LOCK = 6
 OTHER_WORK = 7
+RUNNING_MODEL = 8  # operators, and Python of the model, that launched nothing
+PINNING_MEMORY = 9
+ALLOCATING_MEMORY = 10
 
 # Where the files of a `loading` span are stored; 0 = unknown.
 STORAGE_LOCAL = 1

@@ -65,7 +65,7 @@ def test_kineto_counts_overlapping_work_once_and_hidden_communication_not_at_all
     }
 
 
-def test_a_device_far_behind_its_host_ends_the_last_step(tmp_path: Path) -> None:
+def test_a_device_far_behind_its_host_ends_the_steps(tmp_path: Path) -> None:
     def span(category: str, name: str, start: int, length: int, call: int = 0) -> dict[str, object]:
         times = {"ph": "X", "ts": start, "dur": length, "args": {"correlation": call}}
         return {"cat": category, "name": name, "pid": 7, **times}
@@ -82,7 +82,7 @@ def test_a_device_far_behind_its_host_ends_the_last_step(tmp_path: Path) -> None
     path.write_text(json.dumps(events))
     truth = kineto([path])
     assert truth["time in steps"] == (100_000, "ns")
-    assert truth["median step"] == (90_000, "ns")
+    assert truth["median step"] == (100_000, "ns")  # until the work launched in it has ended
     assert truth["busy ratio"] == (0.9, "ratio")
 
 

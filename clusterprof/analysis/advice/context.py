@@ -113,6 +113,8 @@ class RankSetup:
     steps: int = 0
     has_device: bool = True
     """False if no accelerator of it was measured."""
+    has_framework: bool = True
+    """False if a trace shows nothing of PyTorch or another framework."""
     own_loss_ratio: float | None = None
     """Share of its time in steps that it lost to the cause itself."""
 

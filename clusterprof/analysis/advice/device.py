@@ -15,8 +15,10 @@ from clusterprof.analysis.advice.base import (
 )
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import (
+    FRAMEWORK_SEEN,
     GPU_MEMORY_FREE,
     GPU_MEMORY_FULL,
+    NO_FRAMEWORK,
     make_missing_evidence_rule,
 )
 from clusterprof.units import format_quantity
@@ -56,6 +58,7 @@ COPY_RECOMMENDATIONS = (
         expected_change="h2d.blocking_ratio falls to 0",
         worse="pinned memory cannot be swapped out: prefetched batches always occupy it",
         unless=(
+            NO_FRAMEWORK,
             make_missing_evidence_rule("blocking_ratio", "no copy blocked the host"),
             ExclusionRule(
                 "memory-short",
@@ -82,6 +85,7 @@ COPY_RECOMMENDATIONS = (
         expected_change="copies no longer cause lost time",
         worse="memory of the accelerator for one more batch",
         unless=(
+            NO_FRAMEWORK,
             ExclusionRule(
                 "gpu-memory-full",
                 "less than a fifth of the accelerator's memory was free",
@@ -101,6 +105,7 @@ COPY_RECOMMENDATIONS = (
         expected_change="the rate of copies rises to that of the link",
         worse="pinned memory cannot be swapped out: prefetched batches always occupy it",
         unless=(
+            NO_FRAMEWORK,
             ExclusionRule(
                 "already-fast",
                 "copies run at 10 GB/s or more, as only pinned memory does",
@@ -122,6 +127,7 @@ COPY_RECOMMENDATIONS = (
         evidence_names=("bytes_per_second", "to_device_ratio"),
         expected_change="gpu.pcie_receive_bytes_per_second falls",
         worse="work of the accelerator, and its memory",
+        unless=(NO_FRAMEWORK,),
         effort="code",
     ),
     Recommendation(
@@ -135,6 +141,7 @@ COPY_RECOMMENDATIONS = (
         expected_change="sync.per_step_count falls below 0.1",
         worse="metrics are seen later",
         unless=(
+            NO_FRAMEWORK,
             ExclusionRule(
                 "few-waits",
                 "the host waited less than once in ten steps",
@@ -155,6 +162,94 @@ COPY_RECOMMENDATIONS = (
         evidence_names=("per_step_count", "sync.per_step_ns"),
         expected_change="sync.per_step_ns falls",
         worse="a NaN is noticed a step later",
+        unless=(NO_FRAMEWORK,),
+        effort="code",
+    ),
+)
+
+NATIVE_RECOMMENDATIONS = (
+    Recommendation(
+        "wait-once",
+        ("h2d-sync",),
+        "Let the host run ahead: wait once, not after each kernel",
+        "cudaDeviceSynchronize only where a result is read; events and streams in between",
+        FilledRecommendation(
+            "remove "
+            + mark_command("cudaDeviceSynchronize()")
+            + " after launches: kernels of a stream run in order without it; check errors with "
+            + mark_command("cudaGetLastError()")
+            + "; reduce on the device and read the result in later steps"
+        ),
+        evidence_names=("host.synchronising_ratio",),
+        expected_change="host.synchronising_ratio falls",
+        worse="an error of a kernel is seen at a later call",
+        unless=(FRAMEWORK_SEEN,),
+        effort="code",
+    ),
+    Recommendation(
+        "copy-asynchronously",
+        ("h2d-copy", "copy-bound"),
+        "Copy from pinned memory on another stream, or copy less",
+        "cudaMallocHost once, cudaMemcpyAsync on a stream of its own",
+        FilledRecommendation(
+            mark_command("cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, copies)")
+            + " from memory of "
+            + mark_command("cudaMallocHost")
+            + " while kernels of the other stream run; join many small copies into one, and keep"
+            " what does not change on the device"
+        ),
+        evidence_names=("blocking_ratio", "bytes_per_second"),
+        expected_change="copies no longer cause lost time",
+        worse="memory of the accelerator for one more buffer",
+        unless=(FRAMEWORK_SEEN,),
+        effort="code",
+    ),
+    Recommendation(
+        "launch-graphs",
+        ("launch-bound",),
+        "Launch less and larger work",
+        "fused kernels, CUDA graphs",
+        FilledRecommendation(
+            "fuse short kernels, or capture the launches of a step once"
+            f" ({mark_command('cudaStreamBeginCapture')}) and replay them"
+            f" ({mark_command('cudaGraphLaunch')})"
+        ),
+        evidence_names=("host.launching_ratio",),
+        expected_change="host.launching_ratio falls",
+        worse="a graph must be captured again when arguments change",
+        unless=(FRAMEWORK_SEEN,),
+        effort="code",
+    ),
+    Recommendation(
+        "pin-once",
+        ("memory-free",),
+        "Pin a buffer once and use it for every copy",
+        "cudaHostRegister or cudaMallocHost before the first step; pin_memory=True in the loader",
+        FilledRecommendation(
+            f"call {mark_command('cudaHostRegister')} or {mark_command('cudaMallocHost')} once,"
+            " before the first step, for the largest size that is needed, and use the buffer again;"
+            " in PyTorch keep tensors of .pin_memory()"
+        ),
+        evidence_names=("pinning_ratio",),
+        expected_change="host.pinning_ratio is not reported any more",
+        worse="pinned memory cannot be swapped out",
+        unless=(make_missing_evidence_rule("pinning_ratio", "no memory was pinned"),),
+        effort="code",
+    ),
+    Recommendation(
+        "allocate-once",
+        ("launch-alloc", "memory-free"),
+        "Allocate buffers of the device once",
+        "cudaMalloc before the first step, or a pool",
+        FilledRecommendation(
+            f"take {mark_command('cudaMalloc')} and {mark_command('cudaFree')} out of the loop, or"
+            f" use {mark_command('cudaMallocAsync')} with a pool that keeps its memory"
+            " (cudaMemPoolAttrReleaseThreshold)"
+        ),
+        evidence_names=("allocating_ratio", "freeing_ratio"),
+        expected_change="host.allocating_ratio is not reported any more",
+        worse="the process keeps memory that it returned before",
+        unless=(FRAMEWORK_SEEN,),
         effort="code",
     ),
 )
@@ -222,6 +317,12 @@ ONE_RANK_LATE = ExclusionRule(
     ),
 )
 
+ONLY_PINNED = ExclusionRule(
+    "only-pinned",
+    "memory was pinned, and hardly any freed",
+    lambda s: (s.value("host.pinning_ratio") or 0.0) > 10 * (s.value("host.freeing_ratio") or 0.0),
+)
+
 LAUNCH_RECOMMENDATIONS = (
     Recommendation(
         "larger-batch",
@@ -233,7 +334,7 @@ LAUNCH_RECOMMENDATIONS = (
         published=_BATCH_GAIN,
         expected_change="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
-        unless=(GPU_MEMORY_FULL, WINDOW_ONLY, ONE_RANK_LATE),
+        unless=(NO_FRAMEWORK, GPU_MEMORY_FULL, WINDOW_ONLY, ONE_RANK_LATE),
         place="job",
         effort="setting",
     ),
@@ -247,6 +348,7 @@ LAUNCH_RECOMMENDATIONS = (
         published=_BATCH_GAIN,
         expected_change="thread.on_cpu_ratio falls in steps",
         worse="start-up grows by the compilation, and shapes must not change in every step",
+        unless=(NO_FRAMEWORK,),
         place="job",
         effort="code",
     ),
@@ -310,6 +412,7 @@ LAUNCH_RECOMMENDATIONS = (
         evidence_names=("freeing_ratio",),
         expected_change="host.freeing_ratio is not reported any more",
         worse="the process keeps memory that it returned before",
+        unless=(NO_FRAMEWORK, ONLY_PINNED),
         effort="code",
     ),
     Recommendation(
@@ -326,6 +429,7 @@ LAUNCH_RECOMMENDATIONS = (
         published="cases only (ByteDance, OSDI 2025)",
         expected_change="num_device_free of torch.cuda.memory_stats() stays constant",
         worse="not with CUDA IPC of some versions: shared tensors may fail",
+        unless=(NO_FRAMEWORK, ONLY_PINNED),
         effort="setting",
     ),
     Recommendation(
@@ -338,6 +442,7 @@ LAUNCH_RECOMMENDATIONS = (
         published="cases only (ByteDance, OSDI 2025)",
         expected_change="allocator.retries_total stays 0",
         worse="not with CUDA IPC of some versions: shared tensors may fail",
+        unless=(NO_FRAMEWORK,),
         effort="setting",
     ),
     Recommendation(
@@ -353,7 +458,10 @@ LAUNCH_RECOMMENDATIONS = (
         evidence_names=("mallocs_total", "frees_total"),
         expected_change="allocator.mallocs_total stops rising",
         worse="the process keeps memory that it returned before",
-        unless=(make_missing_evidence_rule("frees_total", "no block was returned to the driver"),),
+        unless=(
+            NO_FRAMEWORK,
+            make_missing_evidence_rule("frees_total", "no block was returned to the driver"),
+        ),
         effort="code",
     ),
     Recommendation(

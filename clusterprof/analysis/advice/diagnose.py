@@ -83,7 +83,33 @@ LONG_ENOUGH = ExclusionRule(
     lambda s: s.finding.lost_ns >= _MIN_LOSS_NS and not s.is_brief,
 )
 
+MORE_STEPS_DO_NOT_HELP = ExclusionRule(
+    "not-by-steps",
+    "more steps would not show it: other ranks are missing, or it lies outside the steps",
+    lambda s: s.cause == "sync-unknown-peer" or s.finding.outside_steps,
+)
+RANKS_PRESENT = ExclusionRule(
+    "ranks-present",
+    "the cause is not a wait for ranks that were not recorded",
+    lambda s: s.cause != "sync-unknown-peer",
+)
+
 DIAGNOSES = (
+    Recommendation(
+        "give-other-ranks",
+        (),
+        "Give the traces or recordings of the other ranks of the job as well",
+        "clusterprof analyze with the files of all ranks",
+        FilledRecommendation(
+            f"{mark_command('clusterprof analyze RANK0 RANK1 ...')} with the files of all ranks of"
+            " the same steps: whom a rank waited for shows only in the others"
+        ),
+        diagnose=True,
+        expected_change="sync-unknown-peer becomes a cause of a rank",
+        unless=(RANKS_PRESENT,),
+        place="job",
+        effort="look",
+    ),
     Recommendation(
         "record-with-probe",
         (),
@@ -117,7 +143,7 @@ DIAGNOSES = (
         _fill_longer_recording,
         diagnose=True,
         expected_change="the cause is more certain, or gone",
-        unless=(LONG_ENOUGH,),
+        unless=(LONG_ENOUGH, MORE_STEPS_DO_NOT_HELP),
         place="job",
         effort="setting",
     ),

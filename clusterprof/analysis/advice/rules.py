@@ -270,6 +270,15 @@ GPU_MEMORY_FREE = ExclusionRule(
     ),
 )
 
+NO_FRAMEWORK = ExclusionRule(
+    "no-framework",
+    "the trace shows nothing of PyTorch or another framework",
+    lambda s: not s.setup.has_framework,
+)
+FRAMEWORK_SEEN = ExclusionRule(
+    "framework", "the job uses a framework, or that is not known", lambda s: s.setup.has_framework
+)
+
 
 def make_missing_evidence_rule(name: str, what: str) -> ExclusionRule:
     """Make a rule that holds if a piece of evidence is missing or zero."""

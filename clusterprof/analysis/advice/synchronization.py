@@ -185,10 +185,11 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
     Recommendation(
         "record-every-node",
         ("sync-unknown-peer",),
-        "Record on every node of the job",
-        "clusterprof record by the launcher",
+        "Record every rank of the job, or give the traces of the other ranks as well",
+        "clusterprof record by the launcher; the traces of all ranks",
         FilledRecommendation(
-            f"{mark_command('srun clusterprof record -- COMMAND')} on every node, and"
+            f"{mark_command('clusterprof analyze RANK0 RANK1 ...')} with the traces of all ranks,"
+            f" or {mark_command('srun clusterprof record -- COMMAND')} on every node, and"
             f" {mark_command('clusterprof analyze RUN/')} with all folders in one place"
         ),
         expected_change="sync-unknown-peer becomes a cause of a rank",

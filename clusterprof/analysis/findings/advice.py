@@ -127,6 +127,7 @@ def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> Rank
         step_ns=ledger.in_step_ns // ledger.steps if ledger.steps else None,
         steps=ledger.steps,
         has_device=bool(ledger.device),
+        has_framework=known.has_framework,
         own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
     )
 

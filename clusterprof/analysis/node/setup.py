@@ -47,6 +47,8 @@ class ProcessSetup:
     cores: int | None = None
     workers: int | None = None
     """Workers of its loader by the loader's settings, else the most worker processes seen."""
+    has_framework: bool = True
+    """False if a trace shows nothing of PyTorch or another framework."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class _RankObservations:
     cpus: frozenset[int] = frozenset()
     cores: int | None = None
     most_workers: int = 0
+    has_framework: bool = True
 
 
 class SetupCollector:
@@ -106,6 +109,7 @@ class SetupCollector:
 
     def _add_rank(self, chunk: Chunk, process: Process, cpus: CpuTopology) -> None:
         seen = self._ranks.setdefault((process.pid, process.started_ticks), _RankObservations())
+        seen.has_framework = process.registration.get("framework") != "none"
         waits = process.get_spans(DataWaitSpans)
         if waits is not None and waits.workers.size:
             for count in np.unique(waits.workers).tolist():
@@ -258,7 +262,7 @@ def _build_rank_setup(seen: _RankObservations) -> ProcessSetup:
     else:
         loader = seen.loaders[max(seen.loaders)] if seen.loaders else None
     workers = loader.workers if loader is not None else seen.most_workers or None
-    return ProcessSetup(loader, seen.cpus, seen.cores, workers)
+    return ProcessSetup(loader, seen.cpus, seen.cores, workers, seen.has_framework)
 
 
 def _parse_flag(flag: int) -> bool | None:

@@ -73,6 +73,17 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "pin-copied-memory": ("copy-bound", {"copy__bytes_per_second": 5e9}, {}),
     "fetch-metrics-rarely": ("h2d-sync", {"sync__per_step_count": 3}, {}),
     "larger-batch": ("launch-bound", {}, {}),
+    "copy-less": ("copy-bound", {}, {}),
+    "look-a-step-later": ("h2d-sync", {}, {}),
+    "fewer-launches": ("launch-bound", {}, {}),
+    "expandable-segments": ("launch-alloc", {}, {}),
+    "no-cache-flush": ("memory-free", {}, {}),
+    "keep-segments": ("memory-free", {}, {}),
+    "pin-once": ("memory-free", {"host__pinning_ratio": 0.5}, {}),
+    "wait-once": ("h2d-sync", {}, {"has_framework": False}),
+    "copy-asynchronously": ("copy-bound", {}, {"has_framework": False}),
+    "launch-graphs": ("launch-bound", {}, {"has_framework": False}),
+    "allocate-once": ("launch-alloc", {}, {"has_framework": False}),
     "no-empty-cache": ("launch-alloc", {"allocator__frees_total": 9}, {}),
     "smaller-footprint": (
         "launch-alloc",
@@ -116,6 +127,7 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "record-with-probe": ("storage", {}, {"has_probe": False}),
     "record-what-is-missing": ("storage", {}, {"missing_signals": ("nfs.rtt_ns_total",)}),
     "record-longer": ("storage", {}, {"lost_ns": S}),
+    "give-other-ranks": ("sync-unknown-peer", {}, {}),
 }
 # By rule, or by remedy and rule: what makes it hold, and no other rule of the remedy.
 HOLDS: dict[str | tuple[str, str], Case] = {
@@ -209,6 +221,12 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "probe-there": ({}, {"has_probe": True}),
     "nothing-missing": ({}, {"missing_signals": ()}),
     "long-enough": ({}, {"lost_ns": 2 * S}),
+    "no-framework": ({}, {"has_framework": False}),
+    "framework": ({}, {"has_framework": True}),
+    "only-pinned": ({"host__pinning_ratio": 0.9, "host__freeing_ratio": 0.05}, {}),
+    "no-pinning_ratio": ({"host__pinning_ratio": 0}, {}),
+    "ranks-present": ({}, {"cause": "sync-imbalance"}),
+    "not-by-steps": ({}, {"cause": "sync-unknown-peer"}),
     "has-workers": ({"loader__workers_count": 4}, {}),
 }
 ALL: tuple[Recommendation, ...] = (*RECOMMENDATIONS, *DIAGNOSES)  # type: ignore[assignment]
@@ -220,6 +238,7 @@ def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> A
     cause, values, settings = ADVISED[remedy.id]
     values = {name: value for name, value in {**values, **more[0]}.items() if value != -1}
     settings = {**settings, **more[1]}
+    cause = settings.pop("cause", cause)
     notes = NOTED.get(remedy.id, ()) if noted else ()
     return scene(cause, (*numbers(**values), *notes), **settings)
 

@@ -20,6 +20,9 @@ cases: an allocation had to be retried after a flush of the cache; or at least o
 was obtained from the driver and one returned to it. The share of a lost segment in such a second is
 the time that the main thread did not spend in user code: in the driver, or waiting for it.
 
+An imported trace of a profiler has each call that allocates (`cudaMalloc`, `cuMemCreate`); its
+share is the part of the idle time inside them.
+
 ## What to do
 
 Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, remove `empty_cache()` from the loop, pad or
@@ -38,7 +41,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.detectors.base import Claims, measure_main_thread, select_phases
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    compute_claimed_mean,
+    measure_host_work,
+    measure_main_thread,
+    select_phases,
+)
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
 from clusterprof.analysis.timeline.spans import AllocatorSpans
 from clusterprof.probe import layout
@@ -58,7 +67,7 @@ class LaunchAlloc:
         precedence=720,
         tone=2,
         hidden_cost="interval",
-        trace_spans=(layout.ALLOCATOR,),
+        trace_spans=(layout.ALLOCATOR, layout.HOST_WORK),
         manual_check=(
             "`torch.cuda.memory_stats()`: `num_alloc_retries` and `num_device_alloc` rise in "
             "steps; `torch.cuda.memory_summary()`: how much is reserved and not allocated."
@@ -79,7 +88,11 @@ class LaunchAlloc:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim time of the main thread outside user code while the allocator churned."""
-        share = np.zeros(lost.start_ns.size)
+        share = measure_host_work(rank, lost, layout.ALLOCATING_MEMORY)
+        if share.any():
+            note = "of that time, the host was in calls that allocate memory of the device"
+            ratio = compute_claimed_mean(lost, share)
+            return Claims(share, "A", (Evidence("host.allocating_ratio", ratio, "ratio", note),))
         inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
         readings = rank.main.get_spans(AllocatorSpans)
         if readings is None or not inside.any():

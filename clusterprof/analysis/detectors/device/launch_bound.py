@@ -18,8 +18,10 @@ limit. A main thread that slept or was blocked
 is not evidence of slow launching.
 
 An imported trace of kernels shows each gap: its share is the part of the gap in which the host was
-launching, in calls that launch work or in pauses of up to a millisecond between two of them. A gap
-in which the host did something else, or nothing that the trace shows, is not slow launching.
+launching, in calls that launch work, in operators that contain such a call, in pauses of up to a
+millisecond between two of these, or in operators and Python functions of the model and of PyTorch
+that launched nothing, which the evidence names. A gap in which the host did something else, or
+nothing that the trace shows, is not slow launching.
 
 ## What to do
 
@@ -42,7 +44,9 @@ import numpy as np
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
+    measure_host_work,
     measure_main_thread,
+    name_host_functions,
     select_phases,
 )
 from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
@@ -84,7 +88,7 @@ class LaunchBound:
         """Claim time of the main thread on a CPU inside steps."""
         gaps = rank.main.get_spans(StarvedSpans)
         if gaps is not None:
-            return _measure_traced_gaps(gaps, lost)
+            return _measure_traced_gaps(rank, gaps, lost)
         inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
         if not inside.any():
             return Claims(np.zeros(inside.size), "B")
@@ -102,13 +106,21 @@ class LaunchBound:
         return Claims(share, "B", evidence)
 
 
-def _measure_traced_gaps(gaps: StarvedSpans, lost: LostTime) -> Claims:
+def _measure_traced_gaps(rank: Rank, gaps: StarvedSpans, lost: LostTime) -> Claims:
     """Claim the time in which a trace of kernels shows an idle device and no launched kernel."""
     inside = select_phases(lost, PHASE_COMPUTE)
     late, launching = allocate_span_amounts(
         gaps, lost.start_ns, lost.end_ns, late=None, launching=gaps.launching_ns
     )
-    share = np.where(inside, np.minimum(launching / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
+    part = np.where(inside, launching / np.maximum(lost.lost_ns, 1), 0.0)
+    in_model = measure_host_work(rank, lost, layout.RUNNING_MODEL)
+    share = np.minimum(part + in_model, 1.0)
     ratio = compute_claimed_mean(lost, share, np.minimum(launching / np.maximum(late, 1.0), 1.0))
     note = "of those gaps, the host was launching, with pauses of at most a millisecond"
-    return Claims(share, "A", (Evidence("host.launching_ratio", ratio, "ratio", note),))
+    evidence = [Evidence("host.launching_ratio", ratio, "ratio", note)]
+    if in_model.any():
+        evidence += name_host_functions(rank, lost, share, layout.RUNNING_MODEL)
+        note = "of that time, the host was in operators and functions that launched nothing"
+        ratio = float(in_model @ lost.lost_ns) / max(float(share @ lost.lost_ns), 1.0)
+        evidence.append(Evidence("host.between_launches_ratio", min(ratio, 1.0), "ratio", note))
+    return Claims(share, "A", tuple(evidence))

@@ -1,16 +1,17 @@
-"""GPU memory is freed within steps.
+"""Memory is freed or pinned within steps.
 
 ## What it sees
 
 Idle time of the device inside steps while the host was in calls that return memory to the driver:
 `cudaFree`, `hipFree`, `cuMemUnmap`, `cuMemRelease`, `cudaHostUnregister`, or in
-`torch.cuda.empty_cache()`.
+`torch.cuda.empty_cache()`, or in calls that pin memory of the host: `cudaHostRegister`,
+`cudaHostAlloc`, `hipHostMalloc`.
 
 ## Why the GPU waits
 
 Freeing memory waits for all work of the device, and nothing can be launched until it returns.
 Unmapping takes the driver milliseconds for large blocks. What was freed is allocated again in the
-next step.
+next step. Pinning locks each page of a buffer: about a quarter of a second for a gigabyte.
 
 ## How it decides
 
@@ -22,7 +23,8 @@ blocks are both obtained and returned in every step, and no call was marked, it 
 
 Take `torch.cuda.empty_cache()` out of the loop. Let the allocator keep its blocks
 (`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or `max_split_size_mb` against fragmentation),
-and keep pinned buffers instead of registering and unregistering them.
+and keep pinned buffers instead of registering and unregistering them. Pin a buffer once, before the
+first step, and use it again for each copy.
 
 ## Where it is blind
 
@@ -33,20 +35,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, measure_host_work
+from clusterprof.analysis.detectors.base import Claims, measure_host_work
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
 
 class MemoryFree:
-    """Claims idle time in which the host returned memory to the driver."""
+    """Claims idle time in which the host returned memory to the driver, or pinned memory."""
 
     cause = Cause(
         "memory-free",
         "launch",
-        "GPU memory is freed within steps",
-        "Take empty_cache() out of the loop, and let the allocator keep its blocks",
+        "Memory is freed or pinned within steps",
+        "Take empty_cache() out of the loop, let the allocator keep its blocks, pin buffers once",
         precedence=220,
         tone=3,
         hidden_cost="interval",
@@ -69,11 +71,19 @@ class MemoryFree:
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
-        """Claim lost time in which the host was in calls that free memory."""
-        share = measure_host_work(rank, lost, layout.FREEING_MEMORY)
+        """Claim lost time in which the host was in calls that free or pin memory."""
+        share = measure_host_work(rank, lost, layout.FREEING_MEMORY, layout.PINNING_MEMORY)
         share[share < limits.freeing_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "A")
-        ratio = compute_claimed_mean(lost, share)
-        note = "of that time, the host returned memory to the driver"
-        return Claims(share, "A", (Evidence("host.freeing_ratio", ratio, "ratio", note),))
+        evidence = []
+        for activity, name, what in (
+            (layout.FREEING_MEMORY, "freeing", "returned memory to the driver"),
+            (layout.PINNING_MEMORY, "pinning", "pinned memory of the host"),
+        ):
+            part = measure_host_work(rank, lost, activity)
+            if part.any():
+                ratio = min(float(part @ lost.lost_ns) / float(share @ lost.lost_ns), 1.0)
+                note = f"of that time, the host {what}"
+                evidence.append(Evidence(f"host.{name}_ratio", ratio, "ratio", note))
+        return Claims(share, "A", tuple(evidence))

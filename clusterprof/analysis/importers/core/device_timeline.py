@@ -182,6 +182,20 @@ def trim_copy_calls(start_ns: Int, end_ns: Int, copying_ns: Int, size: Int) -> I
     return np.maximum(start_ns, end_ns - own_ns)
 
 
+MAX_START_NS = 20_000
+"""Longest time in ns from the end of a launch to the start of its kernel on an idle device."""
+
+
+def extend_waited_gaps(start_ns: Int, late_until: Int, end_ns: Int, sync: CoverageIndex) -> Int:
+    """Extend gaps that begin while the host waits for the device to the start of the next work.
+
+    Without the wait the work would have been queued. start_ns, end_ns: int64[n], ns, the gaps.
+    late_until: int64[n], ns, until when the host was late. Returns int64[n], ns.
+    """
+    waited = sync.covered_within(start_ns, start_ns + 1) > 0
+    return np.where(waited & (end_ns - late_until <= MAX_START_NS), end_ns, late_until)
+
+
 LAUNCH_PAUSE_NS = 1_000_000
 """Longest time in ns between two launches of a host that is busy launching: Python needs 5 to 100
 us from one operator to the next.

@@ -6,14 +6,15 @@ What comes first in this list has the instants that several could have:
     sync         calls that wait for the device
     memory       calls that allocate or free memory
     copy         copies between host and device that block the host
-    launching    launching calls, and pauses of up to a millisecond between two of them
+    launching    launching calls, operators with such calls, and pauses of up to a millisecond
     functions    Python functions, where the trace has stacks
+    operators    operators and ranges that launch nothing
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from clusterprof.analysis.importers.core.device_timeline import (
     LONG_LAUNCH_NS,
     MIN_LOAD_NS,
+    NO_INTERVALS,
     CoverageIndex,
     Int,
     Intervals,
@@ -32,15 +34,14 @@ from clusterprof.analysis.timeline import intervals
 from clusterprof.probe import layout
 
 # Calls of the host into the device runtime: a call that can launch work, that waits for the
-# device, that allocates or frees memory, that copies, that loads code, captures a graph or creates
-# something (all of which happen once), and any other call.
-LAUNCH, SYNC, ALLOC, FREE, COPY_CALL, LOAD, CAPTURE, END_CAPTURE, CREATE, CALL = range(8, 18)
+# device, that allocates or frees memory, that copies, that pins memory of the host, that loads
+# code, captures a graph or creates something (all of which happen once), and any other call.
+LAUNCH, SYNC, ALLOC, FREE, COPY_CALL, LOAD, PIN, CAPTURE, END_CAPTURE, CREATE, CALL = range(8, 19)
 _SYNC = re.compile(r"Synchronize|\bsynchronize|zeEventHostSync|urQueueFinish|urEventWait$")
 _ALLOC = re.compile(
-    r"Malloc|MemAlloc|MemCreate|MemMap|MemSetAccess|MemAddressReserve|HostAlloc|HostRegister"
-    r"|USM\w*Alloc",
-    re.IGNORECASE,
+    r"Malloc|MemAlloc|MemCreate|MemMap|MemSetAccess|MemAddressReserve|USM\w*Alloc", re.IGNORECASE
 )
+_PIN = re.compile(r"HostAlloc|HostRegister|HostMalloc|MallocHost|AllocHost")
 _FREE = re.compile(
     r"(?:cuda|hip|cu)Free|MemFree|HostFree|MemRelease|MemUnmap|USMFree|HostUnregister|PoolTrimTo",
     re.IGNORECASE,
@@ -68,6 +69,8 @@ def label_runtime_call(name: str) -> int:
         return SYNC
     if _COPY.search(name):
         return COPY_CALL
+    if _PIN.search(name):
+        return PIN
     if _ALLOC.search(name):
         return ALLOC
     if _FREE.search(name):
@@ -137,35 +140,61 @@ def build_host_activity(
     residues: Intervals,
     functions: HostWork,
     steps_end_ns: Int,
+    operators: Mapping[int, Intervals],
 ) -> HostActivity:
     """Build the activity of the host of one device.
 
     copies: blocking copies to the device, and from it, which wait for the device. residues: parts
     of copy calls that their copies do not explain: such a call waits for the device. steps_end_ns:
-    int64[n], ends of the steps.
+    int64[n], ends of the steps. operators: thread -> times inside its operators, disjoint.
     """
     loading = _find_loading(calls, steps_end_ns)
-    waits = [calls.of(SYNC), copies[1], residues]
-    sync = subtract_intervals(_join(waits), loading)
+    sync = subtract_intervals(_join([calls.of(SYNC), copies[1], residues]), loading)
     counted = _join([loading, sync])
-    free = subtract_intervals(merge_intervals(*calls.of(FREE)), counted)
-    counted = _join([counted, free])
-    alloc = subtract_intervals(merge_intervals(*calls.of(ALLOC)), counted)
-    counted = _join([counted, alloc])
+    memory = []
+    for kind in (FREE, ALLOC, PIN):
+        memory.append(subtract_intervals(merge_intervals(*calls.of(kind)), counted))
+        counted = _join([counted, memory[-1]])
     copy = subtract_intervals(merge_intervals(*copies[0]), counted)
     counted = _join([counted, copy])
     start, end = calls.of(COPY_CALL)
     short = end - start < LONG_LAUNCH_NS
     launches = _join([calls.of(LAUNCH), (start[short], end[short])])
-    launching = subtract_intervals(find_launching(*launches), counted)
+    launching_operators, others = _split_operators(calls, operators)
+    launching = find_launching(*_join([launches, launching_operators]))
+    launching = subtract_intervals(launching, counted)
     counted = _join([counted, launching])
+    functions = _remove_times(functions, counted)
+    others = subtract_intervals(others, _join([counted, (functions.start, functions.end)]))
+    known = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
     return HostActivity(
         CoverageIndex(*launching),
         CoverageIndex(*sync),
-        CoverageIndex(*_join([free, alloc])),
+        CoverageIndex(*_join(memory)),
         CoverageIndex(*copy),
-        _join_work(loading, free, functions, counted),
+        _join_work([*known, (others, layout.RUNNING_MODEL)], functions),
     )
+
+
+_MEMORY_ACTIVITIES = (layout.FREEING_MEMORY, layout.ALLOCATING_MEMORY, layout.PINNING_MEMORY)
+
+
+def _split_operators(
+    calls: HostCalls, operators: Mapping[int, Intervals]
+) -> tuple[Intervals, Intervals]:
+    """Split the operators of threads that launch work: those with a launch in them, and the rest.
+
+    Operators of other threads hold no device up.
+    """
+    parts: tuple[list[Intervals], list[Intervals]] = ([NO_INTERVALS], [NO_INTERVALS])
+    is_launch = np.isin(calls.kind, (LAUNCH, COPY_CALL))
+    for thread, (start, end) in operators.items():
+        launches = calls.start[is_launch & (calls.thread == thread)]
+        if launches.size:
+            launched = np.searchsorted(launches, end) > np.searchsorted(launches, start)
+            parts[0].append((start[launched], end[launched]))
+            parts[1].append((start[~launched], end[~launched]))
+    return _join(parts[0]), _join(parts[1])
 
 
 def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
@@ -184,7 +213,7 @@ def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
         closed = at < ends.size
         parts.append((begins[closed], ends[at[closed]]))
     launches = calls.of(LAUNCH)[0]
-    for kind in (LAUNCH, ALLOC, FREE, CREATE):
+    for kind in (LAUNCH, ALLOC, FREE, PIN, CREATE):
         start, end = calls.of(kind)
         slow = end - start >= LONG_LAUNCH_NS
         parts.append(_select_early(start[slow], end[slow], launches, steps_end_ns))
@@ -210,17 +239,17 @@ def _select_early(start: Int, end: Int, launches: Int, steps_end_ns: Int) -> Int
     return start[early], end[early]
 
 
-def _join_work(
-    loading: Intervals, free: Intervals, functions: HostWork, counted: Intervals
-) -> HostWork:
-    """Join what is reported by itself: loading, freeing, and functions at all other times."""
-    start, end = subtract_intervals((functions.start, functions.end), counted)
-    row = np.searchsorted(functions.start, start, side="right") - 1
-    parts = (
-        (*loading, np.full(loading[0].size, layout.WARMING_UP), np.full(loading[0].size, -1)),
-        (*free, np.full(free[0].size, layout.FREEING_MEMORY), np.full(free[0].size, -1)),
-        (start, end, functions.activity[row], functions.name[row]),
-    )
+def _remove_times(work: HostWork, removed: Intervals) -> HostWork:
+    """Return the work without what lies in the intervals."""
+    start, end = subtract_intervals((work.start, work.end), removed)
+    row = np.searchsorted(work.start, start, side="right") - 1
+    return HostWork(start, end, work.activity[row], work.name[row])
+
+
+def _join_work(known: Sequence[tuple[Intervals, int]], functions: HostWork) -> HostWork:
+    """Join disjoint work: intervals and their activity, and functions."""
+    parts = [(*times, *np.full((2, times[0].size), [[kind], [-1]])) for times, kind in known]
+    parts.append((functions.start, functions.end, functions.activity, functions.name))
     columns = [np.concatenate(column) for column in zip(*parts)]
     order = np.argsort(columns[0], kind="stable")
     return HostWork(*(column[order] for column in columns))

@@ -144,6 +144,10 @@ class NodeTables:
         """Add the names of functions to which the `host_work` spans of a process refer."""
         self._ranks[pid]["host_functions"] = list(names)
 
+    def without_framework(self, pid: int) -> None:
+        """Add that nothing of PyTorch or another framework was seen in a process."""
+        self._ranks[pid]["framework"] = "none"
+
     def group(self, pid: int, group: int, ranks: Sequence[int]) -> None:
         """Add the global ranks of a process group; `pid` is one of its processes."""
         if ranks and len(ranks) <= MAX_RANKS and 0 <= min(ranks) <= max(ranks) < MAX_RANKS:

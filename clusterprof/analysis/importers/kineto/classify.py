@@ -20,6 +20,7 @@ from clusterprof.analysis.importers.core.host_activity import COPY_CALL as COPY_
 from clusterprof.analysis.importers.core.host_activity import FREE as FREE
 from clusterprof.analysis.importers.core.host_activity import LAUNCH as LAUNCH
 from clusterprof.analysis.importers.core.host_activity import LOAD as LOAD
+from clusterprof.analysis.importers.core.host_activity import PIN as PIN
 from clusterprof.analysis.importers.core.host_activity import SYNC as SYNC
 from clusterprof.analysis.importers.core.host_activity import label_runtime_call
 from clusterprof.probe import layout
@@ -27,7 +28,7 @@ from clusterprof.probe import layout
 # Work on the device.
 KERNEL, COMM, COPY, COPY_IN, COPY_OUT = 1, 2, 3, 4, 5
 # Other host activity.
-OPERATOR = 18
+OPERATOR = 19
 STEP, LOADER_WITHOUT_WORKERS, LOADER_WITH_WORKERS, OPTIMIZER, GC, COMPILE = 20, 21, 22, 23, 24, 25
 HOST_COMM = 26
 # Python functions: of PyTorch, of other files, and by what they do.
@@ -63,7 +64,7 @@ _MAX_REFILLS = 24
 
 _COMM = re.compile(
     r"nccl|rccl|oneccl|msccl|hccl|cncl|multimem_all_|cross_device_reduce"
-    r"|(?:one|two)_shot_all_reduce|(?:deep_?ep|dpsk::ep)::",
+    r"|(?:one|two)_shot_all_reduce|(?:deep_?ep|dpsk::ep)::int(?:ra|er)node",
     re.IGNORECASE,
 )
 _NON_WORD = re.compile(r"[_\W]+")
@@ -96,7 +97,7 @@ _OPERATIONS = (
 def find_operation(name: str) -> int:
     """Find the collective operation (`layout.ALL_REDUCE`, …) in the name of a kernel or call."""
     if _COMM.match(name):
-        name = name.partition("(")[0]
+        name = name.replace("(anonymous namespace)::", "").partition("(")[0]
         name = name.partition("ernel_")[2] or name
     letters = _NON_WORD.sub("", name).lower()
     return next((code for word, code in _OPERATIONS if word in letters), layout.OTHER_OPERATION)
@@ -109,6 +110,7 @@ def parse_step_number(name: str) -> int:
 
 
 def _label_device_kernel(name: str) -> int:
+    name = name.replace("(anonymous namespace)::", "")
     return COMM if _COMM.search(name.partition("(")[0]) else KERNEL
 
 

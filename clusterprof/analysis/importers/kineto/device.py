@@ -21,6 +21,7 @@ from clusterprof.analysis.importers.core.device_timeline import (
     LONG_LAUNCH_NS,
     NEVER,
     CoverageIndex,
+    extend_waited_gaps,
     find_exposed_copies,
     find_late_launches,
 )
@@ -38,6 +39,7 @@ from clusterprof.analysis.importers.kineto.gather import (
 from clusterprof.probe import layout
 
 _WAITED_RATIO = 0.9  # of a long gap: host and device both wait, for what the trace does not show
+_MIN_UNKNOWN_NS = 10_000  # shortest gap whose launch is not known and that the host explains
 _NEVER_LAUNCHED = -2  # in place of a call: nothing was launched any more
 
 
@@ -222,10 +224,12 @@ def _select_starved_gaps(
     )
     blocking = np.isin(gaps.kind, (classify.COPY_IN, classify.COPY_OUT))
     is_late, late_until = find_late_launches(gaps.start, gaps.end, call_start, call_end, blocking)
-    waited = host.sync.covered_within(gaps.start, gaps.end) >= _WAITED_RATIO * (
-        gaps.end - gaps.start
-    )
+    most_ns = _WAITED_RATIO * (gaps.end - gaps.start)
+    waited = host.sync.covered_within(gaps.start, gaps.end) >= most_ns
     waited &= gaps.end - gaps.start >= LONG_LAUNCH_NS
+    launching = host.launching.covered_within(gaps.start, gaps.end) >= most_ns
+    waited |= launching & (gaps.call == -1) & (gaps.end - gaps.start >= _MIN_UNKNOWN_NS)
+    late_until = extend_waited_gaps(gaps.start, late_until, gaps.end, host.sync)
     is_late, late_until = is_late | waited, np.where(waited, gaps.end, late_until)
     start, end = np.maximum(gaps.start, from_ns), np.minimum(late_until, until_ns)
     keep = is_late & (end > start)
@@ -250,25 +254,35 @@ class ExposedCollectives:
     start: Int
     end: Int
     first_uncovered: Int
-    """First instant at which the device did not compute; `end` if there is none."""
+    """First instant at which the device did not compute; `exposed_until` if there is none."""
+    exposed_until: Int
+    """End of the part that counts."""
     exposed: Int
     """Time in which the device computed nothing; of two concurrent operations it counts once."""
 
 
-def measure_exposed_collectives(work: DeviceWork) -> ExposedCollectives:
-    """Measure how much of each communication kernel no compute kernel hides; int64[n], ns."""
+def measure_exposed_collectives(
+    work: DeviceWork, window: tuple[int, int] | None = None
+) -> ExposedCollectives:
+    """Measure how much of each communication kernel no compute kernel hides; int64[n], ns.
+
+    window: from the first to the last step, ns. Of a kernel that crosses one of its edges only the
+    part inside counts.
+    """
     at = np.flatnonzero(work.kind == classify.COMM)
     start, end = work.start[at], work.ends(at)
     if not at.size:
-        return ExposedCollectives(at, start, end, end, start)
+        return ExposedCollectives(at, start, end, end, end, start)
     kernels = _select_overlapping_work(work, join_intervals(start, end), classify.KERNEL)
     compute = CoverageIndex(*join_sorted_chunks(kernels))
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
     own_start = np.minimum(np.maximum(start, before), end)
-    exposed_ns = end - own_start - compute.covered_within(own_start, end)
-    return ExposedCollectives(
-        at, start, end, np.minimum(compute.first_uncovered(own_start), end), exposed_ns
-    )
+    low, high = (int(start[0]), int(end.max())) if window is None else window
+    own_start = np.where((start < low) & (low < end), np.maximum(own_start, low), own_start)
+    own_end = np.where((start < high) & (high < end), np.maximum(own_start, high), end)
+    exposed_ns = own_end - own_start - compute.covered_within(own_start, own_end)
+    first = np.minimum(compute.first_uncovered(own_start), own_end)
+    return ExposedCollectives(at, start, end, first, own_end, exposed_ns)
 
 
 def _select_overlapping_work(
@@ -376,8 +390,8 @@ def add_collectives(
     node.spans(
         pid,
         layout.EXPOSED_COLLECTIVE,
-        np.minimum(collectives.first_uncovered, collectives.end),
-        collectives.end,
+        collectives.first_uncovered,
+        collectives.exposed_until,
         rows,
         collectives.exposed,
     )

@@ -9,9 +9,9 @@ A trace with stacks (`with_stack=True`) has an event for each call of a Python f
     found                       o  d  r    d              o t      o
                                                                 o other, d data, r read, t training
 
-The innermost function decides. One that says nothing about its purpose (a helper, a library) has
-that of the function around it; the name that is kept is that of the innermost function outside of
-PyTorch.
+The innermost function decides. One that says nothing about its purpose (a helper, a library, an
+operator) has that of the function around it; the name that is kept is that of the innermost
+function outside of PyTorch, or of the operator.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ ACTIVITIES = {
     classify.LOCK_FUNCTION: layout.WAITING_FOR_LOCK,
     classify.LOG_FUNCTION: layout.OTHER_WORK,
     classify.FUNCTION: layout.OTHER_WORK,
+    classify.OPERATOR: layout.RUNNING_MODEL,
+    classify.TORCH_FUNCTION: layout.RUNNING_MODEL,
 }
-"""Kind of a function -> activity of the host in it; training itself is none."""
+"""Kind of a function -> activity of the host in it; operators that launch are counted before."""
 _UNNAMED = (classify.TORCH_FUNCTION,)
 _DATA = (classify.DATA_FUNCTION, classify.READ_FUNCTION)
 
@@ -69,8 +71,9 @@ def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> Host
         rows = np.flatnonzero(depth == level)
         outer = parent[rows]
         end[rows] = np.minimum(end[rows], end[outer])
-        kind[rows] = _select_kind(kind[rows], kind[outer])
-        nameless = np.isin(kind[rows], _UNNAMED) | _is_built_in(kind[rows])
+        own = kind[rows]
+        kind[rows] = _select_kind(own, kind[outer])
+        nameless = np.isin(own, _UNNAMED) | _is_built_in(own)
         name[rows] = np.where(nameless & (name[outer] >= 0), name[outer], name[rows])
     rows = np.arange(start.size)
     at = np.concatenate([start, end])
@@ -114,7 +117,8 @@ def _select_kind(own: Int, outer: Int) -> Int:
     """
     in_data = np.isin(outer, _DATA)
     has_purpose = in_data | np.isin(outer, (classify.LOG_FUNCTION, classify.LOADING_FUNCTION))
-    vague = np.isin(own, (classify.FUNCTION, classify.TORCH_FUNCTION, classify.LOCK_FUNCTION))
+    vague = np.isin(own, (classify.OPERATOR, classify.FUNCTION, classify.TORCH_FUNCTION))
+    vague |= own == classify.LOCK_FUNCTION
     in_training = (outer == classify.TORCH_FUNCTION) & (own == classify.FUNCTION)
     kind = np.where((vague & has_purpose) | in_training, outer, own)
     return np.where((own == classify.READ_FUNCTION) & ~in_data, outer, kind)

@@ -315,7 +315,7 @@ class GatheredEvents:
         self.calls = Table()
         self.marks = Table()
         self.functions = Table()
-        """Long Python functions; their link is the row in `function_names`."""
+        """Long Python functions and operators; their link is the row in `function_names`."""
         self.function_names: dict[str, int] = {}
         self.busy_host: dict[int, IntervalUnion] = {}
         """Thread -> times inside operators or runtime calls."""
@@ -514,7 +514,8 @@ class GatheredEvents:
                 self.operators.setdefault(number, IntervalUnion()).add(
                     start[of_thread], end[of_thread]
                 )
-        rows = np.flatnonzero((kind >= classify.TORCH_FUNCTION) & (end - start >= MIN_FUNCTION_NS))
+        named = (kind >= classify.TORCH_FUNCTION) | (kind == classify.OPERATOR)
+        rows = np.flatnonzero(named & (end - start >= MIN_FUNCTION_NS))
         if rows.size:
             names = map(_get_event_name, _select_rows(events, rows))
             number = _convert_to_int64(number_names(self.function_names, names))

@@ -124,6 +124,7 @@ def add_host_spans(
     pid: int,
     host: HostTimeline,
     operators: dict[int, tuple[Int, Int]],
+    steps: Steps,
     account: Account,
 ) -> None:
     """Add the host spans of one process to the node.
@@ -131,7 +132,8 @@ def add_host_spans(
     operators: thread -> starts and ends of its operators, int64[n] each, ns.
     """
     main = find_main_thread(host)
-    _add_data_waits(node, pid, host.marks, main, operators, account)
+    window = int(steps.start[0]), int(steps.end[-1])
+    _add_data_waits(node, pid, host.marks, main, operators, window, account)
     waits = (host.calls.of(classify.SYNC), host.copies_out(), host.residues())
     _add_device_syncs(node, pid, *(np.concatenate(side) for side in zip(*waits)))
     if host.copies is not None:
@@ -176,9 +178,13 @@ def _add_data_waits(
     marks: Marks,
     main: int,
     operators: dict[int, tuple[Int, Int]],
+    window: tuple[int, int],
     account: Account,
 ) -> None:
-    """Add waits for data, and the loading work in those of a loader without worker processes."""
+    """Add waits for data, and the loading work in those of a loader without worker processes.
+
+    window: from the first to the last step, ns; a wait before or after them delays no step.
+    """
     for kind, loader, workers in (
         (classify.LOADER_WITHOUT_WORKERS, 0, 0),
         (classify.LOADER_WITH_WORKERS, -1, -1),
@@ -190,6 +196,11 @@ def _add_data_waits(
                 np.count_nonzero(~on_main)
             )
             start, end = start[on_main], end[on_main]
+        start, end = np.maximum(start, window[0]), np.minimum(end, window[1])
+        outside = end <= start
+        if outside.any():
+            account.skipped["waits for data outside the steps"] += int(np.count_nonzero(outside))
+            start, end = start[~outside], end[~outside]
         node.spans(pid, layout.DATA_WAIT, start, end, -1, loader, workers, -1)
         account.read["waits for data"] += start.size
         if kind == classify.LOADER_WITHOUT_WORKERS and start.size and main in operators:
@@ -219,7 +230,8 @@ def _add_allocator_spans(node: NodeTables, pid: int, calls: RuntimeCalls) -> Non
 
     A span reaches from the first to the last of them: nothing may lie outside the file's events.
     """
-    alloc_ends, free_ends = calls.of(classify.ALLOC)[1], calls.of(classify.FREE)[1]
+    pin_ends, free_ends = calls.of(classify.PIN)[1], calls.of(classify.FREE)[1]
+    alloc_ends = np.concatenate([calls.of(classify.ALLOC)[1], pin_ends])
     if not alloc_ends.size and not free_ends.size:
         return
     ends = np.sort(np.concatenate([alloc_ends, free_ends]))
@@ -273,20 +285,29 @@ def select_marked_steps(start: Int, end: Int, number: Int, account: Account) -> 
     return Steps(start[keep], end[keep], number[keep])
 
 
-def extend_last_step(steps: Steps, work: DeviceWork, calls: RuntimeCalls) -> Steps:
-    """Extend the last step to the end of the work launched in the steps, if it is much later.
+def extend_steps(steps: Steps, work: DeviceWork, calls: RuntimeCalls) -> Steps:
+    """Extend each step to the end of the work launched in it, if the device is far behind.
 
-    A host that only launches is done with its steps long before its device.
+    A host that only launches is done with its steps long before its device:
+
+        host      | 1 | 2 | 3 |
+        device        | work of 1 | work of 2 | work of 3 |
+        steps     | 1             | 2         | 3         |
     """
     first, last = int(steps.start[0]), int(steps.end[-1])
     if not calls.start.size:
         return steps
     launched_ns = calls.start[np.maximum(work.call, 0)]
     inside = (work.call >= 0) & (launched_ns >= first) & (launched_ns <= last)
-    until = int((work.start[inside] + work.duration[inside]).max(initial=last))
-    if until - last < _MIN_LATE_WORK_RATIO * (last - first):
+    work_end = (work.start[inside] + work.duration[inside]).astype(np.int64)
+    if work_end.max(initial=last) - last < _MIN_LATE_WORK_RATIO * (last - first):
         return steps
-    return Steps(steps.start, np.append(steps.end[:-1], until), steps.number)
+    step = np.searchsorted(steps.start, launched_ns[inside], side="right") - 1
+    end = steps.end.copy()
+    np.maximum.at(end, step, work_end)
+    end = np.maximum.accumulate(end)
+    start = np.maximum(steps.start, np.append(steps.start[0], end[:-1]))
+    return Steps(start, np.maximum(end, start + 1), steps.number)
 
 
 PROFILER_STEPS = (

@@ -36,7 +36,7 @@ without them it is not known how busy the accelerator was.
   for the rest of the window. The window lasts from the start of the first `ProfilerStep#` to the
   end of the last. In a trace without these, steps end with the optimizer step. If there is no
   optimizer step either, everything from the first to the last work on the device is one step. If
-  the device is far behind its host, the last step lasts until the work of the steps has ended.
+  the device is far behind its host, each step lasts until the work launched in it has ended.
 * **Exposed communication**: the time of a kernel of NCCL, RCCL, oneCCL and the like in which no
   other kernel ran on the device. A concurrent copy hides nothing. Two concurrent operations count
   once. Lost time is idle time plus exposed communication and copies.
@@ -45,8 +45,8 @@ without them it is not known how busy the accelerator was.
   The call of a copy between host and device may return only after the copy, so such a copy was
   launched late if its call had not begun. The gap is `starved` until that call ends, and is split
   by the activity of the host: loading of kernels and capture of graphs, waits, memory calls,
-  copies, launching (with pauses of up to 1 ms), and Python functions of the thread of the steps
-  (`with_stack=True`). In other gaps, work was already queued.
+  copies, launching (operators with a launch in them, pauses of up to 1 ms), Python functions of the
+  thread of the steps (`with_stack=True`), other operators. In other gaps, work was already queued.
 * **Exposed copies**: the time in which only copies between host and device ran, outside waits for
   data. It is lost time, too.
 * **Data waits** are `enumerate(DataLoader)#….__next__` on the thread of the steps. Operators that
@@ -463,16 +463,20 @@ def _add_process(
         account.read["steps"] += process_steps.start.size
     copies = find_blocking_copies(device.work, calls) if device else None
     host_side = HostTimeline(own_calls, own_marks, copies)
-    add_host_spans(node, pid, host_side, _list_operator_intervals(gathered, of_process), account)
+    operators = _list_operator_intervals(gathered, of_process)
+    add_host_spans(node, pid, host_side, operators, process_steps, account)
     if device is not None:
-        activity = _find_host_activity(host_side, functions, process_steps)
+        activity = _find_host_activity(host_side, functions, process_steps, operators)
         _add_device_activity(
             node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
         )
 
 
 def _find_host_activity(
-    host_side: HostTimeline, functions: Marks, process_steps: host.Steps
+    host_side: HostTimeline,
+    functions: Marks,
+    process_steps: host.Steps,
+    operators: dict[int, tuple[Int, Int]],
 ) -> HostActivity:
     """Find what the host was doing; the functions are those of the thread of the steps."""
     own = functions.thread == host.find_main_thread(host_side)
@@ -486,6 +490,7 @@ def _find_host_activity(
         host_side.residues(),
         innermost,
         process_steps.end,
+        operators,
     )
 
 
@@ -539,7 +544,7 @@ def _find_steps(
         marks.start[which], marks.end[which], marks.number[which], account
     )
     if marked is not None:
-        return marked if device is None else host.extend_last_step(marked, device.work, calls)
+        return marked if device is None else host.extend_steps(marked, device.work, calls)
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
     if device is not None:
         end = device.work.last_end()
@@ -581,7 +586,7 @@ def _add_device_activity(
     waits = [host_side.marks.of(kind)[:2] for kind in _DATA_WAITS]
     kineto_device.add_exposed_copies(node, pid, work, join_interval_sets(waits))
     text.trim_heap()
-    exposed = kineto_device.measure_exposed_collectives(work)
+    exposed = kineto_device.measure_exposed_collectives(work, (from_ns, until_ns))
     rows = work.row[exposed.row]
     at = gathered.comm_rows.searchsorted(rows)
     if (at < gathered.comm_rows.size).all():

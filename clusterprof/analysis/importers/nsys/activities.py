@@ -195,13 +195,15 @@ def fill_processes(activities: Activities, calls: Calls) -> Activities:
     return activities
 
 
-def select_host_copies(activities: Activities, launched: Int, calls: Calls) -> Int:
-    """Select the copies to the device that a copy call made: their rows, int64[n].
+def select_host_copies(
+    activities: Activities, launched: Int, calls: Calls, direction: int = HOST_TO_DEVICE
+) -> Int:
+    """Select the copies in one direction that a copy call made: their rows, int64[n].
 
     launched: int64[n], the row of the launching call, -1 if unknown.
     """
     rows = np.flatnonzero(
-        (activities.kind == COPY) & (activities.detail == HOST_TO_DEVICE) & (launched >= 0)
+        (activities.kind == COPY) & (activities.detail == direction) & (launched >= 0)
     )
     return rows[calls.kind[launched[rows]] == COPY_CALL]
 

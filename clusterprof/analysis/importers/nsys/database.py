@@ -243,6 +243,9 @@ _OPERATIONS = (
     ("Gather", layout.GATHER),
     ("Scatter", layout.SCATTER),
 )
+_FRAMEWORK = re.compile(
+    r"\bat::|aten::|torch|tensorflow|jaxlib|\bxla|paddle|python|optimizer|dataloader", re.IGNORECASE
+)
 _MAX_TEXTS, _MAX_TEXT_TOTAL = 1 << 19, 32 << 20
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -274,7 +277,7 @@ def find_operation(kernel: str) -> int:
     return next((kind for word, kind in _OPERATIONS if name.startswith(word)), 15)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Strings:
     """Meaning of the strings of a profile by their id; others are left out."""
 
@@ -284,6 +287,8 @@ class Strings:
     """Collective operation of a kernel."""
     texts: dict[int, str]
     """Texts of NVTX ranges."""
+    has_framework: bool = False
+    """Whether any name is one of Python or of a framework: a kernel, a range, a library."""
 
 
 def read_strings(db: Database) -> Strings:
@@ -297,6 +302,8 @@ def read_strings(db: Database) -> Strings:
         for id_, value in rows:
             if not isinstance(id_, int) or not isinstance(value, str):
                 continue
+            if not strings.has_framework and "\0" not in value:  # not the whole environment
+                strings.has_framework = bool(_FRAMEWORK.search(value))
             if kind := label_call(value):
                 strings.calls[id_] = kind
             elif operation := find_operation(value):

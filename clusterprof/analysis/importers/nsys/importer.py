@@ -173,6 +173,7 @@ class Profile:
     busy: dict[int, Intervals]
     """Busy intervals by device."""
     parts: list[RankActivity] = field(default_factory=list)
+    has_framework: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,9 @@ def read_profile(db: Database, account: Account) -> Profile:
         parts[0].rank, parts[0].world = rank, world
     for part in parts:
         account.notes.append(_describe_rank(part, busy[part.device]))
-    return Profile(account, _create_node(db, busy, activities, account), busy, parts)
+    node = _create_node(db, busy, activities, account)
+    has_operators = any(thread.operators.all()[0].size for thread in threads.values())
+    return Profile(account, node, busy, parts, strings.has_framework or has_operators)
 
 
 def _describe_rank(part: RankActivity, busy: Intervals) -> str:
@@ -341,6 +344,8 @@ def build_node(profile: Profile, groups: SequenceGroups) -> NodeTables:
     bounds: dict[int, tuple[int, int]] = {}
     for part in profile.parts:
         _add_rank(node, part, groups)
+        if not profile.has_framework:
+            node.without_framework(part.pid)
         first, last = part.from_ns, part.until_ns
         if part.steps is not None:
             first = min(first, int(part.steps.start_ns[0]))

@@ -8,10 +8,12 @@ import numpy as np
 
 from clusterprof.analysis.importers.core.device_timeline import (
     NO_INTERVALS,
+    CoverageIndex,
     Int,
     Intervals,
     OperationSequence,
     compute_exposed_ns,
+    extend_waited_gaps,
     find_exposed_copies,
     find_gaps,
     find_late_launches,
@@ -141,13 +143,10 @@ def _build_rank_activity(
     from_ns, until_ns = int(activities.start_ns.min()), int(activities.end_ns.max())
     waits = _merge_unions([threads[tid].waits() for tid in own])
     order = np.argsort(activities.start_ns, kind="stable")
-    late_gaps = _find_late_gaps(
-        find_gaps(busy, from_ns, until_ns), activities, order, launched, calls
-    )
-    starved = subtract_intervals(late_gaps, waits)
     launching_calls = calls.of(np.flatnonzero(np.isin(calls.thread, launching)))
     copies, residues = _trim_copies(activities, launched, calls)
-    syncs = _merge_unions([_merge_calls_of_kind(launching_calls, SYNC), residues])
+    copies_out = _find_blocking_copies_out(activities, launched, calls)
+    syncs = _merge_unions([_merge_calls_of_kind(launching_calls, SYNC), copies_out, residues])
     activity = build_host_activity(
         HostCalls(
             launching_calls.start_ns,
@@ -155,11 +154,16 @@ def _build_rank_activity(
             launching_calls.kind,
             launching_calls.thread,
         ),
-        (copies[:2], NO_INTERVALS),
+        (copies[:2], copies_out),
         residues,
         NO_HOST_WORK,
         steps.end_ns if steps is not None else np.array([until_ns]),
+        {tid: threads[tid].operators.all() for tid in own},
     )
+    late_gaps = _find_late_gaps(
+        find_gaps(busy, from_ns, until_ns), activities, order, launched, calls, activity.sync
+    )
+    starved = subtract_intervals(late_gaps, waits)
     covers = (activity.launching, activity.sync, activity.memory, activity.copy)
     return RankActivity(
         pid=0,
@@ -195,6 +199,13 @@ def _trim_copies(
     return (own_start, end, activities.bytes[rows]), merge_intervals(start, own_start)
 
 
+def _find_blocking_copies_out(activities: Activities, launched: Int, calls: Calls) -> Intervals:
+    """Find the calls that copy from the device and returned only after it: they wait for it."""
+    rows = select_host_copies(activities, launched, calls, DEVICE_TO_HOST)
+    rows = rows[calls.end_ns[launched[rows]] >= activities.end_ns[rows]]
+    return merge_intervals(calls.start_ns[launched[rows]], calls.end_ns[launched[rows]])
+
+
 def _find_exposed_copies(activities: Activities, waits: Intervals) -> tuple[Int, Int, Int, Int]:
     """Find the time in which the device only copied from or to its host, outside data waits."""
     copying = (activities.kind == COPY) & np.isin(
@@ -211,11 +222,16 @@ def _find_exposed_copies(activities: Activities, waits: Intervals) -> tuple[Int,
 
 
 def _find_late_gaps(
-    idle: Intervals, activities: Activities, order: Int, launched: Int, calls: Calls
+    idle: Intervals,
+    activities: Activities,
+    order: Int,
+    launched: Int,
+    calls: Calls,
+    sync: CoverageIndex,
 ) -> Intervals:
     """Find the gaps in which the device had nothing to do because of late launches.
 
-    order: the rows of its activities by start.
+    order: the rows of its activities by start. sync: waits of the host for the device.
     """
     begins = activities.start_ns[order]
     position = np.minimum(begins.searchsorted(idle[1], side="left"), begins.size - 1)
@@ -229,6 +245,7 @@ def _find_late_gaps(
         activities.detail[row], (HOST_TO_DEVICE, DEVICE_TO_HOST)
     )
     is_late, late_until = find_late_launches(*idle, call_start, call_end, blocking)
+    late_until = extend_waited_gaps(idle[0], late_until, idle[1], sync)
     return idle[0][is_late], late_until[is_late]
 
 

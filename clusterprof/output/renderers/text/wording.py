@@ -33,6 +33,7 @@ from clusterprof.units import format_quantity
 _HOUR_NS = 3600 * 10**9
 # a loss below this share of the in-step time is not worth a reader's day
 _NEGLIGIBLE_LOSS_RATIO = 0.01
+_SMALL_LOSS_RATIO = 0.03  # a loss without a main cause up to this size is no verdict of its own
 # a larger share of the recorded time outside steps gets a sentence in the verdict
 _NOTABLE_OUTSIDE_RATIO = 0.05
 _MIN_COST = 0.01  # in any currency; a smaller amount would be printed as "0.00"
@@ -50,6 +51,7 @@ _GPU_TIME_UNITS = (
 # of the preferred unit; smaller amounts are written in their own unit
 _MIN_IN_PREFERRED_UNIT = 0.01
 
+_KEPT_BUSY = "The accelerators were kept busy"
 NO_SIGNIFICANT_LOSS = "Nothing to fix: the accelerators were kept busy."
 _NOTHING_MEASURED = (
     "No device was measured and no host wait was recorded, so it is not known how busy the"
@@ -178,6 +180,9 @@ def describe_no_loss(report: Report) -> str:
     if report.too_little_seen:
         return describe_too_little_seen(report)
     if all(rank.device for rank in report.ranks if rank.in_step_ns):
+        if report.lost_ns > _NEGLIGIBLE_LOSS_RATIO * report.in_step_ns:
+            part = format_share(report.lost_ns, report.in_step_ns)
+            return f"{_KEPT_BUSY}; {part} was lost, mostly without a known cause."
         return NO_SIGNIFICANT_LOSS
     seen = report.lost_ns or not is_unbounded(report)
     return _HOST_ONLY if seen else _NOTHING_MEASURED
@@ -217,8 +222,13 @@ def _lower_first(text: str) -> str:
 
 
 def has_significant_loss(report: Report) -> bool:
-    """Return whether more than a hundredth of the time inside steps was lost."""
-    return report.lost_ns > _NEGLIGIBLE_LOSS_RATIO * report.in_step_ns
+    """Return whether more than a hundredth of the time inside steps was lost.
+
+    Without a main cause, whether more than three hundredths were.
+    """
+    known = find_main_cause(report) is not None
+    ratio = _NEGLIGIBLE_LOSS_RATIO if known else _SMALL_LOSS_RATIO
+    return report.lost_ns > ratio * report.in_step_ns
 
 
 def _can_lead_with_cause(report: Report) -> bool:

@@ -95,6 +95,8 @@ def test_memory_that_is_freed_in_every_step_is_a_cause_of_its_own(tmp_path: Path
     assert {item.id for item in list_recommendations("memory-free")} == {
         "no-cache-flush",
         "keep-segments",
+        "pin-once",
+        "allocate-once",
     }
 
 
@@ -165,7 +167,8 @@ def test_what_a_function_does_is_the_cause(inner: str, cause: str, tmp_path: Pat
         ]
 
     report = report_of(steps(runs), tmp_path)
-    assert ms_of(report) == {cause: 4 * 50.0, "unattributed": 4 * 20.0}
+    # Before and after it the host was in Python of the model, which launched nothing yet.
+    assert ms_of(report) == {cause: 4 * 50.0, "launch-bound": 4 * 20.0}
 
 
 def test_reading_inside_of_loading_data_is_a_wait_for_data(tmp_path: Path) -> None:
@@ -227,6 +230,7 @@ def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
         "pin-copied-memory",
         "copy-ahead",
         "copy-less",
+        "copy-asynchronously",
     }
 
 
@@ -251,6 +255,133 @@ def test_a_host_that_runs_ahead_has_steps_as_long_as_its_device_works(tmp_path: 
     assert report.lost_ns == 1_000_000
 
 
+def test_steps_of_a_host_that_runs_ahead_end_with_the_work_launched_in_them(tmp_path: Path) -> None:
+    events = []
+    for number, work in enumerate((50, 100, 300)):  # 2 ms of launching, then work of 50, 100, 300
+        events += [
+            step(number, number * 2 * MS, 2 * MS),
+            call("cudaLaunchKernel", number * 2 * MS, 10, number + 1),
+            on_device("gemm", MS + (0, 50, 150)[number] * MS, work * MS, number + 1),
+        ]
+    report = report_of(events, tmp_path)
+    assert report.in_step_ns == 451_000_000
+    # From 0 to 51, to 151, to 451 ms
+    assert {m.name: m.value for m in report.metrics}["step.p50_ns"] == 100_000_000
+
+
+def test_a_wait_for_data_before_the_first_step_belongs_to_no_step(tmp_path: Path) -> None:
+    def loads(number: int, at: float) -> Events:
+        name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        return [event("user_annotation", name, at + 20 * MS, 10 * MS)]
+
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    before = [event("user_annotation", name, -80 * MS, 85 * MS)]  # until 5 ms after it
+    report = report_of([*before, *steps(loads)], tmp_path)
+    ratio = {metric.name: metric.value for metric in report.metrics}["data_wait.ratio"]
+    assert ratio == pytest.approx((4 * 10 + 5) / 400)
+
+
+def test_operators_are_launching_and_those_without_a_launch_are_named(tmp_path: Path) -> None:
+    def runs(number: int, at: float) -> Events:
+        link = 700 + number
+        yield event("cpu_op", "aten::mul", at + 10 * MS, 30 * MS)
+        yield call("cudaLaunchKernel", at + 40 * MS - 10, 5, link)
+        yield on_device("mul", at + 40 * MS, 1, link)
+        yield event("cpu_op", "aten::sort", at + 45 * MS, 25 * MS)  # on the CPU: launches nothing
+
+    report = report_of(steps(runs), tmp_path)
+    lost = ms_of(report)
+    assert lost["launch-bound"] == pytest.approx(4 * (30.0 + 25.0), abs=0.1)
+    assert lost["unattributed"] == pytest.approx(4 * 15.0, abs=0.1)
+    finding = named(report, "launch-bound")
+    assert "of that time the host was in aten::sort" in notes_of(finding)
+    ratios = {item.name: item.value for item in finding.evidence}
+    assert ratios["host.between_launches_ratio"] == pytest.approx(25 / 55, abs=0.01)
+
+
+def test_operators_while_data_are_prepared_are_preprocessing(tmp_path: Path) -> None:
+    def prepares(number: int, at: float) -> Events:
+        yield function("app/data.py(3): load_batch", at + 20 * MS, 50 * MS)
+        yield event("cpu_op", "aten::index", at + 30 * MS, 30 * MS)
+
+    report = report_of(steps(prepares), tmp_path)
+    assert ms_of(report) == {"cpu-preprocess": 4 * 50.0, "unattributed": 4 * 20.0}
+
+
+def test_work_of_an_unknown_launch_waited_for_the_operators(tmp_path: Path) -> None:
+    def runs(number: int, at: float) -> Events:  # the kernel at 60 ms has no correlation
+        yield event("cpu_op", "aten::add", at + 5 * MS, 54 * MS)
+        yield call("cudaLaunchKernel", at + 50 * MS, 10, 900 + number)
+        yield on_device("add", at + 60 * MS, 20 * MS, 0)
+
+    lost = ms_of(report_of(steps(runs), tmp_path))
+    assert lost == {"launch-bound": pytest.approx(4 * 49.0, abs=0.1), "unattributed": 4 * 1.0}
+
+
+def test_python_of_the_model_between_launches_is_launching_and_named(tmp_path: Path) -> None:
+    def runs(number: int, at: float) -> Events:
+        yield function("app/run.py(7): run", at, 100 * MS)
+        yield function("torch/utils/_contextlib.py(9): decorate_context", at + 1, 99 * MS)
+        yield function("diffusers/hooks/hooks.py(248): reset_hooks", at + 15 * MS, 60 * MS)
+
+    report = report_of(steps(runs), tmp_path)
+    assert ms_of(report) == {"launch-bound": 4 * 70.0}
+    notes = notes_of(named(report, "launch-bound"))
+    assert "of that time the host was in hooks/hooks.py(248): reset_hooks" in notes
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "note"),
+    [
+        ("cudaHostRegister", "memory-free", "of that time, the host pinned memory of the host"),
+        (
+            "cudaMalloc",
+            "launch-alloc",
+            "of that time, the host was in calls that allocate memory of the device",
+        ),
+    ],
+)
+def test_memory_calls_of_every_step_are_a_cause(
+    name: str, cause: str, note: str, tmp_path: Path
+) -> None:
+    report = report_of(steps(lambda number, at: [call(name, at + 15 * MS, 60 * MS)]), tmp_path)
+    assert ms_of(report) == {cause: 4 * 60.0, "unattributed": 4 * 10.0}
+    assert notes_of(named(report, cause)) == [note]
+
+
+def test_pinning_in_the_first_step_alone_is_warm_up(tmp_path: Path) -> None:
+    pins = [call("cudaHostRegister", 20 * MS, 40 * MS)]
+    report = report_of(steps(lambda number, at: () if number else pins), tmp_path)
+    assert ms_of(report) == {"warm-up": 40.0, "unattributed": 240.0}
+
+
+def test_communication_that_outlasts_the_steps_counts_until_their_end(tmp_path: Path) -> None:
+    events = [  # of 40 ms of communication 5 lie in the step, and a kernel hides 3 of them
+        step(1, 0, 100 * MS),
+        call("cudaLaunchKernel", 0, 10, 1),
+        on_device("gemm", 0, 98 * MS, 1),
+        call("cudaLaunchKernel", 20, 10, 2),
+        on_device("dpsk::ep::internode::combine<false>(int)", 95 * MS, 40 * MS, 2),
+    ]
+    report = report_of(events, tmp_path, distributedInfo={"rank": 0, "world_size": 2})
+    assert report.lost_ns == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<float>(float*)", classify.COMM),
+        ("void dpsk::ep::internode::dispatch<false, 8>(int4*)", classify.COMM),
+        ("void dpsk::ep::cuda::get_dispatch_layout<256, 32>(long const*)", classify.KERNEL),
+        ("void deep_ep::layout::get_dispatch_layout<256>(int)", classify.KERNEL),
+        ("void gemm<nccl_like(int)>(ncclComm)", classify.COMM),
+        ("void gemm(ncclComm*)", classify.KERNEL),
+    ],
+)
+def test_communication_kernels_by_name(name: str, kind: int) -> None:
+    assert classify.Kinds()["kernel"][name] == kind
+
+
 def test_the_innermost_function_decides() -> None:
     # main 0..100: preprocess 10..60 (in it read 20..30, helper 40..50), torch 70..90 (sleep 75..80)
     rows = (
@@ -271,6 +402,8 @@ def test_the_innermost_function_decides() -> None:
         (40, 50, layout.PREPARING_DATA, 3),
         (50, 60, layout.PREPARING_DATA, 1),
         (60, 70, layout.OTHER_WORK, 0),
+        (70, 75, layout.RUNNING_MODEL, 0),  # of PyTorch: its caller is the better name
         (75, 80, layout.SLEEPING, 0),
+        (80, 90, layout.RUNNING_MODEL, 0),
         (90, 100, layout.OTHER_WORK, 0),
     ]

@@ -13,6 +13,7 @@ import pytest
 
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.nsys.importer import Nsys
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from tests.support.importing import groups, operation, ranks, read, series, spans
 from tests.support.nsys_files import (
@@ -91,11 +92,12 @@ def test_one_process_whole(tmp_path: Path) -> None:
             [
                 # 340..350: the launch returned at 345; the rest of the gap is the device's start
                 (340, 345, 5 * US, 0, 0, 0),
-                # 600..700, until the launch returned: sync until 610, malloc 620..660, and the rest
-                # between two launches that are 345 apart
-                (600, 698, (10 + 30 + 8) * US, 10 * US, 40 * US, 0),
+                # 600..700, to the start of the kernel, because the host waited when it began: sync
+                # until 610, malloc 620..660, the rest between two launches that are 345 apart
+                (600, 700, (10 + 30 + 10) * US, 10 * US, 40 * US, 0),
             ]
         ),
+        "11 host_work": in_us([(620, 660, layout.ALLOCATING_MEMORY, -1, 0, 0)]),
         # No kernel runs beside the copy.
         "11 exposed_copy": in_us([(320, 340, 4096, 20 * US, 0, 0)]),
     }
@@ -125,6 +127,55 @@ def test_one_process_whole(tmp_path: Path) -> None:
     }
     assert account.notes == ["process 11 on device 0: 2 steps, from numbered step ranges"]
     assert account.cut == ""
+
+
+def test_a_copy_from_the_device_that_returns_after_it_is_a_wait(tmp_path: Path) -> None:
+    # The host reads a result: the call returns 5 us after the copy, and the next launch 20 us
+    # later; its kernel begins 3 us after that. The second copy is asynchronous: no wait.
+    tables = [
+        (KERNELS, [(0, 100, 0, 7, 1, P, GEMM), (150, 200, 0, 7, 3, P, GEMM)]),
+        (COPIES, [(110, 120, 0, 7, 2, P, 8, 2), (200, 210, 0, 7, 4, P, 8, 2)]),
+        (
+            CALLS,
+            [
+                (-9, -4, T, 1, LAUNCH),
+                (5, 125, T, 2, COPY),
+                (140, 147, T, 3, LAUNCH),
+                (148, 152, T, 4, COPY),
+            ],
+        ),
+    ]
+    tables = [(table, [(a + 10, b + 10, *rest) for a, b, *rest in rows]) for table, rows in tables]
+    (node,), _, _ = read(
+        Nsys(), database(tmp_path / "a.sqlite", *((t, in_us(rows)) for t, rows in tables))
+    )
+    found = spans(node)
+    assert found["11 sync"] == in_us([(15, 135, layout.WHOLE_NS, 1, 0, 0)])
+    # 130..160: the wait until 135, then between launches and until the kernel began
+    assert found["11 starved"] == in_us([(130, 160, 25 * US, 5 * US, 0, 0)])
+
+
+@pytest.mark.parametrize("framework", [False, True])
+def test_advice_for_code_without_a_framework_names_none(framework: bool, tmp_path: Path) -> None:
+    kernels, calls, at = [], [], 10
+    for n in range(1, 301):  # 5 ms of work, a wait until 1 ms after it, 1 ms to launch
+        kernels.append((at, at + 5_000, 0, 7, n, P, GEMM))
+        calls += [(at - 1_000, at - 1, T, n, LAUNCH), (at, at + 6_000, T, 1_000 + n, SYNC)]
+        at += 7_000
+    ranges = [(0, 5, 59, T, "aten::mm, op_id = 3", None, 0)] if framework else []
+    calls = [(a + 1_000, b + 1_000, *rest) for a, b, *rest in calls]
+    kernels = [(a + 1_000, b + 1_000, *rest) for a, b, *rest in kernels]
+    file = database(
+        tmp_path / "a.sqlite",
+        (KERNELS, in_us(kernels)),
+        (CALLS, in_us(calls)),
+        (NVTX, in_us(ranges)),
+    )
+    report = analyze(file)
+    finding = next(item for item in report.findings if item.cause.id == "h2d-sync")
+    advised = {advice.id for advice in finding.advice}
+    wanted = {"fetch-metrics-rarely", "look-a-step-later"} if framework else {"wait-once"}
+    assert advised == wanted
 
 
 def rank_rows(pid: int, device: int, *kernels: tuple[int, int, int]) -> list[tuple]:

@@ -1,0 +1,43 @@
+"""What the verdict says of small losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.text import wording
+from tests.support.kineto_traces import call, document, on_device, step, written
+
+MS = 1_000
+
+
+@pytest.mark.parametrize(
+    ("idle_ms", "verdict"),
+    [
+        (0.5, "Nothing to fix: the accelerators were kept busy."),
+        (2, "The accelerators were kept busy; 2.0 % was lost, mostly without a known cause."),
+        (4, "Not known: 100.0 % of the loss has no known cause"),
+    ],
+)
+def test_a_small_loss_without_a_cause_is_not_the_verdict(
+    idle_ms: float, verdict: str, tmp_path: Path
+) -> None:
+    events = []
+    for number in range(10):  # steps of 100 ms; the launch follows the gap, nothing else is seen
+        at = number * 100 * MS + idle_ms * MS
+        events += [
+            step(number, number * 100 * MS, 100 * MS),
+            call("cudaLaunchKernel", at - 1, 1, number + 1),
+            on_device("gemm", at, (100 - idle_ms) * MS, number + 1),
+        ]
+    facts = {"distributedInfo": {"rank": 0, "world_size": 1}}
+    report = analyze(written(tmp_path, document(events, **facts)))
+    assert report.unattributed_ns > 0.9 * report.lost_ns
+    text = (
+        wording.describe_unknown_cause(report)
+        if wording.has_significant_loss(report)
+        else wording.describe_no_loss(report)
+    )
+    assert text.startswith(verdict)
