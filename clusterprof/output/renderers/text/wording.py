@@ -226,7 +226,7 @@ def has_significant_loss(report: Report) -> bool:
 
     Without a main cause, whether more than three hundredths were.
     """
-    known = find_main_cause(report) is not None
+    known = report.main_cause is not None
     ratio = _NEGLIGIBLE_LOSS_RATIO if known else _SMALL_LOSS_RATIO
     return report.lost_ns > ratio * report.in_step_ns
 
