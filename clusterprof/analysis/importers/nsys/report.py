@@ -10,7 +10,7 @@
 
 ## What is read
 
-The format is not public. If `nsys` is on the PATH, clusterprof runs
+The format is not public. If `nsys` is on the PATH, the importer runs
 `nsys export --type sqlite` into a temporary folder, reads that file as a profile of Nsight Systems,
 and deletes the folder. Without `nsys` the report is refused with the command to run where it is
 installed:
