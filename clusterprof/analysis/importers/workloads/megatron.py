@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
-from clusterprof.analysis.importers.core.device_timeline import merge_intervals
+from clusterprof.analysis.importers.core.device_timeline import Intervals, merge_intervals
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.probe import layout
@@ -177,8 +177,15 @@ def _build_node(stages: dict[StageKey, _Stage], account: Account) -> NodeTables:
         node.group(rank + 1, group, members)
         if stage.work:
             _add_steps(node, stage, rank + 1, device, account, rank)
-    arrivals = _add_waits(node, stages, ranks, group)
+    exchanges = {lane: _find_exchanges(stages, lane) for lane in {lane for _, lane in keys}}
+    arrivals = _add_waits(node, stages, ranks, group, exchanges)
     _add_marks(node, stages, ranks, group, arrivals)
+    for lane, (start, end) in exchanges.items():
+        lane_ranks = [ranks[key] for key in keys if key[1] == lane]
+        lane_group = compute_group_number(f"exchange:{','.join(map(str, lane_ranks))}")
+        for rank in lane_ranks:
+            node.group(rank + 1, lane_group, lane_ranks)
+            node.collectives(rank + 1, start, end, lane_group, np.arange(start.size))
     _compare_stages(stages, ranks, account)
     return node
 
@@ -230,7 +237,11 @@ def _add_steps(
 
 
 def _add_waits(
-    node: NodeTables, stages: dict[StageKey, _Stage], ranks: dict[StageKey, int], group: int
+    node: NodeTables,
+    stages: dict[StageKey, _Stage],
+    ranks: dict[StageKey, int],
+    group: int,
+    exchanges: dict[int, Intervals],
 ) -> dict[tuple[StageKey, int], int]:
     """Add each wait of one stage for another as a message sent when the wait ends.
 
@@ -245,7 +256,7 @@ def _add_waits(
     waits: dict[tuple[StageKey, StageKey], list[tuple[int, int]]] = {}
     arrivals: dict[tuple[StageKey, int], int] = {}
     for key in stages:
-        for begin, end, piece in _list_gaps(key, stages):
+        for begin, end, piece in _list_gaps(key, stages, exchanges[key[1]]):
             producer = _find_producer(key, piece, stages, chunks)
             finished_ns = -1
             if producer is not None:
@@ -273,12 +284,46 @@ def _add_waits(
 
 
 def _list_gaps(
-    key: StageKey, stages: dict[StageKey, _Stage]
+    key: StageKey, stages: dict[StageKey, _Stage], exchanges: Intervals
 ) -> Iterator[tuple[int, int, WorkItem]]:
-    """Yield the gaps of a stage in each iteration: begin, end, the work after it.
+    """Yield the gaps of a stage in each iteration without exchanges: begin, end, the work after it.
 
     From its begin until the last stage has arrived at `reduce`; after that no pass comes (-1).
     """
+    for begin, end, piece in _list_whole_gaps(key, stages):
+        first, last = (
+            int(exchanges[1].searchsorted(begin, "right")),
+            int(exchanges[0].searchsorted(end)),
+        )
+        for start, stop in zip(
+            exchanges[0][first:last].tolist(), exchanges[1][first:last].tolist()
+        ):
+            if start > begin:
+                yield begin, start, piece
+            begin = stop
+        if end > begin:
+            yield begin, end, piece
+
+
+def _find_exchanges(stages: dict[StageKey, _Stage], lane: int) -> Intervals:
+    """Find when no stage of a pipeline worked between two passes of an iteration.
+
+    The next pass has its input from an earlier one: the stages exchange data meanwhile.
+    """
+    works = [stage.work for key, stage in stages.items() if key[1] == lane]
+    items = sorted(item for work in works for item in work)
+    start, end, iteration = (
+        np.array([(start, end, piece[0]) for start, end, piece in items], np.int64).reshape(-1, 3).T
+    )
+    busy_start, busy_end = merge_intervals(start, end)
+    after = start.searchsorted(busy_start[1:])
+    same = (iteration[after] == iteration[after - 1]) & (len(works) > 1)
+    return busy_end[:-1][same], busy_start[1:][same]
+
+
+def _list_whole_gaps(
+    key: StageKey, stages: dict[StageKey, _Stage]
+) -> Iterator[tuple[int, int, WorkItem]]:
     stage = stages[key]
     for iteration, items in groupby(sorted(stage.work, key=_get_iteration), _get_iteration):
         before = stage.marks.get(("iteration begin", iteration), None)
