@@ -18,17 +18,19 @@ process of the trace is a stage of the pipeline. Times are microseconds of one c
 ## How the numbers are computed
 
 An iteration is a step. A stage is busy in `forward` and `backward`; the rest of the iteration is
-its bubble. A stage needs the result of the previous stage for the same microbatch (in the backward
-pass: of the next stage), so it waited until that stage had finished. If the result was available
-all along, the exchange with the neighbors held the stage up: an exchange lasts until both sides
-have arrived. The stage then waited for the nearest stage that finished a piece of work meanwhile.
-The rest of a gap has no cause, because the trace does not show transfers. At `reduce` a stage waits
-until the last stage has arrived. The time from there to `iteration end` has no cause.
+its bubble. From `iteration begin` until the last stage has arrived at `reduce`, a stage that idles
+while others work waits for them. It needs the result of the previous stage for the same microbatch
+(in the backward pass: of the next stage), so it waited until that stage had finished. If the result
+was available all along, the exchange with the neighbors held the stage up: an exchange lasts until
+both sides have arrived. The stage then waited for the nearest stage that finished a piece of work
+meanwhile, or else for the nearest one that still worked. Time between two passes in which no stage
+works is transfer: the input of the next pass is on its way. The time from `reduce` to `iteration
+end` has no cause.
 
 ## What it cannot see
 
-Other activity of a stage (copies, optimizer), why a stage has more work than others, and how long
-transfers take.
+Other activity of a stage (copies, optimizer), why a stage has more work than others, and transfers
+while another stage works.
 """
 
 from __future__ import annotations
