@@ -233,6 +233,16 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
+class CulpritGroup:
+    """Group of ranks that are all alike slow, such as a stage of a pipeline."""
+
+    name: str
+    """Its name ("stage 1")."""
+    ranks: tuple[int, ...]
+    """Global ranks of all its members, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tail:
     """The slowest steps of a job, and the ranks that determined them."""
 
@@ -275,6 +285,8 @@ class Finding:
     """True for time before the first or after the last step."""
     culprits: tuple[Culprit, ...] = ()
     """Largest first."""
+    culprit_group: CulpritGroup | None = None
+    """The group whose ranks are the main culprits; None where they are no group."""
     evidence: tuple[Evidence, ...] = ()
     """Two or three numbers a reader can check."""
     persistence: Persistence | None = None

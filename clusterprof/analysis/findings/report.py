@@ -38,6 +38,7 @@ from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.findings.comparisons import (
     CHIEF_RATIO,
     with_comparisons,
+    with_culprit_groups,
     with_onsets,
     with_read_counts,
     with_work_evidence,
@@ -441,6 +442,12 @@ def compare_culprits(state: ReportState) -> ReportState:
     return _with_report(state, findings=with_comparisons(state.report.findings, state.ranks))
 
 
+def group_culprits(state: ReportState) -> ReportState:
+    """Name the group whose ranks are the main culprits of a finding."""
+    nodes, findings = state.across.nodes, state.report.findings
+    return _with_report(state, findings=with_culprit_groups(findings, nodes, state.ranks))
+
+
 def add_read_counts(state: ReportState) -> ReportState:
     """Add the number of reads to evidence with the size of reads."""
     return _with_report(state, findings=tuple(with_read_counts(state.report.findings, state.ranks)))
@@ -538,6 +545,7 @@ REPORT_PASSES: tuple[Callable[[ReportState], ReportState], ...] = (
     add_network_evidence,
     insert_job_findings,
     add_work_evidence,
+    group_culprits,
     compare_culprits,
     add_read_counts,
     add_metrics,
