@@ -285,8 +285,6 @@ class Finding:
     """True for time before the first or after the last step."""
     culprits: tuple[Culprit, ...] = ()
     """Largest first."""
-    culprit_group: CulpritGroup | None = None
-    """The group whose ranks are the main culprits; None where they are no group."""
     evidence: tuple[Evidence, ...] = ()
     """Two or three numbers a reader can check."""
     persistence: Persistence | None = None
@@ -303,6 +301,8 @@ class Finding:
     """Why `recoverable_ns` exceeds `lost_ns`; "" where it does not."""
     since: Onset | None = None
     """When it began; None where it was present from the start, intermittent, or is not known."""
+    culprit_group: CulpritGroup | None = None
+    """The group whose ranks are the main culprits; None where they are no group."""
 
 
 @dataclass(frozen=True, slots=True)

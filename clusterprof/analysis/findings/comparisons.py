@@ -97,12 +97,12 @@ def with_culprit_groups(
 ) -> tuple[Finding, ...]:
     """Return the findings about work with the named group of ranks that are all alike slow."""
     groups = {
-        CulpritGroup(event.attributes["name"], tuple(event.attributes["ranks"]))
+        CulpritGroup(event.attributes["name"], tuple(event.attributes.get("ranks", ())))
         for node in nodes
         for event in node.loaded.events
         if event.kind == GROUP_ANNOUNCED and isinstance(event.attributes.get("name"), str)
     }
-    slow = [group for group in sorted(groups, key=repr) if _is_alike_slow(group, ranks)]
+    slow = [group for group in sorted(groups, key=repr) if _is_slow_group(group, ranks)]
     return tuple(
         replace(finding, culprit_group=next((g for g in slow if _has_caused(g, finding)), None))
         if finding.cause.id in (IMBALANCE, SLOW_COMPUTE)
@@ -111,7 +111,7 @@ def with_culprit_groups(
     )
 
 
-def _is_alike_slow(group: CulpritGroup, ranks: Sequence[RankResult]) -> bool:
+def _is_slow_group(group: CulpritGroup, ranks: Sequence[RankResult]) -> bool:
     """Return whether each rank of a group works longer than each other rank.
 
     At most half of the ranks are a group: what-if without a cause takes the median rank as normal.

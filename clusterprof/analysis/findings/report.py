@@ -438,14 +438,9 @@ def add_work_evidence(state: ReportState) -> ReportState:
 
 
 def compare_culprits(state: ReportState) -> ReportState:
-    """Compare the culprits of findings with the other ranks."""
-    return _with_report(state, findings=with_comparisons(state.report.findings, state.ranks))
-
-
-def group_culprits(state: ReportState) -> ReportState:
-    """Name the group whose ranks are the main culprits of a finding."""
-    nodes, findings = state.across.nodes, state.report.findings
-    return _with_report(state, findings=with_culprit_groups(findings, nodes, state.ranks))
+    """Name the group that the culprits of findings are, and compare them with the other ranks."""
+    grouped = with_culprit_groups(state.report.findings, state.across.nodes, state.ranks)
+    return _with_report(state, findings=with_comparisons(grouped, state.ranks))
 
 
 def add_read_counts(state: ReportState) -> ReportState:
@@ -545,7 +540,6 @@ REPORT_PASSES: tuple[Callable[[ReportState], ReportState], ...] = (
     add_network_evidence,
     insert_job_findings,
     add_work_evidence,
-    group_culprits,
     compare_culprits,
     add_read_counts,
     add_metrics,
