@@ -282,6 +282,8 @@ def _convert_finding(stored: document.Finding) -> Finding:
         share_ratio=stored.share_ratio or 0.0,
         confidence_ratio=stored.confidence_ratio or 0.0,
         culprits=tuple(_build_model(model.Culprit, culprit) for culprit in stored.culprits),
+        culprit_group=stored.culprit_group
+        and _build_model(model.CulpritGroup, stored.culprit_group),
         advice=(),
     )
 

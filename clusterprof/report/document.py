@@ -148,6 +148,11 @@ class Culprit(Document, frozen=True):
     recoverable_ns: Ns | None = None
 
 
+class CulpritGroup(Document, frozen=True):
+    name: str
+    ranks: tuple[Count, ...]
+
+
 class Onset(Document, frozen=True):
     run_ns: Ns
     step: Count | None
@@ -171,6 +176,7 @@ class Finding(Document, frozen=True):
     upper_bound: bool
     outside_steps: bool
     culprits: tuple[Culprit, ...]
+    culprit_group: CulpritGroup | None = None
     persistence: Persistence | None = None
     compared: PeerComparison | None = None
     since: Onset | None = None

@@ -233,6 +233,16 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
+class CulpritGroup:
+    """Group of ranks that are all alike slow, such as a stage of a pipeline."""
+
+    name: str
+    """Its name ("stage 1")."""
+    ranks: tuple[int, ...]
+    """Global ranks of all its members, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tail:
     """The slowest steps of a job, and the ranks that determined them."""
 
@@ -291,6 +301,8 @@ class Finding:
     """Why `recoverable_ns` exceeds `lost_ns`; "" where it does not."""
     since: Onset | None = None
     """When it began; None where it was present from the start, intermittent, or is not known."""
+    culprit_group: CulpritGroup | None = None
+    """The group whose ranks are the main culprits; None where they are no group."""
 
 
 @dataclass(frozen=True, slots=True)

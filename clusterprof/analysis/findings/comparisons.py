@@ -43,12 +43,14 @@ from statistics import median_high, median_low
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.claims import collect_evidence
 from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, SLOW_COMPUTE
+from clusterprof.analysis.cross_rank.waits import GROUP_ANNOUNCED
 from clusterprof.analysis.findings.impact import MIN_KNOWN_STEPS_RATIO
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.setup import ProcessSetup
 from clusterprof.report.history import WAITING_FOR_RANKS, History
 from clusterprof.report.model import (
     Culprit,
+    CulpritGroup,
     Evidence,
     Finding,
     Onset,
@@ -90,6 +92,46 @@ def with_comparisons(
     )
 
 
+def with_culprit_groups(
+    findings: Iterable[Finding], nodes: Sequence[NodeResult], ranks: Sequence[RankResult]
+) -> tuple[Finding, ...]:
+    """Return the findings about work with the named group of ranks that are all alike slow."""
+    groups = {
+        CulpritGroup(event.attributes["name"], tuple(event.attributes.get("ranks", ())))
+        for node in nodes
+        for event in node.loaded.events
+        if event.kind == GROUP_ANNOUNCED and isinstance(event.attributes.get("name"), str)
+    }
+    slow = [group for group in sorted(groups, key=repr) if _is_slow_group(group, ranks)]
+    return tuple(
+        replace(finding, culprit_group=next((g for g in slow if _has_caused(g, finding)), None))
+        if finding.cause.id in (IMBALANCE, SLOW_COMPUTE)
+        else finding
+        for finding in findings
+    )
+
+
+def _is_slow_group(group: CulpritGroup, ranks: Sequence[RankResult]) -> bool:
+    """Return whether each rank of a group works longer than each other rank.
+
+    At most half of the ranks are a group: what-if without a cause takes the median rank as normal.
+    """
+    work = {rank.ledger.rank: _compute_work_ns(rank) for rank in ranks if rank.ledger.steps}
+    members = [work.pop(rank) for rank in group.ranks if rank in work]
+    if not 1 < len(members) == len(group.ranks) <= len(work) or None in work:
+        return False
+    return len(work) + len(members) == len(ranks) and (
+        min(members) >= MIN_DIFFERENCE_RATIO * max(work.values())
+    )
+
+
+def _has_caused(group: CulpritGroup, finding: Finding) -> bool:
+    """Return whether all ranks of a group are culprits, and caused most of a finding."""
+    caused = {culprit.rank: culprit.caused_ns for culprit in finding.culprits}
+    caused_ns = sum(caused.get(rank, 0) for rank in group.ranks)
+    return caused.keys() >= set(group.ranks) and 2 * caused_ns > sum(caused.values())
+
+
 def compare_finding(finding: Finding, ranks: Sequence[RankResult]) -> PeerComparison | None:
     """Compare the main culprits of a finding with the other ranks or nodes.
 
@@ -122,7 +164,10 @@ def compare_finding(finding: Finding, ranks: Sequence[RankResult]) -> PeerCompar
 
 
 def _select_main_culprits(finding: Finding) -> list[Culprit]:
-    """Select the culprits that caused a good part of what the first one caused."""
+    """Select the culprits that caused a good part of what the first one caused, or the group."""
+    if finding.culprit_group is not None:
+        members = finding.culprit_group.ranks
+        return [culprit for culprit in finding.culprits if culprit.rank in members]
     caused = [culprit.caused_ns for culprit in finding.culprits]
     most = max(caused, default=0)
     pairs = zip(finding.culprits, caused)

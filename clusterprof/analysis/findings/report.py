@@ -38,6 +38,7 @@ from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.findings.comparisons import (
     CHIEF_RATIO,
     with_comparisons,
+    with_culprit_groups,
     with_onsets,
     with_read_counts,
     with_work_evidence,
@@ -437,8 +438,9 @@ def add_work_evidence(state: ReportState) -> ReportState:
 
 
 def compare_culprits(state: ReportState) -> ReportState:
-    """Compare the culprits of findings with the other ranks."""
-    return _with_report(state, findings=with_comparisons(state.report.findings, state.ranks))
+    """Name the group that the culprits of findings are, and compare them with the other ranks."""
+    grouped = with_culprit_groups(state.report.findings, state.across.nodes, state.ranks)
+    return _with_report(state, findings=with_comparisons(grouped, state.ranks))
 
 
 def add_read_counts(state: ReportState) -> ReportState:

@@ -148,10 +148,15 @@ class NodeTables:
         """Add that nothing of PyTorch or another framework was seen in a process."""
         self._ranks[pid]["framework"] = "none"
 
-    def group(self, pid: int, group: int, ranks: Sequence[int]) -> None:
-        """Add the global ranks of a process group; `pid` is one of its processes."""
+    def group(self, pid: int, group: int, ranks: Sequence[int], name: str = "") -> None:
+        """Add the global ranks of a process group; `pid` is one of its processes.
+
+        name: what the report calls it where all its ranks are alike slow ("stage 1").
+        """
         if ranks and len(ranks) <= MAX_RANKS and 0 <= min(ranks) <= max(ranks) < MAX_RANKS:
-            self._groups.append({"pid": pid, "group": group, "ranks": sorted(map(int, ranks))})
+            named = {"name": name} if name else {}
+            members = sorted(map(int, ranks))
+            self._groups.append({"pid": pid, "group": group, "ranks": members, **named})
 
     def event(self, t_ns: int, kind: str, **attributes: Any) -> None:
         """Add an event (`Event`) at `t_ns`."""

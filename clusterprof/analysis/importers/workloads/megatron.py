@@ -18,24 +18,26 @@ process of the trace is a stage of the pipeline. Times are microseconds of one c
 ## How the numbers are computed
 
 An iteration is a step. A stage is busy in `forward` and `backward`; the rest of the iteration is
-its bubble. A stage needs the result of the previous stage for the same microbatch (in the backward
-pass: of the next stage), so it waited until that stage had finished. If the result was available
-all along, the exchange with the neighbors held the stage up: an exchange lasts until both sides
-have arrived. The stage then waited for the nearest stage that finished a piece of work meanwhile.
-The rest of a gap has no cause, because the trace does not show transfers. At `reduce` a stage waits
-until the last stage has arrived. The time from there to `iteration end` has no cause.
+its bubble. From `iteration begin` until the last stage has arrived at `reduce`, a stage that idles
+while others work waits for them. It needs the result of the previous stage for the same microbatch
+(in the backward pass: of the next stage), so it waited until that stage had finished. If the result
+was available all along, the exchange with the neighbors held the stage up: an exchange lasts until
+both sides have arrived. The stage then waited for the nearest stage that finished a piece of work
+meanwhile, or else for the nearest one that still worked. Time between two passes in which no stage
+works is transfer: the input of the next pass is on its way. The time from `reduce` to `iteration
+end` has no cause.
 
 ## What it cannot see
 
-Other activity of a stage (copies, optimizer), why a stage has more work than others, and how long
-transfers take.
+Other activity of a stage (copies, optimizer), why a stage has more work than others, and transfers
+while another stage works.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,7 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
-from clusterprof.analysis.importers.core.device_timeline import merge_intervals
+from clusterprof.analysis.importers.core.device_timeline import Intervals, merge_intervals
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.probe import layout
@@ -177,8 +179,15 @@ def _build_node(stages: dict[StageKey, _Stage], account: Account) -> NodeTables:
         node.group(rank + 1, group, members)
         if stage.work:
             _add_steps(node, stage, rank + 1, device, account, rank)
-    _add_waits(node, stages, ranks, group)
-    _add_reduces(node, stages, ranks, group)
+    exchanges = {lane: _find_exchanges(stages, lane) for lane in {lane for _, lane in keys}}
+    arrivals = _add_waits(node, stages, ranks, group, exchanges)
+    _add_marks(node, stages, ranks, group, arrivals)
+    for lane, (start, end) in exchanges.items():
+        lane_ranks = [ranks[key] for key in keys if key[1] == lane]
+        lane_group = compute_group_number(f"exchange:{','.join(map(str, lane_ranks))}")
+        for rank in lane_ranks:
+            node.group(rank + 1, lane_group, lane_ranks)
+            node.collectives(rank + 1, start, end, lane_group, np.arange(start.size))
     _compare_stages(stages, ranks, account)
     return node
 
@@ -230,27 +239,40 @@ def _add_steps(
 
 
 def _add_waits(
-    node: NodeTables, stages: dict[StageKey, _Stage], ranks: dict[StageKey, int], group: int
-) -> None:
-    """Add each wait of one stage for another as a message sent at the end of its work."""
-    ends = {
-        key: np.array([end for _, end, _ in stage.work], np.int64) for key, stage in stages.items()
-    }
+    node: NodeTables,
+    stages: dict[StageKey, _Stage],
+    ranks: dict[StageKey, int],
+    group: int,
+    exchanges: dict[int, Intervals],
+) -> dict[tuple[StageKey, int], int]:
+    """Add each wait of one stage for another as a message sent when the wait ends.
+
+    Returns per stage and iteration until when it waited for stages that still worked, ns.
+    """
     finished = {key: {piece: end for _, end, piece in stage.work} for key, stage in stages.items()}
     chunks = 1 + max((piece[1] for s in stages.values() for *_, piece in s.work), default=0)
+    spans = {
+        key: np.array([item[:2] for item in stage.work], np.int64).reshape(-1, 2).T
+        for key, stage in stages.items()
+    }
     waits: dict[tuple[StageKey, StageKey], list[tuple[int, int]]] = {}
-    for key, stage in stages.items():
-        for (_, before, earlier), (start, _, piece) in pairwise(stage.work):
-            if start <= before or earlier[0] != piece[0]:
-                continue
-            awaited = None
+    arrivals: dict[tuple[StageKey, int], int] = {}
+    for key in stages:
+        for begin, end, piece in _list_gaps(key, stages, exchanges[key[1]]):
             producer = _find_producer(key, piece, stages, chunks)
+            finished_ns = -1
             if producer is not None:
                 finished_ns = finished[producer[0]].get(producer[1], -1)
-                awaited = (producer[0], finished_ns) if before < finished_ns <= start else None
-            awaited = awaited or _find_awaited_stage(key, before, start, ends)
-            if awaited is not None:
-                waits.setdefault((awaited[0], key), []).append((before, awaited[1]))
+            if producer is not None and begin < finished_ns <= end:
+                waits.setdefault((producer[0], key), []).append((begin, finished_ns))
+                begin = finished_ns
+            while begin < end:
+                awaited = _find_awaited_stage(key, begin, end, spans)
+                if awaited is None:
+                    break
+                waits.setdefault((awaited[0], key), []).append((begin, awaited[1]))
+                begin = awaited[1]
+            arrivals[key, piece[0]] = begin
     for (source, target), intervals in waits.items():
         arrive, leave = np.array(sorted(intervals), np.int64).T
         number = np.arange(arrive.size, dtype=np.int64)
@@ -260,6 +282,64 @@ def _add_waits(
         node.collectives(
             ranks[source] + 1, leave, leave, group, number, -1, layout.SEND, peer=ranks[target]
         )
+    return arrivals
+
+
+def _list_gaps(
+    key: StageKey, stages: dict[StageKey, _Stage], exchanges: Intervals
+) -> Iterator[tuple[int, int, WorkItem]]:
+    """Yield the gaps of a stage in each iteration without exchanges: begin, end, the work after it.
+
+    From its begin until the last stage has arrived at `reduce`; after that no pass comes (-1).
+    """
+    for begin, end, piece in _list_whole_gaps(key, stages):
+        first, last = (
+            int(exchanges[1].searchsorted(begin, "right")),
+            int(exchanges[0].searchsorted(end)),
+        )
+        for start, stop in zip(
+            exchanges[0][first:last].tolist(), exchanges[1][first:last].tolist()
+        ):
+            if start > begin:
+                yield begin, start, piece
+            begin = stop
+        if end > begin:
+            yield begin, end, piece
+
+
+def _find_exchanges(stages: dict[StageKey, _Stage], lane: int) -> Intervals:
+    """Find when no stage of a pipeline worked between two passes of an iteration.
+
+    The next pass has its input from an earlier one: the stages exchange data meanwhile.
+    """
+    works = [stage.work for key, stage in stages.items() if key[1] == lane]
+    items = sorted(item for work in works for item in work)
+    start, end, iteration = (
+        np.array([(start, end, piece[0]) for start, end, piece in items], np.int64).reshape(-1, 3).T
+    )
+    busy_start, busy_end = merge_intervals(start, end)
+    after = start.searchsorted(busy_start[1:])
+    same = (iteration[after] == iteration[after - 1]) & (len(works) > 1)
+    return busy_end[:-1][same], busy_start[1:][same]
+
+
+def _list_whole_gaps(
+    key: StageKey, stages: dict[StageKey, _Stage]
+) -> Iterator[tuple[int, int, WorkItem]]:
+    stage = stages[key]
+    for iteration, items in groupby(sorted(stage.work, key=_get_iteration), _get_iteration):
+        before = stage.marks.get(("iteration begin", iteration), None)
+        for start, end, piece in items:
+            if before is not None and start > before:
+                yield before, start, piece
+            before = end if before is None else max(before, end)
+        reduced = [other.marks.get(("reduce", iteration), -1) for other in stages.values()]
+        if before is not None and min(reduced) >= 0 and max(reduced) > before:
+            yield before, max(reduced), (iteration, -1, -1, -1)
+
+
+def _get_iteration(item: tuple[int, int, WorkItem]) -> int:
+    return item[2][0]
 
 
 def _find_producer(
@@ -281,40 +361,55 @@ def _find_producer(
 
 
 def _find_awaited_stage(
-    key: StageKey, from_ns: int, until_ns: int, ends: dict[StageKey, NDArray[np.int64]]
+    key: StageKey, from_ns: int, until_ns: int, spans: dict[StageKey, NDArray[np.int64]]
 ) -> tuple[StageKey, int] | None:
-    """Find the nearest stage that finished work in this time, and when it last did.
+    """Find the nearest stage that worked in this time, and until when it is waited for.
 
-    Neighbors are held up until both have arrived, so a wait propagates from stage to stage.
+    Neighbors are held up until both have arrived, so a wait propagates from stage to stage. A
+    stage that finished in this time comes before one that works on. spans: int64[2, n], starts
+    and ends of the work of each stage, ns.
     """
-    ring = sorted(other for other in ends if other[1] == key[1])
+    ring = sorted(other for other in spans if other[1] == key[1])
     place = ring.index(key)
+    working: tuple[StageKey, int] | None = None
     for distance in range(1, len(ring) // 2 + 1):
         neighbors = {ring[(place - distance) % len(ring)], ring[(place + distance) % len(ring)]} - {
             key
         }
         candidates = []
         for other in neighbors:
-            row = int(ends[other].searchsorted(until_ns, side="right")) - 1
-            if row >= 0 and ends[other][row] > from_ns:
-                candidates.append((int(ends[other][row]), other))
+            starts, ends = spans[other]
+            row = int(ends.searchsorted(until_ns, side="right")) - 1
+            if row >= 0 and ends[row] > from_ns:
+                candidates.append((int(ends[row]), other))
+            elif working is None and row + 1 < ends.size and starts[row + 1] < until_ns:
+                working = other, until_ns
         if candidates:
             end_ns, other = max(candidates)
             return other, end_ns
-    return None
+    return working
 
 
-def _add_reduces(
-    node: NodeTables, stages: dict[StageKey, _Stage], ranks: dict[StageKey, int], group: int
+def _add_marks(
+    node: NodeTables,
+    stages: dict[StageKey, _Stage],
+    ranks: dict[StageKey, int],
+    group: int,
+    arrivals: dict[tuple[StageKey, int], int],
 ) -> None:
-    """Add the collective at the end of an iteration, where stages wait for the last one."""
-    numbers = sorted(
-        {number for stage in stages.values() for name, number in stage.marks if name == "reduce"}
-    )
-    complete = [
-        n for n in numbers if all(("reduce", n) in stage.marks for stage in stages.values())
-    ]
-    leave = [max(stage.marks["reduce", n] for stage in stages.values()) for n in complete]
-    for key, stage in stages.items():
-        arrive = [stage.marks["reduce", number] for number in complete]
-        node.collectives(ranks[key] + 1, arrive, leave, group, np.arange(len(complete)))
+    """Add what all stages pass together: the begin of an iteration, and `reduce` at its end.
+
+    Stages wait at `reduce` for the last one; as long as others still work, in `_add_waits`.
+    """
+    iterations = sorted({number for stage in stages.values() for _, number in stage.marks})
+    for offset, name in enumerate(("iteration begin", "reduce")):
+        complete = [n for n in iterations if all((name, n) in s.marks for s in stages.values())]
+        index = [2 * iterations.index(n) + offset for n in complete]
+        last = [max(stage.marks[name, n] for stage in stages.values()) for n in complete]
+        for key, stage in stages.items():
+            own = [stage.marks[name, n] for n in complete]
+            leave = own
+            if name == "reduce":
+                own = [max(at, arrivals.get((key, n), at)) for at, n in zip(own, complete)]
+                leave = last
+            node.collectives(ranks[key] + 1, own, leave, group, index)

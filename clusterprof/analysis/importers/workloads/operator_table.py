@@ -379,7 +379,7 @@ def _add_rank(
         ):
             continue
         group = compute_group_number(f"{name}:{','.join(map(str, members))}")
-        node.group(pid, group, members)
+        node.group(pid, group, members, f"stage {position[0]}" if scope == "stage" else "")
         number = np.array([index_by_step[step] for step in operation_table[0].tolist()])
         node.collectives(pid, operation_table[2], operation_table[3], group, number, -1, operation)
     node.busy(device, *computing, 0, until_ns)

@@ -41,6 +41,8 @@ def _is_node_named_by_rank(culprit: Culprit) -> bool:
 
 def summarize_main_culprits(finding: Finding) -> str:
     """Name the culprits that caused most, in at most two groups."""
+    if finding.culprit_group is not None:
+        return _format_named_group(finding)
     chiefs = select_main_culprits(finding)
     return ", ".join(
         _format_group(group) for group in _group_culprits(chiefs, 2)
@@ -52,8 +54,11 @@ def format_culprits(finding: Finding, most: int) -> str:
     chiefs = select_main_culprits(finding)
     groups = _group_culprits(chiefs, most)
     text = ", ".join(_format_group(group) for group in groups) + _describe_awaited_rank(chiefs)
+    if finding.culprit_group is not None:
+        text = _format_named_group(finding)
     rest = len(finding.culprits) - len(chiefs)
-    return f"{text} and {rest:,} more that caused little" if rest else text
+    little = "" if finding.culprit_group is not None else " that caused little"
+    return f"{text} and {rest:,} more{little}" if rest else text
 
 
 def _describe_awaited_rank(chiefs: Sequence[Culprit]) -> str:
@@ -72,7 +77,10 @@ def _describe_awaited_rank(chiefs: Sequence[Culprit]) -> str:
 
 
 def select_main_culprits(finding: Finding) -> list[Culprit]:
-    """Select culprits that caused a tenth of the largest or more; all if unknown."""
+    """Select culprits that caused a tenth of the largest or more, or the group; all if unknown."""
+    if finding.culprit_group is not None:
+        members = finding.culprit_group.ranks
+        return [culprit for culprit in finding.culprits if culprit.rank in members]
     if not finding.culprits or finding.culprits[0].own_ns is None:
         return list(finding.culprits)
     least = _MAIN_CULPRIT_RATIO * finding.culprits[0].caused_ns
@@ -92,17 +100,18 @@ def describe_blame(finding: Finding) -> str:
     if len(chiefs) > 1:
         how = finding.persistence
         waited = " in turn" if how is not None and how.kind == "wandering" else ""
-    return (
-        f"caused by"
-        f" {', '.join(_format_group(group) for group in _group_culprits(chiefs, 2))}{waited}"
-    )
+    names = ", ".join(_format_group(group) for group in _group_culprits(chiefs, 2))
+    if finding.culprit_group is not None:
+        names, waited = _format_named_group(finding), ""
+    return f"caused by {names}{waited}"
 
 
 def describe_caused_loss(finding: Finding, most: int, in_step_ns: int) -> list[str]:
     """Describe what each of the first few culprits caused; [] if ranks were not compared."""
     if not finding.culprits or finding.culprits[0].others_ns is None:
         return []
-    groups = _group_culprits(select_main_culprits(finding), most)
+    chiefs = select_main_culprits(finding)
+    groups = [chiefs] if finding.culprit_group else _group_culprits(chiefs, most)
     return [_describe_group_loss(group, finding, in_step_ns) for group in groups]
 
 
@@ -110,6 +119,8 @@ def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns:
     own_ns = sum(culprit.own_ns or 0 for culprit in group)
     others_ns = sum(culprit.others_ns or 0 for culprit in group)
     gain_ns = sum(culprit.recoverable_ns or 0 for culprit in group)
+    if finding.culprit_group is not None:  # without the cause these ranks work as the median one
+        gain_ns = finding.recoverable_ns or 0
     if finding.recoverable_ns is not None:  # a part saves no more than all
         gain_ns = min(gain_ns, finding.recoverable_ns)
     at_most = "at most " if finding.upper_bound else ""
@@ -124,11 +135,13 @@ def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns:
         amounts = f"{format_quantity(own_ns + others_ns, 'ns')}, {own} and {waited}"
     else:
         amounts = own if own_ns else waited
-    text = f"{_format_group(group)}: {at_most}{amounts}"
+    named = finding.culprit_group is not None
+    name = _format_named_group(finding) if named else _format_group(group)
+    text = f"{name}: {at_most}{amounts}"
     if not gain_ns or not in_step_ns:
         return text
     amount = f"{format_quantity(gain_ns, 'ns')}, {format_quantity(gain_ns / in_step_ns, 'ratio')}"
-    if len(group) == 1:
+    if len(group) == 1 or named:
         return f"{text}; fixing it alone wins {at_most}{amount}"
     # The sum over several culprits is a lower bound; with upper-bound losses it is neither bound.
     return f"{text}; fixing them {'may win' if at_most else 'wins at least'} {amount}"
@@ -160,7 +173,7 @@ def _format_peer_value(comparison: PeerComparison) -> str:
 def summarize_persistence(finding: Finding) -> str:
     """Summarize in a few words whether the culprits are always the same ranks."""
     persistence = finding.persistence
-    if persistence is None:
+    if persistence is None or _is_group_in_turn(finding):
         return ""
     if persistence.kind == "transient":
         return (
@@ -168,6 +181,12 @@ def summarize_persistence(finding: Finding) -> str:
             f" {format_quantity(persistence.to_ns, 'ns')}"
         )
     return _PERSISTENCE_WORDS.get(persistence.kind, escape_text(persistence.kind, 60))
+
+
+def _is_group_in_turn(finding: Finding) -> bool:
+    """Return whether the ranks that take turns are those of one group, which is always slow."""
+    wandering = finding.persistence is not None and finding.persistence.kind == "wandering"
+    return wandering and finding.culprit_group is not None
 
 
 def describe_onset(finding: Finding) -> str:
@@ -184,7 +203,7 @@ def describe_onset(finding: Finding) -> str:
 def describe_persistence(finding: Finding) -> str:
     """Describe whether the culprits are the same throughout the run; "" if that is not known."""
     persistence = finding.persistence
-    if persistence is None:
+    if persistence is None or _is_group_in_turn(finding):
         return ""
     if persistence.kind == "transient":
         span = (
@@ -246,6 +265,11 @@ def _group_culprits(culprits: Sequence[Culprit], most: int) -> list[list[Culprit
         if len(groups) <= most:
             return list(groups.values())
     return [list(culprits)]
+
+
+def _format_named_group(finding: Finding) -> str:
+    name = "" if finding.culprit_group is None else finding.culprit_group.name
+    return f"{escape_text(name, 60)} (all its {len(select_main_culprits(finding)):,} ranks)"
 
 
 def _format_group(group: Sequence[Culprit]) -> str:

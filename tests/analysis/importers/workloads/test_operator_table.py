@@ -14,7 +14,11 @@ from clusterprof.analysis.importers.workloads.operator_table import OperatorTabl
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.cli.common import require_complete_report
 from clusterprof.errors import NoRecording, PartialRecording
+from clusterprof.output.renderers.json import build_document
+from clusterprof.output.renderers.text.culprits import describe_caused_loss, summarize_main_culprits
 from clusterprof.probe import layout
+from clusterprof.report.model import CulpritGroup
+from clusterprof.units import format_quantity
 from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 
 TIMELINE = SEEDS / "operator-table" / "timeline.json"
@@ -120,12 +124,16 @@ MESSAGES = {
 }
 
 
-def write_pipeline(path: Path, steps: int) -> None:
-    """Write the passes and messages above as a timeline, and that all ranks meet at 73 ms."""
+def write_pipeline(path: Path, steps: int, copies: int = 1) -> None:
+    """Write the passes and messages above as a timeline, and that all ranks meet at 73 ms.
+
+    Of several copies of the model the ranks of a stage meet one ms before.
+    """
     roles = ("compute", "pp-comm", "misc")
     events: list[dict[str, object]] = [
-        {"name": "thread_name", "pid": 0, "tid": 3 * stage + at, "ph": "M"}
+        {"name": "thread_name", "pid": copy, "tid": 3 * stage + at, "ph": "M"}
         | {"args": {"name": f"PP rank {stage}, TP rank 0, {role}"}}
+        for copy in range(copies)
         for stage in (0, 1)
         for at, role in enumerate(roles)
     ]
@@ -133,7 +141,9 @@ def write_pipeline(path: Path, steps: int) -> None:
     def add(step: int, tid: int, name: str, number: int, begin: int, end: int) -> None:
         where = {"step": step, "model_chunk": 0, "mb_id": number, "seq_id": number}
         times = {"ts": 1000 * begin + 1e6 * step + 1, "dur": 1000 * (end - begin)}
-        events.append({"name": name, "pid": 0, "tid": tid, "ph": "X", "args": where, **times})
+        for copy in range(copies):
+            event = {"name": name, "pid": copy, "tid": tid, "ph": "X", "args": where}
+            events.append(event | times)
 
     for step in range(steps):
         for (stage, name, number), (begin, end) in PASSES.items():
@@ -142,6 +152,9 @@ def write_pipeline(path: Path, steps: int) -> None:
             to = name == "forward"
             add(step, 1 + 3 * to, f"{name}-recv", number, receive, end)
             add(step, 4 - 3 * to, f"{name}-send", number, send, end)
+        if copies > 1:
+            add(step, 2, "grads-reduce-scatter", 0, 72, 73)
+            add(step, 5, "grads-reduce-scatter", 0, 67, 68)
         add(step, 2, "optimizer-clip-main-grad", 0, 73, 74)
         add(step, 5, "optimizer-clip-main-grad", 0, 68, 74)
     path.write_text(json.dumps(events))
@@ -171,6 +184,36 @@ def test_the_slowdown_is_that_of_the_same_pipeline_with_the_mean_of_each_pass(
     # One answer: the ranked list, the main culprit and the job.
     assert first.recoverable_ns == 2 * (report.worth.causes[0].saved_ns or 0)
     assert first.culprits[0].recoverable_ns == first.recoverable_ns
+
+
+def test_a_stage_whose_ranks_are_all_alike_slow_is_one_culprit(tmp_path: Path) -> None:
+    # The pipeline of the test before, twice: both ranks of stage 1 take 15 ms a pass, others 5.
+    path = tmp_path / "timeline.json"
+    write_pipeline(path, steps=60, copies=2)
+    report = analyze(path)
+    first = report.findings[0]
+    assert first.cause.id == "sync-imbalance"
+    assert first.culprit_group == CulpritGroup("stage 1", (2, 3))
+    assert {culprit.rank for culprit in first.culprits} >= {2, 3}
+    assert summarize_main_culprits(first) == "stage 1 (all its 2 ranks)"
+    (caused,) = describe_caused_loss(first, 4, report.in_step_ns)
+    assert caused.startswith("stage 1 (all its 2 ranks): ")
+    # With 5 ms a pass all meet at 34 ms instead of 74, or a ms later as in the test before.
+    assert report.worth is not None
+    work = [line for line in report.worth.causes if line.cause.startswith("sync-")]
+    assert sum(line.saved_ns or 0 for line in work) == pytest.approx(60 * 40 * MS, rel=0.03)
+    saved_ns = 4 * (report.worth.causes[0].saved_ns or 0)
+    assert first.recoverable_ns == saved_ns
+    share = format_quantity(saved_ns / report.in_step_ns, "ratio")
+    assert caused.endswith(f"fixing it alone wins {format_quantity(saved_ns, 'ns')}, {share}")
+    stored = build_document(report)["findings"][0]
+    assert stored["culprit_group"] == {"name": "stage 1", "ranks": [2, 3]}
+
+
+def test_a_single_slow_rank_of_a_stage_is_no_group(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    write_pipeline(path, steps=60)
+    assert all(finding.culprit_group is None for finding in analyze(path).findings)
 
 
 def test_a_table_of_another_job_is_refused_and_strict_fails(tmp_path: Path) -> None:
