@@ -27,7 +27,6 @@ from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.step_blocks import REPORTED, SAMPLES, TOKENS
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, SLOW_COMPUTE
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.cross_rank.wait_totals import (
     CulpritTotals,
@@ -36,7 +35,6 @@ from clusterprof.analysis.cross_rank.wait_totals import (
 )
 from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.findings.comparisons import (
-    CHIEF_RATIO,
     with_comparisons,
     with_culprit_groups,
     with_onsets,
@@ -44,25 +42,21 @@ from clusterprof.analysis.findings.comparisons import (
     with_work_evidence,
 )
 from clusterprof.analysis.findings.coverage import describe_driver_errors, list_coverage_gaps
-from clusterprof.analysis.findings.efficiency_metrics import IMPOSSIBLE_SAVINGS, get_storage_au
+from clusterprof.analysis.findings.efficiency_metrics import get_storage_au
 from clusterprof.analysis.findings.findings import build_findings
 from clusterprof.analysis.findings.impact import (
-    OUTSIDE_STEPS,
-    PIPELINE_ORDER,
-    UNRECORDED_RANKS,
-    UPPER_BOUND_ONLY,
     SavingsModel,
     build_impact,
     collect_leaves,
     list_impact_metrics,
 )
 from clusterprof.analysis.findings.metrics import build_metrics, build_step_stats
+from clusterprof.analysis.findings.savings import CulpritSavings, with_savings
 from clusterprof.analysis.findings.utilization import build_device_utilization
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.node.observations import merge_node_notes
 from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, with_part_note
 from clusterprof.report.history import History
-from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import (
     CoverageGap,
     Culprit,
@@ -75,101 +69,6 @@ from clusterprof.report.model import (
 )
 from clusterprof.trace.reader import SkippedInput
 from clusterprof.units import format_quantity
-
-_NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY, IMPOSSIBLE_SAVINGS)
-"""Reasons that lie in the cause: no other method gives an answer either."""
-
-
-CulpritSavings = Callable[[Finding, Culprit], int | None]
-"""Savings of the job in ns if one culprit of a finding is fixed; None = not known."""
-MIN_EXTRA_RATIO = 1.02
-"""Savings over lost time from which the difference is explained."""
-
-
-def with_savings(
-    findings: Sequence[Finding], worth: Impact, alone: CulpritSavings | None = None
-) -> tuple[Finding, ...]:
-    """Return the findings with the savings of fixing them.
-
-    worth: impact with one line per finding, in their order. alone: returns what fixing one culprit
-    saves, where ranks met in several groups.
-
-    Raises: ValueError when the number of lines differs.
-    """
-    return tuple(
-        _with_finding_savings(
-            finding if alone is None else _replay_culprits(finding, alone, worth.gpus),
-            impact,
-            worth.gpus,
-            alone is not None,
-        )
-        for finding, impact in zip(findings, worth.causes, strict=True)
-    )
-
-
-def _replay_culprits(finding: Finding, alone: CulpritSavings, gpus: int) -> Finding:
-    """Replace what fixing one culprit saves by the replay in which it alone is fixed.
-
-    In a pipeline the next late rank limits nothing: with uneven work only the replay knows. Of
-    several main culprits each alone saves little, and the sum of these is not what all save.
-    """
-    is_work = finding.cause.id in (SLOW_COMPUTE, IMBALANCE)
-    first_ns, *others_ns = [culprit.caused_ns for culprit in finding.culprits] or [0]
-    several = any(ns >= CHIEF_RATIO * first_ns for ns in others_ns)
-
-    def with_replay(culprit: Culprit) -> Culprit:
-        saved_ns = None if is_work and several else alone(finding, culprit)
-        if saved_ns is not None:
-            return replace(culprit, recoverable_ns=saved_ns * gpus)
-        return replace(culprit, recoverable_ns=None) if is_work else culprit
-
-    return replace(finding, culprits=tuple(map(with_replay, finding.culprits)))
-
-
-def _with_finding_savings(
-    finding: Finding, impact: CauseImpact, gpus: int, replayed: bool
-) -> Finding:
-    if impact.saved_ns is None:
-        return (
-            replace(finding, recoverable_ns=None) if impact.why_missing in _NO_ANSWER else finding
-        )
-    saved_ns = max(impact.saved_ns, 0) * gpus
-    culprits = tuple(
-        _cap_culprit_savings(culprit, saved_ns, len(finding.culprits))
-        for culprit in finding.culprits
-    )
-    more = (
-        _explain_extra_savings(finding, gpus)
-        if saved_ns > MIN_EXTRA_RATIO * finding.lost_ns
-        else ""
-    )
-    if more and len(culprits) > 1 and not replayed:
-        # Of one of several culprits attribution knows only the waiting time. Next to these savings
-        # fixing the culprit of nearly all of it would seem to save less than it caused.
-        culprits = tuple(replace(culprit, recoverable_ns=None) for culprit in culprits)
-    return replace(finding, recoverable_ns=saved_ns, culprits=culprits, more_why=more)
-
-
-def _explain_extra_savings(finding: Finding, gpus: int) -> str:
-    """Explain savings beyond the lost time: every device benefits from an earlier end."""
-    if finding.cause.id in (SLOW_COMPUTE, IMBALANCE) and finding.culprits:
-        rank = finding.culprits[0].rank
-        first_ns, *others_ns = (culprit.caused_ns for culprit in finding.culprits)
-        alone = not others_ns or others_ns[0] < CHIEF_RATIO * first_ns
-        if rank is not None and alone:
-            return f"rank {rank} itself finishes sooner, too"
-        return "the late ranks themselves finish sooner, too"
-    return f"all {gpus:,} devices finish sooner, whatever they lost" if gpus > 1 else ""
-
-
-def _cap_culprit_savings(culprit: Culprit, saved_ns: int, count: int) -> Culprit:
-    """Cap the savings of one culprit at those of its cause; a single culprit saves just these."""
-    if culprit.recoverable_ns is None:
-        return culprit
-    return replace(
-        culprit, recoverable_ns=saved_ns if count == 1 else min(culprit.recoverable_ns, saved_ns)
-    )
-
 
 _ONLY_DURATIONS = "durations alone were compared"
 

@@ -12,7 +12,7 @@ import pytest
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.impact import NOT_MATCHED, PIPELINE_ORDER
-from clusterprof.analysis.findings.report import with_savings
+from clusterprof.analysis.findings.savings import with_savings
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.markdown import Markdown
