@@ -42,7 +42,7 @@ FAMILY_OF: Mapping[str, str] = {
     "cpu-gil": "cpu",
     "h2d-copy": "h2d",
     "h2d-sync": "h2d",
-    "copy-bound": "h2d",
+    "h2d-copy-bound": "h2d",
     "launch-bound": "launch",
     "launch-alloc": "launch",
     "launch-recompile": "launch",

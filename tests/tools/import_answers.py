@@ -83,7 +83,7 @@ def exposed_us(made: Analysis) -> float:
         for node in made.across.nodes
         for rank in node.ranks
         for (cause, *_), units in rank.accumulator.claimed.items()
-        if cause == "copy-bound"
+        if cause == "h2d-copy-bound"
     )
     return made.report.lost_ns / 1e3 - idle_us(made) - copying / SHARE_SCALE / 1e3
 

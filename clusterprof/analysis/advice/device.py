@@ -70,7 +70,7 @@ COPY_RECOMMENDATIONS = (
     ),
     Recommendation(
         "copy-ahead",
-        ("h2d-copy", "copy-bound"),
+        ("h2d-copy", "h2d-copy-bound"),
         "Copy the next batch while the current one is computed",
         "a separate stream for copies",
         FilledRecommendation(
@@ -96,7 +96,7 @@ COPY_RECOMMENDATIONS = (
     ),
     Recommendation(
         "pin-copied-memory",
-        ("copy-bound",),
+        ("h2d-copy-bound",),
         "Copy from and to pinned memory",
         'pin_memory=True in the loader, .to("cuda", non_blocking=True)',
         _fill_pinned_memory,
@@ -116,7 +116,7 @@ COPY_RECOMMENDATIONS = (
     ),
     Recommendation(
         "copy-less",
-        ("copy-bound",),
+        ("h2d-copy-bound",),
         "Copy fewer bytes in each step",
         "smaller types, transforms on the accelerator, tensors that stay there",
         FilledRecommendation(
@@ -188,7 +188,7 @@ NATIVE_RECOMMENDATIONS = (
     ),
     Recommendation(
         "copy-asynchronously",
-        ("h2d-copy", "copy-bound"),
+        ("h2d-copy", "h2d-copy-bound"),
         "Copy from pinned memory on another stream, or copy less",
         "cudaMallocHost once, cudaMemcpyAsync on a stream of its own",
         FilledRecommendation(

@@ -16,9 +16,9 @@ from clusterprof.analysis.detectors.cpu.memory import CpuMemory
 from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
 from clusterprof.analysis.detectors.cpu.throttled import CpuThrottled
 from clusterprof.analysis.detectors.cross_rank import NETWORK_LIMITS
-from clusterprof.analysis.detectors.device.copy_bound import CopyBound
 from clusterprof.analysis.detectors.device.device_throttled import DeviceThrottled
 from clusterprof.analysis.detectors.device.h2d_copy import H2dCopy
+from clusterprof.analysis.detectors.device.h2d_copy_bound import H2dCopyBound
 from clusterprof.analysis.detectors.device.h2d_sync import H2dSync
 from clusterprof.analysis.detectors.device.launch_alloc import LaunchAlloc
 from clusterprof.analysis.detectors.device.launch_bound import LaunchBound
@@ -57,7 +57,7 @@ DETECTORS: tuple[Detector, ...] = (
     InputWait(),
     H2dCopy(),
     H2dSync(),
-    CopyBound(),
+    H2dCopyBound(),
     LaunchBound(),
     LaunchAlloc(),
     MemoryFree(),

@@ -173,7 +173,7 @@ class Job:
             self._copy_blocking(player, more, "h2d-copy")
         player.mark(began, layout.H2D, size, int(unhooked or not more))
         if more and unhooked:  # an extension that the probe does not know copies
-            self._copy_blocking(player, more, "copy-bound")
+            self._copy_blocking(player, more, "h2d-copy-bound")
 
     def _copy_blocking(self, player: Player, ns: int, cause: str) -> None:
         """Let the host wait for a copy, and the device compute nothing."""

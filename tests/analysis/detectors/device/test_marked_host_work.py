@@ -14,7 +14,7 @@ from clusterprof_lab.synth.make import make
 @pytest.mark.parametrize(
     ("scenario", "cause"),
     [
-        ("h2d-unhooked", "copy-bound"),
+        ("h2d-unhooked", "h2d-copy-bound"),
         ("launch-memory-freed", "memory-free"),
         ("startup-warm-up", "warm-up"),
     ],

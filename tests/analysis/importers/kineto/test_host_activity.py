@@ -220,13 +220,15 @@ def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
         )
 
     report = report_of(steps(copies), tmp_path)
-    assert ms_of(report) == {"copy-bound": 4 * 70.0}  # from 10 to 80 ms; before, a kernel hides it
-    finding = named(report, "copy-bound")
+    assert ms_of(report) == {
+        "h2d-copy-bound": 4 * 70.0
+    }  # from 10 to 80 ms; before, a kernel hides it
+    finding = named(report, "h2d-copy-bound")
     evidence = {item.name: item.value for item in finding.evidence}
     assert evidence["copy.to_device_ratio"] == pytest.approx(50 / 70, abs=1e-3)
     # 50 of 55 ms of 1 GiB, and 8 bytes, in 70 ms
     assert evidence["copy.bytes_per_second"] == pytest.approx(GIB * 50 / 55 / 0.070, rel=1e-3)
-    assert {item.id for item in list_recommendations("copy-bound")} == {
+    assert {item.id for item in list_recommendations("h2d-copy-bound")} == {
         "pin-copied-memory",
         "copy-ahead",
         "copy-less",

@@ -64,11 +64,11 @@ _SOURCES = (
 )
 
 
-class CopyBound:
+class H2dCopyBound:
     """Claims time in which a device copied and did nothing else."""
 
     cause = Cause(
-        "copy-bound",
+        "h2d-copy-bound",
         "h2d",
         "The GPU copies from or to its host, and computes nothing meanwhile",
         "Copy the next batch on another stream during the step, from pinned memory, or copy less",
