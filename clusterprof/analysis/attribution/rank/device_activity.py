@@ -421,13 +421,20 @@ def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
 def _measure_step_parts(rank: Rank, windows: DeviceWindows, known: StepProfile) -> Float | None:
     """Measure which share of each window lies in each part of a step: float64[n, parts].
 
-    0 for windows that are not within steps. None without steps, or when enough is known.
+    0 for windows that are not within steps; without marked steps, a step lasts from one wait for
+    data to the next. None without either, or when enough is known.
     """
-    steps = rank.main.spans.get(layout.STEP)
-    if steps is None or not steps.start_ns.size or known.windows >= _MAX_PROFILE_WINDOWS:
+    steps, waits = rank.main.spans.get(layout.STEP), rank.main.spans.get(layout.DATA_WAIT)
+    if steps is not None:
+        begun, ended = steps.start_ns, steps.end_ns
+    elif waits is not None:
+        begun, ended = waits.start_ns[:-1], waits.start_ns[1:]
+    else:
         return None
-    start = np.maximum(steps.start_ns, np.append(steps.start_ns[0], steps.end_ns[:-1]))
-    length = np.maximum(steps.end_ns - start, 0).astype(np.float64)
+    if not begun.size or known.windows >= _MAX_PROFILE_WINDOWS:
+        return None
+    start = np.maximum(begun, np.append(begun[0], ended[:-1]))
+    length = np.maximum(ended - start, 0).astype(np.float64)
     edges_ns = (start[:, None] + length[:, None] * np.arange(_PARTS + 1) / _PARTS).ravel()
     before = np.cumsum(length) - length
     ends_ns = np.stack([windows.start_ns, windows.end_ns]).astype(np.float64)

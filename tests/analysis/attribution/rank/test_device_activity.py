@@ -72,11 +72,15 @@ def rank_with(values: list[float]) -> Rank:
     return Rank(chunk, 0, 1, "d", True, main, (), True)
 
 
-def with_steps(rank: Rank, step_ms: int) -> Rank:
-    """The rank with steps of equal length, one after the other, for as long as it was recorded."""
+def with_steps(rank: Rank, step_ms: int, kind: int = layout.STEP) -> Rank:
+    """The rank with steps of equal length, one after the other, for as long as it was recorded.
+
+    kind: DATA_WAIT for a wait of 1 ms at the beginning of each instead.
+    """
     start = np.arange(0, rank.chunk.end_ns, step_ms * MS)
-    steps = spans(*((at / 1e9, at / 1e9 + step_ms / 1e3) for at in start.tolist()))
-    return replace(rank, main=replace(rank.main, spans={layout.STEP: steps}))
+    length_s = step_ms / 1e3 if kind == layout.STEP else 1e-3
+    steps = spans(*((at / 1e9, at / 1e9 + length_s) for at in start.tolist()))
+    return replace(rank, main=replace(rank.main, spans={kind: steps}))
 
 
 def mean_activity(windows_count: int, step_ms: int, work_ms: int) -> list[float]:
@@ -124,12 +128,13 @@ def test_idle_time_does_not_spin() -> None:
     assert spun[16] == 0
 
 
-def test_busy_waiting_that_no_window_shows_alone_is_found_by_the_steps() -> None:
+@pytest.mark.parametrize("kind", [layout.STEP, layout.DATA_WAIT])
+def test_busy_waiting_that_no_window_shows_alone_is_found_by_the_steps(kind: int) -> None:
     # Steps of 120 ms, of which the last 36 are waiting: windows of 100 ms contain 16 to 36 ms of
     # it. Their activity is 0.594 to 0.764, never a third of the 0.9 of work.
     values = mean_activity(384, 120, 84)
     assert min(values) > 0.59
-    rank = with_steps(rank_with(values), 120)
+    rank = with_steps(rank_with(values), 120, kind)
     spun, *_ = detect_busy_wait(rank, windows(384), NO_ACTIVITY)
     assert spun[256:].sum() / (128 * 100 * MS) == pytest.approx(0.3, abs=0.04)
     # without steps they could also be work of another kind

@@ -220,9 +220,7 @@ def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
         )
 
     report = report_of(steps(copies), tmp_path)
-    assert ms_of(report) == {
-        "h2d-copy-bound": 4 * 70.0
-    }  # 10 to 80 ms; a kernel hid it before
+    assert ms_of(report) == {"h2d-copy-bound": 4 * 70.0}  # 10 to 80 ms; a kernel hid it before
     finding = named(report, "h2d-copy-bound")
     evidence = {item.name: item.value for item in finding.evidence}
     assert evidence["copy.to_device_ratio"] == pytest.approx(50 / 70, abs=1e-3)
