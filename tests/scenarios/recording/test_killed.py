@@ -136,7 +136,8 @@ def span_ends(records: list[Record]) -> list[int]:
             assert (record.first_sequence, record.dropped) == (expected, 0)
             expected += len(record.columns["end_ns"])
             ends += list(record.columns["end_ns"])
-            assert set(record.columns["kind"]) <= {layout.FIRST_USER_KIND, layout.GC, layout.STEP}
+            unprompted = {layout.GC, layout.INTERPRETER_WAIT}
+            assert set(record.columns["kind"]) <= {layout.FIRST_USER_KIND, layout.STEP} | unprompted
     return ends
 
 

@@ -127,8 +127,8 @@ def test_mllog_names_the_slow_instance_and_the_cold_epochs() -> None:
 
 
 def test_the_slowdown_of_the_straggling_job_is_that_of_its_authors() -> None:
-    known = json.loads((SHARED / "straggler-bytedance" / "known.json").read_text())["jobs"]["ST"]
     report = analyze(files("straggler-bytedance", "timeline-ST.json.gz"))
+    known = json.loads((SHARED / "straggler-bytedance" / "known.json").read_text())["jobs"]["ST"]
     values = {metric.name: metric.value for metric in report.metrics}
     assert values["yardstick.slowdown_factor"] == pytest.approx(
         known["blocking_slowdown"], rel=0.02
