@@ -205,7 +205,9 @@ def _select_ranks_to_compare(ranks: Sequence[RankResult]) -> list[RankResult]:
     """
     with_steps = [rank for rank in ranks if rank.implicit_steps is not None]
     marked = [rank for rank in ranks if rank.operations is not None]
-    only_issued = len(with_steps) == len(ranks) and any(has_busy_wait(rank) for rank in ranks)
+    only_issued = len(with_steps) == len(ranks) and any(
+        has_busy_wait(rank) or rank.suspected_steps is not None for rank in ranks
+    )
     if len(with_steps) < 2 or (marked and not only_issued):
         return []
     if not any(

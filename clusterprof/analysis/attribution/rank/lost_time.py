@@ -77,6 +77,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
 )
 from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
+from clusterprof.analysis.attribution.rank.without_probe import has_waited_in_operations
 from clusterprof.analysis.detectors.base import measure_device_sync
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
 from clusterprof.analysis.timeline.intervals import EMPTY, merge_intervals
@@ -443,7 +444,7 @@ def measure_lost_intervals(
         busy_wait_ns, suspected_ns, activity = detect_busy_wait(rank, windows, activity)
         if layout.EXPOSED_COLLECTIVE in rank.main.spans:  # device events measure these waits better
             busy_wait_ns[:] = 0
-        if layout.COLLECTIVE in rank.main.spans:
+        if has_waited_in_operations(rank):
             suspected_ns[:] = 0
     not_idle = busy_wait_ns, suspected_ns
     lost, account, shares = _measure_from_samples(
