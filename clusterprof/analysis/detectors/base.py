@@ -34,6 +34,7 @@ from clusterprof.analysis.timeline.series import (
     locate_intervals,
 )
 from clusterprof.analysis.timeline.spans import HostWorkSpans, SyncSpans
+from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 from clusterprof.signals import Signal
 
@@ -338,6 +339,45 @@ def measure_runnable(rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown) -
         delay = np.where(inside, np.nan_to_num(main_delay), delay)
     lost.shared[_RUNNABLE_KEY] = breakdown, delay
     return delay
+
+
+_POLL_PLACES = ("poll_schedule", "do_poll", "ep_poll", "do_select")
+"""Parts of the names of kernel functions in which a thread waits for any of several files."""
+_DEVICE_SPANS = (
+    layout.EXPOSED,
+    layout.EXPOSED_COLLECTIVE,
+    layout.EXPOSED_COPY,
+    layout.H2D,
+    layout.SYNC,
+    layout.STARVED,
+)
+"""Kinds of spans that need a hook on the device."""
+
+
+def is_poll(name: str) -> bool:
+    """Return whether a kernel function waits for any of several files, sockets or devices."""
+    return any(place in name for place in _POLL_PLACES)
+
+
+def may_wait_in_driver(rank: Rank) -> bool:
+    """Return whether sleep in `poll` may be an unmarked wait for the rank's device.
+
+    A driver waits for its device, or for a copy, in `poll` on a device file.
+    """
+    return bool(rank.device) and not any(kind in rank.main.spans for kind in _DEVICE_SPANS)
+
+
+def find_certain_idle_time(asleep_ns: Float, busy_ns: Float) -> Float:
+    """Return for how long the device must have been idle while the host slept: float64[n], ns.
+
+    In one segment sleep can exceed the busy time by chance. So all segments with such sleep count
+    together: a host that sleeps only while its device works slept no longer than it was busy.
+    """
+    asleep = asleep_ns > 0
+    beyond_ns = np.maximum(asleep_ns - busy_ns, 0.0)
+    most_ns = float(beyond_ns.sum())
+    in_all_ns = max(float((asleep_ns - busy_ns)[asleep].sum()), 0.0)
+    return beyond_ns * (in_all_ns / most_ns) if most_ns > 0 else beyond_ns
 
 
 _SLEEP_STATES = (ord("S"), ord("D"))

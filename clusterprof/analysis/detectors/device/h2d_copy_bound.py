@@ -16,8 +16,10 @@ An imported trace of a profiler has each copy on the device's timeline: its shar
 the time in which only copies ran, outside waits for data. A recording of clusterprof has the bytes
 that the GPU received and sent over its bus (`gpu.pcie_receive_bytes_per_second`): its share is the
 time that these bytes need at the highest rate of the run, at least 6 GB/s, in idle time of a step
-outside every other wait, if the mean rate there is at least 1 GB/s. Time inside a copy that the
-probe recorded is `h2d-copy`: there the host was blocked, whatever the bus did.
+outside every other wait, if the mean rate there is at least 1 GB/s. Where waits for the device have
+no spans, idle time in which the host slept in the driver (`poll`) counts as well then: it waited
+for the copy. Time inside a copy that the probe recorded is `h2d-copy`: there the host was blocked,
+whatever the bus did.
 
 ## What to do
 
@@ -36,14 +38,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
+    compute_place_ratios,
+    find_certain_idle_time,
+    is_poll,
     limit_to_lost_time,
+    may_wait_in_driver,
+    measure_sleep,
     select_phases,
 )
+from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
 from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
@@ -115,7 +124,9 @@ class H2dCopyBound:
             limits.copying_at_least_bytes_per_second, *(top for _, top, _ in rates.values())
         )
         length = np.maximum(lost.end_ns - lost.start_ns, 1)
-        copied_ns = limit_to_lost_time(np.where(inside, rate / highest * length, 0.0), lost, inside)
+        copied_ns = np.where(inside, rate / highest * length, 0.0)
+        copied_ns = np.maximum(copied_ns, _measure_driver_waits(rank, lost, inside))
+        copied_ns = limit_to_lost_time(copied_ns, lost, inside)
         share = np.where(inside, np.minimum(copied_ns / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
         evidence = (
             Evidence(name, compute_claimed_mean(lost, share, values), "bytes/s", note)
@@ -142,6 +153,20 @@ def _describe_copies(
         rate, note = moved / copied_ns * 1e9, "were copied in that time"
         evidence.insert(0, Evidence("copy.bytes_per_second", rate, "bytes/s", note))
     return tuple(evidence)
+
+
+def _measure_driver_waits(rank: Rank, lost: LostTime, inside: NDArray[np.bool_]) -> Float:
+    """Measure how long the host slept in a wait that may be for a copy, while its device idled.
+
+    Returns float64[n], ns; 0 where waits for the device have spans. inside: bool[n].
+    """
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or not may_wait_in_driver(rank):
+        return np.zeros(lost.start_ns.size)
+    polls = find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
+    ratios = compute_place_ratios(rank, lost, inside, polls)
+    polled_ns = measure_sleep(rank, lost, inside) * ratios
+    return find_certain_idle_time(polled_ns, lost.end_ns - lost.start_ns - lost.lost_ns)
 
 
 def _measure_bus_rates(rank: Rank, lost: LostTime) -> dict[str, tuple[Float, float, str]]:

@@ -18,7 +18,8 @@ data, other ranks, copies, saves and evaluation. Its samples show where (`wchan`
 waiting for a process, counts for as much of the GPU's idle time there as chance would have it,
 because a host also sleeps when it waits for its GPU. A connection or a pipe can also be a wait for
 the device or for another thread, so it counts only as far as the GPU must have been idle while the
-thread slept, and not while another thread of the process ran. The grade is B for timers and
+thread slept, and not while another thread of the process ran. A driver waits for its device in
+`poll`, too: that counts only where waits for the device have spans. The grade is B for timers and
 processes, C for connections and pipes. Locks are not claimed: who holds one is not known (`cpu-gil`
 decides where another thread ran). A trace with stacks names the call instead (`sleep`, `acquire`,
 `recv`) and the function around it.
@@ -45,6 +46,9 @@ from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
     compute_place_ratios,
+    find_certain_idle_time,
+    is_poll,
+    may_wait_in_driver,
     measure_host_work,
     measure_sleep,
     name_host_functions,
@@ -81,10 +85,6 @@ _CONNECTION_PLACES = (
     "unix_stream",
     "skb_wait",
     "pipe_read",
-    "poll_schedule",
-    "do_poll",
-    "ep_poll",
-    "do_select",
 )
 
 
@@ -132,6 +132,8 @@ class HostAsleep:
         names = rank.chunk.wchan_names
         timer = find_sleep_samples(thread, names, _is_timer)
         connection = find_sleep_samples(thread, names, _is_connection)
+        if not may_wait_in_driver(rank):
+            connection |= find_sleep_samples(thread, names, is_poll)
         if _may_wait_unseen(rank):
             connection[:] = False
         if not timer.any() and not connection.any():
@@ -143,7 +145,7 @@ class HostAsleep:
         busy_ns = length_ns - lost.lost_ns
         # A host that waits for its device sleeps too, while the device is busy.
         expected_ns = timer_ns * lost.lost_ns / np.maximum(length_ns, 1.0)
-        certain_ns = _find_certain_idle_time(connection_ns, busy_ns)
+        certain_ns = find_certain_idle_time(connection_ns, busy_ns)
         certain_ns -= np.minimum(_measure_other_threads(rank, lost, inside), certain_ns)
         room_ns = expected_ns + certain_ns
         if room_ns.sum() < limits.asleep_at_least_ratio * length_ns[inside].sum():
@@ -151,19 +153,6 @@ class HostAsleep:
         share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)
         grade: Grade = "B" if timer_ns.sum() >= connection_ns.sum() else "C"
         return Claims(share, grade, tuple(_build_evidence(lost, share, timer_ns, connection_ns)))
-
-
-def _find_certain_idle_time(connection_ns: Float, busy_ns: Float) -> Float:
-    """Return for how long the device must have been idle while the host slept: float64[n], ns.
-
-    In one segment sleep can exceed the busy time by chance. So all segments with such sleep count
-    together: a host that sleeps only while its device works slept no longer than it was busy.
-    """
-    asleep = connection_ns > 0
-    beyond_ns = np.maximum(connection_ns - busy_ns, 0.0)
-    most_ns = float(beyond_ns.sum())
-    in_all_ns = max(float((connection_ns - busy_ns)[asleep].sum()), 0.0)
-    return beyond_ns * (in_all_ns / most_ns) if most_ns > 0 else beyond_ns
 
 
 def _may_wait_unseen(rank: Rank) -> bool:
