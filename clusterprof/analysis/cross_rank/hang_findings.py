@@ -31,7 +31,9 @@ from clusterprof.analysis.attribution.ledger import (
     RankResult,
     with_attributed_waits,
 )
+from clusterprof.analysis.attribution.rank.claims import PEERS_UNKNOWN
 from clusterprof.analysis.attribution.rank.host_activity import PAUSED
+from clusterprof.analysis.attribution.rank.without_probe import ON_CPU
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.attribution.wait_for.hangs import Hang
 from clusterprof.analysis.cross_rank.hangs import (
@@ -46,6 +48,7 @@ from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, format_ranges
 from clusterprof.analysis.node.analyze import NodeResult, map_ranks
 from clusterprof.analysis.node.observations import RankEnding
 from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
+from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
 from clusterprof.probe import layout
 from clusterprof.report.model import Culprit, Evidence, Finding
 
@@ -351,7 +354,9 @@ def _describe_unmarked_hang(members: Sequence[_Member]) -> str:
 MIN_PAUSE_RATIO = 0.5
 """Least pause time of a rank relative to the rank that paused longest."""
 MAX_WAIT_RATIO = 0.5
-"""Largest wait of ranks for the CPUs of others, relative to their pauses."""
+"""Largest wait of ranks for others that were on a CPU or late without a known reason, relative to
+their pauses.
+"""
 MIN_PAUSED_CPU_RATIO = 0.5
 """Least part of a rank's own loss to its CPU that fell into pauses."""
 _CPU, _EVAL = "cpu", "eval"
@@ -377,6 +382,7 @@ def _has_common_pauses(ranks: Sequence[RankResult]) -> bool:
     ):
         return False
     waited = sum(rank.victim_ns.get(_CPU, 0) for rank in ranks) * SHARE_SCALE
+    waited += sum(rank.accumulator.unexplained.get(PEERS_UNKNOWN, 0) for rank in ranks)
     return waited < MAX_WAIT_RATIO * sum(paused)
 
 
@@ -384,12 +390,17 @@ def _compute_own_cpu_units(rank: RankResult) -> int:
     claimed = sum(
         units for (cause, _, _), units in rank.accumulator.claimed.items() if cause == _CPU
     )
-    return claimed - rank.victim_ns.get(_CPU, 0) * SHARE_SCALE
+    on_cpu = rank.accumulator.unexplained.get(ON_CPU, 0)
+    return claimed + on_cpu - rank.victim_ns.get(_CPU, 0) * SHARE_SCALE
 
 
 def _with_pauses_as_eval(rank: RankResult) -> RankResult:
     left = _compute_own_cpu_units(rank)  # includes CPU time in the windows at the edges of pauses
-    claimed = dict(rank.accumulator.claimed)
+    claimed, unexplained = dict(rank.accumulator.claimed), dict(rank.accumulator.unexplained)
+    on_cpu = unexplained.pop(ON_CPU, 0)
+    left -= on_cpu
+    source = SOURCE_DEVICE_SAMPLES  # without a device, nothing is attributed by families
+    claimed[_EVAL, "C", source] = claimed.get((_EVAL, "C", source), 0) + on_cpu
     for key in sorted(claimed):
         cause, grade, source = key
         if cause == _CPU and grade == "C":
@@ -398,6 +409,5 @@ def _with_pauses_as_eval(rank: RankResult) -> RankResult:
             claimed[key] -= moved_units
             claimed[_EVAL, grade, source] = claimed.get((_EVAL, grade, source), 0) + moved_units
     claimed = {key: units for key, units in claimed.items() if units}
-    return with_attributed_waits(
-        rank, replace(rank.accumulator, claimed=claimed), rank.victim_ns, rank.culprit_ns
-    )
+    accumulator = replace(rank.accumulator, claimed=claimed, unexplained=unexplained)
+    return with_attributed_waits(rank, accumulator, rank.victim_ns, rank.culprit_ns)

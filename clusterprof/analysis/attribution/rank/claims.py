@@ -34,11 +34,12 @@ from numpy.typing import NDArray
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.history import HistoryBuilder, with_segment_totals
-from clusterprof.analysis.attribution.rank.host_activity import sum_cpu_claims_in_pauses
+from clusterprof.analysis.attribution.rank.host_activity import sum_cpu_time_in_pauses
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
 from clusterprof.analysis.attribution.rank.without_probe import (
+    ON_CPU,
     attribute_to_families,
     split_unmarked_waits,
     subtract_sleep,
@@ -175,12 +176,16 @@ def settle_segment(
     are updated with the attributed time.
     """
     breakdown = compute_data_wait_breakdown(rank, lost)
+    on_cpu = np.zeros(lost.start_ns.size, np.int64)
     if rank.marked:
         accumulator, shares, unclaimed = _attribute_by_detectors(rank, lost, breakdown, limits)
         time_spent.add(rank, segment, lost, shares)
     else:
-        accumulator, shares, unclaimed = _attribute_by_families(rank, lost, breakdown, limits)
-    accumulator, waiting = split_unmarked_waits(accumulator, rank, lost, unclaimed, NO_SIGNAL)
+        accumulator, shares, unclaimed, on_cpu = _attribute_by_families(
+            rank, lost, breakdown, limits
+        )
+    may_wait = unclaimed - on_cpu
+    accumulator, waiting = split_unmarked_waits(accumulator, rank, lost, may_wait, NO_SIGNAL)
     implicit_steps.add(rank, segment, lost, shares, waiting)
     if history is not None:
         history.add(rank, segment, lost, shares, (unclaimed, waiting), account)
@@ -190,31 +195,40 @@ def settle_segment(
 
 def _attribute_by_families(
     rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Mapping[str, Any]
-) -> tuple[Accumulator, dict[str, Int], Int]:
-    """Apply the detectors that need no spans, and attribute the rest by co-occurrence."""
+) -> tuple[Accumulator, dict[str, Int], Int, Int]:
+    """Apply the detectors that need no spans, and attribute the rest by co-occurrence.
+
+    Also returns the shares, what is left of each interval, and the part of that in which the main
+    thread was on a CPU: int64[n], in 1/SHARE_SCALE.
+    """
     accumulator, own, unclaimed = _attribute_by_detectors(rank, lost, breakdown, limits)
     shares: dict[str, Int] = {}
-    for name, share in attribute_to_families(lost, rank).items():
+    families = attribute_to_families(lost, rank)
+    on_cpu = families.pop(ON_CPU, np.zeros(lost.start_ns.size, np.int64))
+    for name, share in families.items():
         shares[name] = np.minimum(share, unclaimed)
         unclaimed = unclaimed - shares[name]
+    on_cpu = np.minimum(on_cpu, unclaimed)
     claimed = {
         (name, "C", source): units
         for name, share in shares.items()
         for source in _SOURCES
         if (units := int((lost.lost_ns * share)[lost.source == source].sum()))
     }
-    unexplained = {NO_SIGNAL: rest} if (rest := int((lost.lost_ns * unclaimed).sum())) else {}
+    by_reason = {NO_SIGNAL: unclaimed - on_cpu, ON_CPU: on_cpu}
+    unexplained = {
+        reason: units
+        for reason, share in by_reason.items()
+        if (units := int((lost.lost_ns * share).sum()))
+    }
     needing_spans = {
         detector.cause.id for detector in DETECTORS if "spans" in detector.needs
     }  # reported once for all
     missing = {key: n for key, n in accumulator.missing.items() if key[0] not in needing_spans}
     claimed = {**accumulator.claimed, **claimed}
     accumulator = replace(accumulator, claimed=claimed, unexplained=unexplained, missing=missing)
-    return (
-        replace(accumulator, totals=sum_cpu_claims_in_pauses(lost, shares)),
-        {**own, **shares},
-        unclaimed,
-    )
+    totals = sum_cpu_time_in_pauses(lost, shares.get("cpu", 0) + on_cpu)
+    return replace(accumulator, totals=totals), {**own, **shares}, unclaimed, on_cpu
 
 
 def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown:

@@ -25,7 +25,6 @@ an idle interval often extends over two windows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -331,14 +330,13 @@ def find_pauses(lost: LostTime) -> NDArray[np.bool_]:
     return out
 
 
-def sum_cpu_claims_in_pauses(lost: LostTime, shares: Mapping[str, Int]) -> dict[str, int]:
-    """Sum what was claimed for the CPU in pauses, ns in fixed-point shares, for `totals`.
+def sum_cpu_time_in_pauses(lost: LostTime, share: Int) -> dict[str, int]:
+    """Sum the time on a CPU in pauses, ns in fixed-point shares, for `totals`.
 
-    shares: int64[n] per cause, in 1/SHARE_SCALE.
+    share: int64[n], in 1/SHARE_SCALE.
     """
-    if "cpu" not in shares:
-        return {}
-    return {PAUSED: int((lost.lost_ns * shares["cpu"])[find_pauses(lost)].sum())}
+    units = int((lost.lost_ns * share)[find_pauses(lost)].sum())
+    return {PAUSED: units} if units else {}
 
 
 def _is_saving_models(

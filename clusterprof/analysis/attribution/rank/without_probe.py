@@ -6,8 +6,9 @@ Without spans it is not recorded what the training process waited for. What rema
     bytes go to the device while that computes nothing                  h2d
     a loading process works all the time, the training process sleeps   storage, cpu
     it is blocked on storage and reads, or has no CPU                   storage, cpu
-    it is on a CPU, and loads by itself or was stopped                  cpu
+    it is on a CPU, and loads by itself                                 cpu
     it is on a CPU in any case, or in the driver                        launch
+    it is on a CPU just while the device idles                          no cause: `on-cpu`
     it sleeps while another of its threads runs                         cpu
 
 analysis.attribution.rank.host_activity and analysis.attribution.rank.host_activity estimate how
@@ -74,6 +75,8 @@ LOADER_PREFERENCE_RATIO = 0.3
 """Difference of a loader's working time, while the device idles minus while it is busy,
 above which the device waits for it.
 """
+ON_CPU = "on-cpu"
+"""Reason id: the main thread was on a CPU, and what it computed is not known."""
 _AROUND_NS = 1_000_000_000
 _WHOLE_RATIO = 0.95  # of a window: the device did nothing
 
@@ -81,7 +84,8 @@ _WHOLE_RATIO = 0.95  # of a window: the device did nothing
 def attribute_to_families(lost: LostTime, rank: Rank) -> dict[str, Int]:
     """Claim a part of each lost interval for families of causes.
 
-    Returns int64[n] per family, in 1/SHARE_SCALE, together at most that.
+    Returns int64[n] per family, in 1/SHARE_SCALE, together at most that; under ON_CPU the part in
+    which the main thread was on a CPU for a reason unknown.
     """
     n = lost.start_ns.size
     thread = rank.main.threads.get(rank.pid)
@@ -126,10 +130,13 @@ def attribute_to_families(lost: LostTime, rank: Rank) -> dict[str, Int]:
 
 
 def _choose_cpu_family(rank: Rank, host: HostActivity) -> str:
-    """Choose the family of the main thread's CPU time while its device idles."""
+    """Choose the family of the main thread's CPU time while its device idles.
+
+    ON_CPU where workers load the data: evaluation, logs, compilation and slow launches look alike.
+    """
     if not any(process.pid != rank.pid for process in rank.workers):
         return "cpu"  # it loads its data itself, too
-    return "launch" if host.launching or host.in_driver else "cpu"
+    return "launch" if host.launching or host.in_driver else ON_CPU
 
 
 def _convert_to_shares(shares: dict[str, Float]) -> dict[str, Int]:

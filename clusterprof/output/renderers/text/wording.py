@@ -508,6 +508,7 @@ _UNATTRIBUTED_REASONS = {
     "evaluation": "the job evaluated its model",
     "peers": "in operations with other ranks, too many or too few of them to match across ranks",
     "peers-unknown": "waiting for a rank that was late for an unknown reason",
+    "on-cpu": "the main thread was on a CPU, and no mark shows what it computed",
     "asleep": "the main thread slept inside a step: waiting for ranks, or something unrecorded",
     "sending": "the main thread slept while its node sent data: waiting for ranks or for data",
     "spinning": "a kernel busy-waited: for other ranks in an operation that was not recorded",
