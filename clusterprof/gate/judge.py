@@ -201,6 +201,9 @@ def _read_metric(rule: Rule, report: Report, inconclusive: bool) -> _MetricReadi
     )
 
 
+_MAY_HAVE_WAITED = ", because busy devices may have waited for other ranks"
+
+
 def _judge_reading(rule: Rule, reading: _MetricReading) -> RuleResult:
     metric, value, hidden = reading.metric, reading.value, reading.hidden
     limit = _resolve_limit(rule, metric)
@@ -217,7 +220,8 @@ def _judge_reading(rule: Rule, reading: _MetricReading) -> RuleResult:
         ):
             why += f" ({value:g}, the limit {limit:g})"  # else: "is 70.0 %, failed 70.0 %"
         if outcome == "cannot tell" and metric.bound != "exact":
-            why += ", because no device was measured"
+            is_lower = (metric.bound == "at least") != (metric.name == "productive.ratio")
+            why += _MAY_HAVE_WAITED if is_lower else ", because no device was measured"
         elif outcome == "cannot tell":
             why += f", and another {format_quantity(hidden, 'ratio')} is lost without a known cause"
     return RuleResult(rule, metric.name, metric.unit, value, limit, outcome, why)

@@ -41,6 +41,7 @@ from clusterprof.analysis.attribution.network.counters import (
 )
 from clusterprof.analysis.attribution.rank.claims import NO_SIGNAL
 from clusterprof.analysis.attribution.rank.step_blocks import ALL_RANKS_GROUP, TICK_NS
+from clusterprof.analysis.attribution.rank.utilization import NO_SM_ACTIVITY
 from clusterprof.analysis.attribution.rank.without_probe import (
     ASLEEP,
     BUSY_WAIT,
@@ -108,6 +109,28 @@ def has_busy_wait(rank: RankResult) -> bool:
     """Return whether the device of a rank surely busy-waited, for more than noise."""
     units = rank.accumulator.unexplained.get(BUSY_WAIT, 0)
     return units > SHARE_SCALE * MIN_BUSY_WAIT_RATIO * rank.accumulator.totals.get("in_step", 0)
+
+
+UNVERIFIED_BUSY = "unverified_busy"
+"""Id of a total, ns: busy time of which nothing tells whether it was waiting for other ranks."""
+
+
+def measure_unverified_busy_time(state: JobState) -> JobState:
+    """Measure the busy time of devices that may contain waiting in collectives, unseen.
+
+    A collective that runs on the device looks busy while it waits. Stream events, SM activity or
+    power that falls tell it from work.
+    """
+    return replace(state, nodes=map_ranks(state.nodes, _with_unverified_busy_time))
+
+
+def _with_unverified_busy_time(rank: RankResult) -> RankResult:
+    busy_ns = rank.accumulator.utilization.get((NO_SM_ACTIVITY, 0), 0)
+    may_wait = rank.has_peers and rank.implicit_steps is not None
+    if not busy_ns or not may_wait or has_busy_wait(rank):
+        return rank
+    unverified = Accumulator(totals={UNVERIFIED_BUSY: busy_ns})
+    return replace(rank, accumulator=merge_accumulators(rank.accumulator, unverified))
 
 
 def revert_suspected_busy_wait(state: JobState) -> JobState:

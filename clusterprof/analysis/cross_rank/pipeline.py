@@ -22,6 +22,7 @@ from clusterprof.analysis.cross_rank.implicit_collectives import (
     apply_implicit_barriers,
     blame_unrecorded_peers,
     find_jobs_with_network_faults,
+    measure_unverified_busy_time,
     revert_suspected_busy_wait,
 )
 from clusterprof.analysis.cross_rank.state import JobState
@@ -80,6 +81,7 @@ CROSS_RANK_PASSES: tuple[Callable[[JobState], JobState], ...] = (
     align_clocks,
     # Who waited for whom in operations, and why; where none were marked, in steps.
     find_network_faults,
+    measure_unverified_busy_time,
     apply_implicit_barriers,
     attribute_waits,
     blame_starved_transfers,

@@ -13,12 +13,14 @@ from typing import Any
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.claims import MISSING_TRACE_DATA
+from clusterprof.analysis.cross_rank.implicit_collectives import UNVERIFIED_BUSY
 from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.report.model import CoverageGap
 from clusterprof.signals.host import is_absence_normal
 from clusterprof.trace.reader import SkippedInput
 from clusterprof.trace.schema import Event, Gap
+from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_host_list
 
 _OPERATIONS = "operations between ranks"
@@ -87,7 +89,26 @@ def list_coverage_gaps(
         if not folder.is_copy
     ]
     blinds = sorted(gaps.values(), key=lambda b: (b.kind != "lost", b.what, b.message))
+    blinds += _report_unverified_busy_time(ranks)
     return (*lost, *blinds, *_report_unmatched(unmatched), *_report_unchecked_causes(ranks))
+
+
+_MIN_UNVERIFIED_RATIO = 0.01  # of the time in steps
+
+
+def _report_unverified_busy_time(ranks: Sequence[RankResult]) -> list[CoverageGap]:
+    """Report busy time that may contain waiting in collectives."""
+    in_step_ns = sum(rank.ledger.in_step_ns for rank in ranks)
+    busy_ns = sum(rank.accumulator.totals.get(UNVERIFIED_BUSY, 0) for rank in ranks)
+    if busy_ns <= _MIN_UNVERIFIED_RATIO * in_step_ns:
+        return []
+    part = format_quantity(busy_ns / in_step_ns, "ratio")
+    message = (
+        f"for {part} of the time in steps devices were busy, at work or waiting for other ranks in"
+        " a collective: neither stream events nor SM activity tell, so lost time is a lower bound"
+    )
+    remedy = "record with `sampling.gpm: true` (Hopper and later), or with the probe's CUDA hooks"
+    return [CoverageGap("waits in collectives", "absent", message, remedy)]
 
 
 def _collect_lacking_nodes(nodes: Sequence[NodeResult]) -> dict[str, set[str]]:

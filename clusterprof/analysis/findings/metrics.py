@@ -32,6 +32,7 @@ from clusterprof.analysis.attribution.rank.step_blocks import (
     unpack_keys,
 )
 from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.cross_rank.implicit_collectives import UNVERIFIED_BUSY
 from clusterprof.analysis.detectors.cross_rank import NETWORK_LIMITS
 from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.findings.efficiency_metrics import NO_BENCHMARK
@@ -47,6 +48,7 @@ _NO_STEPS = "no steps were recorded"
 _NO_DEVICE = "no accelerator was measured inside steps"
 _NO_SM_ACTIVITY = "no SM activity was recorded"
 _MAX_UNOBSERVED_RATIO = 0.01  # of the time in steps: with more, a sum of all losses is no bound
+_MAX_UNVERIFIED_RATIO = 0.01  # of the time in steps, busy: with more, a loss is a lower bound
 _SUMS_OF_ALL_LOSSES = ("lost.ratio", "productive.ratio", "au_ratio", "unattributed.ratio")
 _MIN_KNOWN_RATIO = 0.9  # of the time: a smaller part does not represent all of it
 
@@ -66,8 +68,10 @@ def build_metrics(
     for rank in ranks:
         for id_, ns in rank.ledger.buckets:
             buckets[id_] = buckets.get(id_, 0) + ns
-    upper: Bound = "at most" if bounded else "exact"
-    lower: Bound = "at least" if bounded else "exact"
+    unverified_ns = combined.totals.get(UNVERIFIED_BUSY, 0)
+    is_least = not bounded and unverified_ns > _MAX_UNVERIFIED_RATIO * in_step_ns
+    upper: Bound = "at most" if bounded else "at least" if is_least else "exact"
+    lower: Bound = "at least" if bounded else "at most" if is_least else "exact"
     metrics = (
         _compute_busy_ratio(combined),
         _compute_sm_active_ratio(combined),

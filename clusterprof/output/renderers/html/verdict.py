@@ -125,6 +125,8 @@ def render_verdict(report: Report, price: float | None, currency: str) -> Markup
 
 
 def get_bound_prefix(report: Report) -> str:
+    if wording.is_lower_bound(report):
+        return "≥ "
     return "≤ " if wording.is_upper_bound(report) else ""
 
 

@@ -53,6 +53,10 @@ _MIN_IN_PREFERRED_UNIT = 0.01
 
 _KEPT_BUSY = "The accelerators were kept busy"
 NO_SIGNIFICANT_LOSS = "Nothing to fix: the accelerators were kept busy."
+_MAY_HAVE_WAITED = (
+    "Not known: the accelerators were busy, but nothing recorded tells work from waiting for other"
+    " ranks in collectives (see Not seen)."
+)
 _NOTHING_MEASURED = (
     "No device was measured and no host wait was recorded, so it is not known how busy the"
     " accelerators were."
@@ -106,6 +110,13 @@ def is_unbounded(report: Report) -> bool:
 def is_upper_bound(report: Report) -> bool:
     """Return whether the lost time of any rank or finding is only an upper bound."""
     return not is_unbounded(report) and _has_upper_bounds(report)
+
+
+def is_lower_bound(report: Report) -> bool:
+    """Return whether devices may have waited unseen: the loss can be larger than what was seen."""
+    return any(
+        metric.name == "lost.ratio" and metric.bound == "at least" for metric in report.metrics
+    )
 
 
 def _has_upper_bounds(report: Report) -> bool:
@@ -179,6 +190,8 @@ def describe_no_loss(report: Report) -> str:
     """Describe that hardly anything was lost, or why that cannot be judged."""
     if report.too_little_seen:
         return describe_too_little_seen(report)
+    if is_lower_bound(report):
+        return _MAY_HAVE_WAITED
     if all(rank.device for rank in report.ranks if rank.in_step_ns):
         if report.lost_ns > _NEGLIGIBLE_LOSS_RATIO * report.in_step_ns:
             part = format_share(report.lost_ns, report.in_step_ns)
@@ -252,6 +265,7 @@ def describe_total_loss(
     part, whole = _format_part_and_whole(report.lost_ns, report.in_step_ns, None)
     ratio = format_share(report.lost_ns, report.in_step_ns)
     at_most = "at most " if is_upper_bound(report) else ""
+    at_most = "at least " if is_lower_bound(report) else at_most
     at_most = at_most.capitalize() if starts_sentence else at_most
     amount = f": {part} of {whole}" if report.has_time_unit else ""
     unobserved = format_share(report.unobserved_ns, report.in_step_ns)
