@@ -403,7 +403,9 @@ def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
     busy_wait_level = float(np.searchsorted(until, max(1, busy_wait_windows // 8))) / _BINS
     confirmed = usual > 0 and busy_wait_windows >= enough
     partial_ratio = _compute_partial_ratio(until, round(usual * _BINS), windows_seen)
-    fitted = _find_levels_in_steps(known.profile)
+    quarter = float(np.searchsorted(until, NEAR_USUAL_RATIO * windows_seen)) / _BINS
+    # A device that is equally active in all windows mixes nothing, whatever the fit of parts says.
+    fitted = _find_levels_in_steps(known.profile) if quarter < MAX_PARTIAL_RATIO * usual else None
     if fitted is not None:  # a window that busy-waited for most of its time shows no level alone
         # Rounded: sums of numbers with fractions depend on where a recording is cut.
         usual = max(usual, round(fitted[0], 6))
