@@ -16,10 +16,9 @@ An imported trace of a profiler has each copy on the device's timeline: its shar
 the time in which only copies ran, outside waits for data. A recording of clusterprof has the bytes
 that the GPU received and sent over its bus (`gpu.pcie_receive_bytes_per_second`): its share is the
 time that these bytes need at the highest rate of the run, at least 6 GB/s, in idle time of a step
-outside every other wait, if the mean rate there is at least 1 GB/s. Where waits for the device have
-no spans, idle time in which the host slept in the driver (`poll`) counts as well then: it waited
-for the copy. Time inside a copy that the probe recorded is `h2d-copy`: there the host was blocked,
-whatever the bus did.
+outside every other wait, if the mean rate there is at least 1 GB/s. Idle time in which the host
+slept in `poll`, as in a driver, counts as well then: it waited for the copy. Time inside a copy
+that the probe recorded is `h2d-copy`: there the host was blocked, whatever the bus did.
 
 ## What to do
 
@@ -48,7 +47,6 @@ from clusterprof.analysis.detectors.base import (
     find_certain_idle_time,
     is_poll,
     limit_to_lost_time,
-    may_wait_in_driver,
     measure_sleep,
     select_phases,
 )
@@ -158,10 +156,10 @@ def _describe_copies(
 def _measure_driver_waits(rank: Rank, lost: LostTime, inside: NDArray[np.bool_]) -> Float:
     """Measure how long the host slept in a wait that may be for a copy, while its device idled.
 
-    Returns float64[n], ns; 0 where waits for the device have spans. inside: bool[n].
+    Returns float64[n], ns, without marked waits. inside: bool[n].
     """
     thread = rank.main.threads.get(rank.pid)
-    if thread is None or not may_wait_in_driver(rank):
+    if thread is None:
         return np.zeros(lost.start_ns.size)
     polls = find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
     ratios = compute_place_ratios(rank, lost, inside, polls)
