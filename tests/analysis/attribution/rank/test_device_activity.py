@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from clusterprof.analysis.attribution.rank.device_activity import (
     detect_busy_wait,
 )
 from clusterprof.analysis.cross_rank.step_alignment import has_common_step_ends
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series
 from clusterprof.probe import layout
+from clusterprof_lab.scenario import Trial, load_corpus
+from clusterprof_lab.synth.make import make_sharded
 from tests.support.builders import header, spans
 
 MS = 1_000_000
@@ -151,6 +155,14 @@ def test_steps_without_busy_waiting_show_none() -> None:
     values = mean_activity(384, 100, 70)
     spun, *_ = detect_busy_wait(with_steps(rank_with(values), 100), windows(384), NO_ACTIVITY)
     assert not spun.any()
+
+
+def test_a_job_whose_hosts_wait_in_collectives_does_not_busy_wait(tmp_path: Path) -> None:
+    # Sharded: twelve collectives a step on the hosts, first use of kernels in the first steps.
+    healthy = next(item for item in load_corpus() if item.id == "null-clean")
+    make_sharded(Trial(healthy, "medium", 0, "dev"), tmp_path / "run")
+    report = analyze(tmp_path / "run" / "recording")
+    assert dict(report.unattributed_reasons).get("spinning", 0) == 0
 
 
 @pytest.mark.parametrize("step_ms", [None, 120])

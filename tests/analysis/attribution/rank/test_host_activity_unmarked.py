@@ -43,7 +43,6 @@ def each(step: Step, interval: int) -> list[Step]:
     [
         (Step(save=0.4), 10, "checkpoint", 1.2),  # 40 MB in each pause
         (Step(save=0.05), 1, "eval", 1.5),  # 5 MB in each step: a log
-        (Step(host=0.05), 1, "cpu", 1.5),
         (Step(copy=0.2), 1, "h2d", 6.0),  # 2 GB
     ],
 )
@@ -56,6 +55,18 @@ def test_what_holds_one_rank_up_is_reported_and_costs_the_others_as_much(
     assert seconds_of(report, 1)[family] == pytest.approx(lost_s, rel=0.25)
     assert seconds_of(report, 0)[family] == pytest.approx(lost_s, rel=0.45)
     assert next(iter(blamed(report).items()))[0] == family and blamed(report)[family][0] == 1
+
+
+def test_a_rank_that_computes_while_its_device_idles_is_late_for_an_unknown_reason(
+    tmp_path: Path,
+) -> None:
+    # Each step 0.05 s on a CPU: evaluation, logs, compilation and slow launches look alike.
+    job = cluster([PLAIN] * N, each(Step(host=0.05), 1), [PLAIN] * N)
+    report = recorded(without(job, "spans"), tmp_path)
+    assert "cpu" not in blamed(report)
+    reasons = {reason: ns / SECOND for reason, ns in report.unattributed_reasons}
+    assert reasons["on-cpu"] == pytest.approx(1.5, rel=0.5)  # the others launch, too
+    assert reasons["peers-unknown"] == pytest.approx(2 * 1.5, rel=0.45)  # what it cost the others
 
 
 def test_pauses_of_all_ranks_at_once_on_their_cpus_are_an_evaluation(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
-from clusterprof.analysis.attribution.rank.without_probe import attribute_to_families
+from clusterprof.analysis.attribution.rank.without_probe import ON_CPU, attribute_to_families
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.analysis.timeline.model import PHASE_NONE, SOURCE_DEVICE_SAMPLES, LostTime, Rank
@@ -61,8 +61,8 @@ def test_who_has_no_loading_process_loads_with_the_same_thread(tmp_path: Path) -
     assert share_by_family(replace(rank, workers=()), alike) == {"cpu": 1.0}
 
 
-@pytest.mark.parametrize(("letter", "family"), [("U", "cpu"), ("K", "launch")])
-def test_a_thread_that_rests_while_the_device_works_was_stopped_or_in_the_driver(
+@pytest.mark.parametrize(("letter", "family"), [("U", ON_CPU), ("K", "launch")])
+def test_a_thread_that_rests_while_the_device_works_was_in_the_driver_or_nobody_knows(
     tmp_path: Path, letter: str, family: str
 ) -> None:
     # On a CPU just while the device idles: in its own code, or in the kernel for no bytes.

@@ -81,9 +81,16 @@ def test_a_connection_counts_only_for_idle_time_that_cannot_lie_elsewhere() -> N
 def test_a_poll_is_a_connection_and_another_thread_that_runs_takes_its_time() -> None:
     # idle for 0.7 s and polling all the time; another thread computes for 0.4 of that second
     piece = (0, 1, 0.7, PHASE_COMPUTE)
-    np.testing.assert_allclose(claim("I1", piece).share, [1.0])
-    np.testing.assert_allclose(claim("I1", piece, other="U0.4 I0.6").share, [3 / 7])
-    np.testing.assert_array_equal(claim("I1", piece, other="U0.8 I0.2").share, [0.0])
+    marks = {**HOOKED, layout.SYNC: spans((9.4, 9.5, 100_000_000, 1))}
+    np.testing.assert_allclose(claim("I1", piece, marks=marks).share, [1.0])
+    np.testing.assert_allclose(claim("I1", piece, marks=marks, other="U0.4 I0.6").share, [3 / 7])
+    np.testing.assert_array_equal(claim("I1", piece, marks=marks, other="U0.8 I0.2").share, [0.0])
+
+
+def test_a_poll_may_be_a_wait_of_the_driver_where_the_device_has_no_hooks() -> None:
+    piece = (0, 1, 0.7, PHASE_COMPUTE)
+    np.testing.assert_array_equal(claim("I1", piece).share, [0.0])
+    np.testing.assert_allclose(claim("W1", piece).share, [1.0])  # a socket is no driver
 
 
 @pytest.mark.parametrize(
