@@ -11,10 +11,11 @@ phases in different parts:
 
 While the main thread launches work its device is busy, and while it sleeps outside any known wait
 (a timer, an upload) often not. How long it slept in each window is known from its counters, so both
-have a share of their own. Shares lie between 0 and 1. A window's idle time is its expectation by
-these shares, plus the difference to what was measured, which goes to phases in proportion to the
-variance of a share (p * (1 - p)): a phase in which the device is always idle, or never, takes none
-of it. Until enough windows were seen, phases are filled in a fixed order.
+have a share of their own. Shares lie between 0 and 1; that of collectives in which the host waits
+is 1 unless the windows exclude it, and the others are fitted to what is left. A window's idle time
+is its expectation by these shares, plus the difference to what was measured, which goes to phases
+in proportion to the variance of a share (p * (1 - p)): a phase in which the device is always idle,
+or never, takes none of it. Until enough windows were seen, phases are filled in a fixed order.
 
 The equations are updated at fixed numbers of windows, so that where a recording is cut into
 chunks changes nothing.
@@ -55,6 +56,10 @@ _MIN_VARIANCE = 0.01
 """Least variance of a share: the difference of a window must fit somewhere."""
 _ROUNDING = 0.02
 """A share this near to 0 or 1 is 0 or 1: samples are not exact to a percent."""
+_MAX_ERRORS = 4.0
+"""Standard errors that the idle share of collectives may be from 1 to be 1: a device has no work
+while its host waits in one, and inexact times make the share of short waits too small.
+"""
 _ROUNDS, _DESCENT_ROUNDS, _CONVERGED = 8, 200, 1e-5
 _RIDGE = 1e-3
 """Weight of what is assumed of a phase, for phases that windows cannot tell apart."""
@@ -82,6 +87,8 @@ class PhaseShares:
     """Sum over windows of the product of each two phases' parts of the window."""
     idle_products: tuple[float, ...] = (0.0,) * PHASES
     """Sum over windows of the product of a phase's part and the idle part."""
+    idle_squares: float = 0.0
+    """Sum over windows of the squared idle part."""
     shares: tuple[float, ...] = ()
     """Idle share of each phase as of the last update; empty = not known yet."""
 
@@ -141,24 +148,29 @@ def _add_windows(known: PhaseShares, parts_ns: Int | Float, idle_ns: Int) -> Pha
     parts, idle = parts_ns / length[:, None], np.minimum(idle_ns / length, 1.0)
     products = np.reshape(known.products, (PHASES, PHASES)) + parts.T @ parts
     idle_products = np.array(known.idle_products) + parts.T @ idle
+    idle_squares = known.idle_squares + float(idle @ idle)
     windows = known.windows + idle_ns.size
     shares = known.shares
     if windows == _find_next_update(known.windows):
-        shares = tuple(solve_shares(products, idle_products).tolist())
+        shares = tuple(solve_shares(products, idle_products, windows, idle_squares).tolist())
     return replace(
         known,
         windows=windows,
         products=tuple(products.ravel().tolist()),
         idle_products=tuple(idle_products.tolist()),
+        idle_squares=idle_squares,
         shares=shares,
     )
 
 
-def solve_shares(products: Float, idle_products: Float) -> Float:
+def solve_shares(
+    products: Float, idle_products: Float, windows: int = 0, idle_squares: float = 0.0
+) -> Float:
     """Solve for the idle share of each phase by least squares with 0 <= share <= 1.
 
     products: float64[k, k], idle_products: float64[k]. Phases that did not occur get the mean
-    share of all.
+    share of all. windows, idle_squares: number of windows and the sum of their squared idle parts,
+    for the error of the share of collectives.
     """
     weight = float(products.sum())
     mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
@@ -169,6 +181,19 @@ def solve_shares(products: Float, idle_products: Float) -> Float:
     assumed = np.array([_ASSUMED.get(phase, mean) for phase in present.tolist()])
     target = idle_products[present] + ridge * assumed
     shares[present] = solve_within_bounds(matrix, target)
+    wait = present == PHASE_COLLECTIVE
+    if windows > present.size and wait.any():
+        solved = shares[present]
+        rest = idle_squares - 2 * solved @ idle_products[present]
+        rest += solved @ products[np.ix_(present, present)] @ solved
+        variance = max(float(rest), 0.0) / (windows - present.size)
+        error = float(np.sqrt(variance * np.linalg.inv(matrix)[wait, wait][0]))
+        if shares[PHASE_COLLECTIVE] >= 0.5 and 1 - shares[PHASE_COLLECTIVE] <= _MAX_ERRORS * error:
+            shares[PHASE_COLLECTIVE] = 1.0
+            shares[present[~wait]] = solve_within_bounds(
+                matrix[np.ix_(~wait, ~wait)],
+                target[~wait] - matrix[np.ix_(~wait, wait)].sum(axis=1),
+            )
     return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
 
 

@@ -98,6 +98,28 @@ def test_three_windows_of_two_phases_give_two_shares() -> None:
     assert shares[PHASE_COMPUTE] == pytest.approx(0.144, abs=0.003)
 
 
+@pytest.mark.parametrize(
+    ("idle_of", "noise", "alone", "expected"),
+    [((0.11, 0.19), 0.06, 0.83, 1.0), ((0.05, 0.1), 0.0, 0.5, 0.5)],
+)
+def test_short_collectives_are_idle_throughout_unless_windows_exclude_it(
+    idle_of: tuple[float, float], noise: float, alone: float, expected: float
+) -> None:
+    # 40 windows, of which 0.1 or 0.2 are collectives. Idle are 0.11 and 0.19, by 0.06 more or less:
+    # 0.1 p + 0.9 q = 0.11 and 0.2 p + 0.8 q = 0.19, so p = 0.83, with a standard error of 0.18.
+    # Exactly half of each is idle: that is half of the collectives.
+    phases = (PHASE_COLLECTIVE, PHASE_COMPUTE)
+    waiting = np.repeat([0.1, 0.2], 20)
+    parts = np.stack([waiting, 1 - waiting], axis=1)
+    idle = np.repeat(idle_of, 20) + np.tile([noise, -noise], 20)
+    products, idle_products = np.zeros((PHASES, PHASES)), np.zeros(PHASES)
+    products[np.ix_(phases, phases)] = parts.T @ parts
+    idle_products[list(phases)] = parts.T @ idle
+    assert solve_shares(products, idle_products)[PHASE_COLLECTIVE] == pytest.approx(alone, abs=0.05)
+    shares = solve_shares(products, idle_products, 40, float(idle @ idle))
+    assert shares[PHASE_COLLECTIVE] == pytest.approx(expected, abs=0.05)
+
+
 def test_until_enough_windows_were_seen_the_wait_is_filled_first() -> None:
     # 15 windows: nothing is known; the wait of 60 is full, 20 are left for computing
     windows = build(np.tile([60 * MS, 140 * MS], (MIN_WINDOWS - 1, 1)), TWO_PHASES, idle(80, 15))
