@@ -164,7 +164,8 @@ def _measure_driver_waits(rank: Rank, lost: LostTime, inside: NDArray[np.bool_])
     polls = find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
     ratios = compute_place_ratios(rank, lost, inside, polls)
     polled_ns = measure_sleep(rank, lost, inside) * ratios
-    return find_certain_idle_time(polled_ns, lost.end_ns - lost.start_ns - lost.lost_ns)
+    busy_ns = (lost.end_ns - lost.start_ns - lost.lost_ns).astype(np.float64)
+    return find_certain_idle_time(polled_ns, busy_ns)
 
 
 def _measure_bus_rates(rank: Rank, lost: LostTime) -> dict[str, tuple[Float, float, str]]:
