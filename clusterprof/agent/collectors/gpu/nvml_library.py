@@ -76,9 +76,9 @@ class Device:
     ) -> None:
         self.index = index
         self.notes: deque[tuple[str, dict[str, Any]]] = deque(maxlen=64)
-        """Events since the list was last cleared: `device-lost`, `call-slowed` (median_ns: 0 once it
-        is quick again), `device-processes`
-        (held: [pid, bytes], whenever the list differs from the previous one).
+        """Events since the list was last cleared: `device-lost`, `call-slowed` (median_ns:
+        0 once it is quick again), `device-processes` (held: [pid, bytes], whenever the list
+        differs from the previous one).
         """
         self._nvml, self._handle, self._mark, self._clock = nvml, handle, mark, clock
         self._lost: Unavailable | None = None
