@@ -121,8 +121,8 @@ class DriverView:
     def _convert_header(self, header: Header) -> Header:
         status = {_NVIDIA: "available", _EMULATED: "absent"}
         collectors = [
-            {**one, "status": status.get(str(one.get("name")), one.get("status"))}
-            for one in header.collectors
+            {**collector, "status": status.get(str(collector.get("name")), collector.get("status"))}
+            for collector in header.collectors
         ]
         devices = [_convert_device(device) for device in header.devices]
         return replace(header, devices=devices, collectors=collectors)

@@ -79,5 +79,8 @@ def _evened(plan: Plan, faults: Faults, sizes: list[float], at: int) -> float:
     """Return the step time with each step's work of one fault spread evenly over the ranks."""
     fault = faults.all[at]
     noise = np.broadcast_to(fault.noise.mean(axis=0), fault.noise.shape)
-    even = [replace(one, noise=noise) if one is fault else one for one in faults.all]
+    even = [
+        replace(candidate, noise=noise) if candidate is fault else candidate
+        for candidate in faults.all
+    ]
     return step_ns(run(plan, Faults(tuple(even)).scaled(sizes)))

@@ -128,5 +128,5 @@ def recorded(works: Sequence[Work], folder: Path, others: bool = True) -> list[W
 
 def lying_in(folder: Path, modes: tuple[str, ...], ablate: bool) -> list[Work]:
     """Return the runs under a folder: every folder with a truth, by name."""
-    found = sorted({path.parent for path in folder.rglob(FILE)})
-    return [Work("", None, path, modes, ablate) for path in found]
+    folders = sorted({path.parent for path in folder.rglob(FILE)})
+    return [Work("", None, path, modes, ablate) for path in folders]

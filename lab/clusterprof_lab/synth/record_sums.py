@@ -19,10 +19,14 @@ def accrued(start_ns: Int, end_ns: Int, amounts: Float | Int, t_ns: Int) -> Floa
 
     Intervals may overlap. Example: 10 over [0, 100) and 10 over [50, 150): 15 at 100.
     """
-    some = (end_ns > start_ns) & (np.asarray(amounts) != 0)
-    if not some.any():
+    nonempty = (end_ns > start_ns) & (np.asarray(amounts) != 0)
+    if not nonempty.any():
         return np.zeros(len(t_ns))
-    start, end, amount = start_ns[some], end_ns[some], np.asarray(amounts, np.float64)[some]
+    start, end, amount = (
+        start_ns[nonempty],
+        end_ns[nonempty],
+        np.asarray(amounts, np.float64)[nonempty],
+    )
     rate = amount / (end - start)
     at = np.concatenate([start, end])
     order = np.argsort(at, kind="stable")

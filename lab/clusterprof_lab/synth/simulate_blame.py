@@ -39,7 +39,7 @@ def split(total_ns: int, weights: Mapping[Label, int]) -> dict[Label, int]:
         return dict(weights)
     parts = {label: total_ns * weight // whole for label, weight in weights.items()}
     missing = total_ns - sum(parts.values())
-    by_remainder = sorted(weights, key=lambda one: -(total_ns * weights[one] % whole))
+    by_remainder = sorted(weights, key=lambda label: -(total_ns * weights[label] % whole))
     for label in by_remainder[:missing]:
         parts[label] += 1
     return {label: ns for label, ns in parts.items() if ns}
@@ -75,11 +75,14 @@ def owed(
         if cause == WORK[0]:
             add(weights, {BUBBLE if structural else (OTHER, last): net[cause]})
         else:
-            add(weights, split(net[cause], {_whose(k, last): v for k, v in more[cause].items()}))
+            add(
+                weights,
+                split(net[cause], {_resolve_culprit(k, last): v for k, v in more[cause].items()}),
+            )
     return split(wait_ns, weights)
 
 
-def _whose(label: Label, last: int) -> Label:
+def _resolve_culprit(label: Label, last: int) -> Label:
     cause, culprit = label
     nobody = FAMILY_OF.get(cause) == "network" or label == BUBBLE
     return (cause, last) if culprit is None and not nobody else label
@@ -88,8 +91,8 @@ def _whose(label: Label, last: int) -> Label:
 def clipped(lost: list[Lost], start_ns: int, end_ns: int) -> dict[Label, int]:
     """Sum up what was lost between two moments."""
     out: dict[Label, int] = {}
-    for one in lost:
-        inside = min(one.end_ns, end_ns) - max(one.start_ns, start_ns)
+    for loss in lost:
+        inside = min(loss.end_ns, end_ns) - max(loss.start_ns, start_ns)
         if inside > 0:
-            add(out, split(inside, one.shares))
+            add(out, split(inside, loss.shares))
     return out

@@ -138,8 +138,8 @@ class Faults:
 
     def compute(self, rank: int, step: int) -> Extra | None:
         """Return the first fault that slows this rank's kernels in this step."""
-        found = [fault.compute(rank, step) for fault in self.of("compute")]
-        return next((one for one in found if one), None)
+        extras = [fault.compute(rank, step) for fault in self.of("compute")]
+        return next((extra for extra in extras if extra), None)
 
     def copy_ns(self, rank: int, step: int) -> int:
         """Return what a copy takes beyond its due."""

@@ -152,7 +152,7 @@ class Job:
         if fault.extra == "gil-hog":
             self._hog(player).acts.append(Act(began, player.t, "user"))
         if fault.mark:
-            player.mark(began, fault.mark, player.told(fault.mark, fault.cause))
+            player.mark(began, fault.mark, player.count_marks(fault.mark, fault.cause))
             player.rank.gc_pauses += fault.mark == layout.GC
 
     def _hog(self, player: Player) -> Thread:
