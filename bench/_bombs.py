@@ -165,8 +165,8 @@ def large_world(folder: Path) -> Path:
         b'{"ph":"X","cat":"kernel","name":"ncclDevKernel_AllReduce","pid":0,"tid":7,"ts":1,"dur":5}'
     )
     path = folder / "rank0.json"
-    said = b'{"distributedInfo":{"rank":0,"world_size":1000000000000000000},"traceEvents":['
-    path.write_bytes(said + EVENT % 1 + comm + b"]}")
+    head = b'{"distributedInfo":{"rank":0,"world_size":1000000000000000000},"traceEvents":['
+    path.write_bytes(head + EVENT % 1 + comm + b"]}")
     return path
 
 

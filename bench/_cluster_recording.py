@@ -92,7 +92,7 @@ def write_job(
     for node in range(nodes):
         source = plain if node else late
         copy_node(source, folder / f"node-{node:03d}", node, world, apart_ns)
-    return sum(one.stat().st_size for one in folder.rglob("*.cpf"))
+    return sum(path.stat().st_size for path in folder.rglob("*.cpf"))
 
 
 def remove(folder: Path) -> None:
@@ -129,8 +129,8 @@ def registered(first: int, world: int) -> list[Event]:
         out.append(Event(0, "process-registered", {**who, "variables": variables}))
     groups = ((WORLD_GROUP, range(world)), (NODE_GROUP, range(first, first + RANKS)))
     for group, ranks in groups:
-        said = {"pid": 100, "group": group, "ranks": list(ranks)}
-        out.append(Event(0, "group-announced", said))
+        announcement = {"pid": 100, "group": group, "ranks": list(ranks)}
+        out.append(Event(0, "group-announced", announcement))
     return out
 
 

@@ -22,8 +22,8 @@ _ROOM_US = 1000
 def repeated(source: Path, target: Path, size_bytes: int) -> int:
     """Write a trace of at least this size; return how many bytes it has."""
     data = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
-    found = _EVENTS.search(data)
-    start = found.end() if found else data.index(b"[") + 1
+    match = _EVENTS.search(data)
+    start = match.end() if match else data.index(b"[") + 1
     end = data.rindex(b"]")
     head, body, tail = data[:start], data[start:end].strip(b" \r\n\t,"), data[end:]
     pieces, numbers, sorts = _cut(body)

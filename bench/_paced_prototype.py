@@ -84,8 +84,8 @@ def fourteen(head: bytes) -> Parse:
 
 def tasks(data: bytes) -> list[int]:
     """Read how many tasks run, of how many."""
-    running, _, every = data.split()[3].partition(b"/")
-    return [int(running), int(every)]
+    running, _, total = data.split()[3].partition(b"/")
+    return [int(running), int(total)]
 
 
 def process(data: bytes) -> list[int]:

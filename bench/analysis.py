@@ -119,7 +119,7 @@ def write(path: Path, threads: bool) -> int:
         if threads:
             writer.append(_threads(second))
     writer.close()
-    return sum(one.stat().st_size for one in path.iterdir())
+    return sum(file.stat().st_size for file in path.iterdir())
 
 
 def _registered(rank: int) -> Event:

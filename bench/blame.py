@@ -82,7 +82,7 @@ def matched(people: list[RankEntry]) -> None:
         read_batch.operations.rank.size
         for read_batch in OperationStream(people, {}, (0,), get_block).read_batches(BLOCK)
     )
-    assert rows == sum(int(one.operations.counts.sum()) for one in people)
+    assert rows == sum(int(rank.operations.counts.sum()) for rank in people)
 
 
 def cpu_s(do: object, rounds: int = 3) -> float:

@@ -53,8 +53,8 @@ def main() -> int:
             job = any_fault(layout, ranks, 1000 + seed, steps, decoy=seed % 2 == 1)
             guilty = job.faults[0].rank
             books = booked(job)
-            found = rank_culprits(books, find_peer_groups(job.ops, ranks))
-            says = {OURS: found[0][0] if found else -1}
+            culprits = rank_culprits(books, find_peer_groups(job.ops, ranks))
+            says = {OURS: culprits[0][0] if culprits else -1}
             says.update({name: rule(job) for name, rule in RULES.items()})
             hard = says["slowest total compute"] != guilty
             columns = [layout, "all", *["decoy"] * (seed % 2), *["hard"] * hard]
@@ -67,8 +67,8 @@ def main() -> int:
     print(f"{'right':<24}" + "".join(f"{name:>17}" for name in names))
     for name, by in right.items():
         print(f"{name:<24}" + "".join(f"{by[c]:>9} of {count[c]:>4}" for c in by))
-    for one in missed:
-        print(f"missed: {one}")
+    for job_name in missed:
+        print(f"missed: {job_name}")
     print(f"{time.process_time() - began:.0f} CPU-s; target {TARGET_RATIO:.0%} of all and of hard")
     kept = all(right[OURS][c] >= TARGET_RATIO * count[c] for c in ("all", "hard"))
     return 0 if kept else 1

@@ -45,7 +45,7 @@ def main() -> int:
     failed = 0
     print("bomb                                          size   ends    wall     CPU    memory")
     for name in BOMBS:
-        if wanted and not any(one in name for one in wanted):
+        if wanted and not any(word in name for word in wanted):
             continue
         with tempfile.TemporaryDirectory(prefix="clusterprof-bombs-") as folder:
             words = [sys.executable, "-m", "bench._bombs", name, folder]
@@ -67,8 +67,8 @@ def analyzed(path: Path) -> Run:
     """Analyse a file in a process of its own."""
     words = [sys.executable, "-m", "clusterprof", "analyze", "--format", "plain", str(path)]
     begun = time.monotonic()
-    with tempfile.TemporaryFile() as said:
-        child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said)
+    with tempfile.TemporaryFile() as stderr:
+        child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr)
         while True:
             pid, status, used = os.wait4(child.pid, os.WNOHANG)
             if pid:
@@ -80,8 +80,8 @@ def analyzed(path: Path) -> Run:
             time.sleep(0.02)
         child.returncode = os.waitstatus_to_exitcode(status)
         wall_s = time.monotonic() - begun
-        said.seek(0)
-        text = said.read().decode("utf-8", "replace").strip()
+        stderr.seek(0)
+        text = stderr.read().decode("utf-8", "replace").strip()
     first = (text.splitlines() or ["a report"])[0].replace(f"{path.parent}/", "")
     first = "Traceback" if "Traceback" in text else first.removeprefix("clusterprof: ")
     cpu_s = used.ru_utime + used.ru_stime

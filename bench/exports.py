@@ -64,13 +64,13 @@ def export(run: Path, words: tuple[str, ...], out: Path) -> dict:
         text=True,
         check=True,
     )
-    found = json.loads(done.stdout)
-    assert found["code"] == 0, done.stderr
-    found["bytes"] = sum(one.stat().st_size for one in out.iterdir())
-    for one in out.iterdir():
-        one.unlink()
+    measured = json.loads(done.stdout)
+    assert measured["code"] == 0, done.stderr
+    measured["bytes"] = sum(file.stat().st_size for file in out.iterdir())
+    for file in out.iterdir():
+        file.unlink()
     out.rmdir()
-    return found
+    return measured
 
 
 if __name__ == "__main__":

@@ -97,19 +97,19 @@ def main(arguments: list[str]) -> None:
         for processes in PROCESSES:
             for hz in RATES_HZ:
                 cost = share(folder / f"{processes}-{hz}", floor, processes, hz)
-                print(f"  {hz:3} Hz, {processes:2} processes  {told(cost)}", flush=True)
+                print(f"  {hz:3} Hz, {processes:2} processes  {format_cost(cost)}", flush=True)
         memory(folder)
         slowdown(folder, pairs)
 
 
-def told(cost: Cost) -> str:
+def format_cost(cost: Cost) -> str:
     """Return a line of the table."""
     ours, other = cost.ours_percent, cost.prototype_percent
     floor, full = cost.floor_percent, cost.full_percent
-    beside = " " * 30 if other is None else f"   {ours / other:5.2f} x prototype ({other:.3f} %)"
+    prototype = " " * 30 if other is None else f"   {ours / other:5.2f} x prototype ({other:.3f} %)"
     return (
         f"{ours:6.3f} %   {ours / floor:5.2f} x C ({floor:.3f} %)"
-        f"   {ours / full:5.2f} x C, full ({full:.3f} %){beside}"
+        f"   {ours / full:5.2f} x C, full ({full:.3f} %){prototype}"
         f"   {cost.written * HOUR_S / WINDOW_S / 1e6:6.1f} MB"
     )
 
@@ -235,9 +235,9 @@ def slowdown(folder: Path, pairs: int) -> None:
         agent = recorder_of(out)
         for number in range(pairs):
             took = {}
-            for beside in (number % 2 == 0, number % 2 == 1):
-                os.kill(agent, signal.SIGCONT if beside else signal.SIGSTOP)
-                took[beside] = turn(job, units, beside)
+            for recorded in (number % 2 == 0, number % 2 == 1):
+                os.kill(agent, signal.SIGCONT if recorded else signal.SIGSTOP)
+                took[recorded] = turn(job, units, recorded)
             walls.append(100 * (took[True][0] / took[False][0] - 1))
             cpus.append(100 * (took[True][1] / took[False][1] - 1))
         os.kill(agent, signal.SIGCONT)

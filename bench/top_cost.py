@@ -57,16 +57,16 @@ def main() -> None:
             size = write_job(job, ranks // RANKS, plain, late, apart_ns=0)
             command = [sys.executable, "-c", LOOK, str(job), str((SECONDS + 1) * 10**9), str(ranks)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found = json.loads(done.stdout)
+            measured = json.loads(done.stdout)
             remove(job)
-            first, again = found["spent"]
+            first, again = measured["spent"]
             target = f" (target {TARGET_CPU_S:g})" if ranks == TARGET_RANKS else ""
             print(
                 f"{ranks:5} ranks, {size / 1e6:3.0f} MB: first look {first:5.2f} CPU-s{target}, "
                 f"{first / ranks * 1e3:.1f} ms a rank; then {again:5.2f} CPU-s a look; "
-                f"{found['bytes'] / 2**20:.0f} MiB"
+                f"{measured['bytes'] / 2**20:.0f} MiB"
             )
-        print("\n".join(f"      {line.strip()}" for line in found["lines"]))
+        print("\n".join(f"      {line.strip()}" for line in measured["lines"]))
 
 
 if __name__ == "__main__":

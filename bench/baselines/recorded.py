@@ -86,7 +86,7 @@ def _spans(records: list[Any]) -> dict[int, np.ndarray]:
             parts[record.pid].append(
                 np.stack([np.asarray(record.columns[n]) for n in names], axis=1)
             )
-    return {pid: np.concatenate(some) for pid, some in parts.items()}
+    return {pid: np.concatenate(blocks) for pid, blocks in parts.items()}
 
 
 def _iowait_ratio(records: list[Any]) -> float:
@@ -105,7 +105,7 @@ def _iowait_ratio(records: list[Any]) -> float:
 def _au(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> dict[int, float]:
     out = {}
     for rank, wait in waits.items():
-        lost = sum(int((some[:, 1] - some[:, 0]).sum()) for some in (wait, stays[rank]))
+        lost = sum(int((spans[:, 1] - spans[:, 0]).sum()) for spans in (wait, stays[rank]))
         whole = int(max(wait[:, 1].max(), stays[rank][:, 1].max()) - wait[:, 0].min())
         out[rank] = 1 - lost / whole
     return out

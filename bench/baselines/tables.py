@@ -99,4 +99,4 @@ class Seen:
 
     def of_node(self, node: Node) -> tuple[int, ...]:
         """Return the ranks that ran there."""
-        return tuple(sorted(one for one, rank in self.ranks.items() if rank.node is node))
+        return tuple(sorted(number for number, rank in self.ranks.items() if rank.node is node))

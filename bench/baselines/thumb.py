@@ -51,7 +51,7 @@ def iowait(recording: Path, truth: Truth) -> Answer:
     by_node = [(ratio, node) for node in seen.nodes if (ratio := _iowait_ratio(node)) is not None]
     if not by_node:
         return Answer(tool, None)
-    ratio, node = max(by_node, key=lambda one: one[0])
+    ratio, node = max(by_node, key=lambda entry: entry[0])
     return _storage(tool, seen.of_node(node) if ratio > IOWAIT_ABOVE_RATIO else ())
 
 
@@ -62,7 +62,7 @@ def au(recording: Path, truth: Truth) -> Answer:
     if not used:
         return Answer(tool, None)
     least = sorted(used, key=lambda rank: (used[rank], rank))
-    return _storage(tool, tuple(one for one in least if used[one] < AU_PASSES_RATIO))
+    return _storage(tool, tuple(rank for rank in least if used[rank] < AU_PASSES_RATIO))
 
 
 def au_ratios(seen: Seen) -> dict[int, float]:
@@ -91,8 +91,8 @@ def _iowait_ratio(node: Node) -> float | None:
 
 
 def _storage(tool: str, culprits: tuple[int, ...]) -> Answer:
-    said = (Said("storage", None, None, culprits=culprits),) if culprits else ()
-    return Answer(tool, said, culprits=culprits, leaves=False)
+    causes = (Said("storage", None, None, culprits=culprits),) if culprits else ()
+    return Answer(tool, causes, culprits=culprits, leaves=False)
 
 
 RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {

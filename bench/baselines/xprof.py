@@ -57,7 +57,7 @@ def analysis(recording: Path, truth: Truth) -> Answer:
     """Say how input-bound a job is, and by what."""
     seen = see(recording, truth.clocks)
     waiting = [_waits(rank) for rank in seen.ranks.values()]
-    if not seen.in_step_ns or not any(len(one) for one in waiting):
+    if not seen.in_step_ns or not any(len(waits) for waits in waiting):
         return Answer(TOOL, None)
     ranks = list(seen.ranks.values())
     waited = _mean([float(rank.spent(_waits(rank)).sum()) / rank.in_step_ns for rank in ranks])

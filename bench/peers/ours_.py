@@ -15,7 +15,7 @@ _INPUT = ("input", "storage", "cpu")
 def main(path: Path) -> None:
     made = analyze_with_details([path])
     ranks = made.report.ranks
-    books = [one for node in made.across.nodes for one in node.ranks]
+    books = [rank for node in made.across.nodes for rank in node.ranks]
     window_ns = sum(rank.in_step_ns for rank in ranks)
     lost_ns = sum(rank.lost_ns for rank in ranks)
     busy = [book.accumulator.totals.get("busy") for book in books]
@@ -24,7 +24,7 @@ def main(path: Path) -> None:
     data_ns = sum(
         ns for rank in ranks for cause, ns in rank.buckets if cause.split("-")[0] in _INPUT
     )
-    waits = [one.accumulator.totals.get("wait", 0) for one in books]
+    waits = [rank.accumulator.totals.get("wait", 0) for rank in books]
     print(
         json.dumps(
             {

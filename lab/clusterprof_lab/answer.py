@@ -78,10 +78,10 @@ def load(path: Path) -> Answer:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _said(one: dict[str, Any]) -> Said:
-    blamed = one.get("culprits")
+def _said(fields: dict[str, Any]) -> Said:
+    blamed = fields.get("culprits")
     lists = {
         "culprits": None if blamed is None else tuple(blamed),
-        "covers": tuple(one.get("covers", ())),
+        "covers": tuple(fields.get("covers", ())),
     }
-    return Said(**{"leaf": None, "share_ratio": None, **one, **lists})
+    return Said(**{"leaf": None, "share_ratio": None, **fields, **lists})

@@ -96,16 +96,16 @@ class Truth:
     def family_ns(self) -> dict[str, int]:
         """Lost time inside steps by top-level group."""
         out: dict[str, int] = {}
-        for one in self.lost:
-            family = FAMILY_OF.get(one.cause, UNATTRIBUTED)
-            out[family] = out.get(family, 0) + one.ns
+        for loss in self.lost:
+            family = FAMILY_OF.get(loss.cause, UNATTRIBUTED)
+            out[family] = out.get(family, 0) + loss.ns
         return out
 
     def caused_ns(self) -> dict[int | None, int]:
         """Lost time inside steps by culprit."""
         out: dict[int | None, int] = {}
-        for one in self.lost:
-            out[one.culprit] = out.get(one.culprit, 0) + one.ns
+        for loss in self.lost:
+            out[loss.culprit] = out.get(loss.culprit, 0) + loss.ns
         return out
 
 
@@ -114,7 +114,7 @@ def write(truth: Truth, folder: Path) -> None:
     document = {"format": "clusterprof-truth", **asdict(truth)}
     for name in ("lost", "outside"):
         document[name] = [
-            [one["cause"], one["culprit"], one["rank"], one["ns"]] for one in document[name]
+            [row["cause"], row["culprit"], row["rank"], row["ns"]] for row in document[name]
         ]
     (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -126,9 +126,9 @@ def read(folder: Path) -> Truth:
         raise ValueError(f"{folder / FILE}: not a truth of schema {SCHEMA}")
     document["places"] = tuple(Place(**place) for place in document["places"])
     document["injected"] = tuple(
-        Injected(one["cause"], tuple(one["culprits"])) for one in document["injected"]
+        Injected(fault["cause"], tuple(fault["culprits"])) for fault in document["injected"]
     )
-    document["clocks"] = {node: tuple(one) for node, one in document["clocks"].items()}
+    document["clocks"] = {node: tuple(clock) for node, clock in document["clocks"].items()}
     for name in ("lost", "outside"):
         document[name] = _rows(document[name])
     return Truth(**document)

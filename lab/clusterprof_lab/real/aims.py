@@ -86,9 +86,9 @@ def _stall(name: str) -> Callable[[Aim], Made]:
 
 def _every(name: str, *parts: tuple[str, Callable[[Aim], float | int]]) -> Callable[[Aim], Made]:
     """A pause every few steps, each so much longer."""
-    every = 4
-    pause = (f"{name}-ms", lambda aim: aim.stall_ms * every)
-    return _script((f"{name}-every", lambda aim: every), pause, *parts)
+    interval_steps = 4
+    pause = (f"{name}-ms", lambda aim: aim.stall_ms * interval_steps)
+    return _script((f"{name}-every", lambda aim: interval_steps), pause, *parts)
 
 
 def _throttle(aim: Aim) -> Made:

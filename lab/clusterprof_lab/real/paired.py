@@ -35,7 +35,7 @@ from clusterprof_lab.real.cable import Link
 from clusterprof_lab.real.faults.base import Options, Place
 from clusterprof_lab.real.launch import Seat
 from clusterprof_lab.real.layout import Layout, layout_of
-from clusterprof_lab.real.told import told
+from clusterprof_lab.real.stopwatches import read_stopwatches
 from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
 
 FILE, FORMAT, SCHEMA = "paired.json", "clusterprof-paired", 1
@@ -84,10 +84,10 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
             at = seat.words.index("--fault")
             seat.words = (*seat.words[:at], *turns, *seat.words[at:])
         ended = trials.job_of(stack, seats, folder, stopwatches, False, real)
-    lives = told(stopwatches)
+    lives = read_stopwatches(stopwatches)
     if [life.steps for life in lives] != [steps] * layout.world:
         raise RuntimeError(f"{trial.name}: not all ranks trained: {launch.failed(stopwatches)}")
-    said = {
+    document = {
         "format": FORMAT,
         "schema": SCHEMA,
         "scenario": scenario.id,
@@ -103,7 +103,7 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
         "period_steps": fault.period_steps,
         "disturbed_ratio": round(ended.disturbed_ratio, 4),
     }
-    (folder / FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return folder
 
 
@@ -162,9 +162,9 @@ def _environment(
     stack: ExitStack, seats: Sequence[Seat], number: int, folder: Path, aim: Aim
 ) -> tuple[Options, Options]:
     """Apply a fault of the environment to a seat; return what it gets without and with it."""
-    seat, first = seats[number], sum(one.ranks for one in seats[:number])
+    seat, first = seats[number], sum(other.ranks for other in seats[:number])
     fault = trials.environment_faults()[aim.given["fault"]]
-    nodes = [one.node for one in seats if one.node is not None]
+    nodes = [other.node for other in seats if other.node is not None]
     where = folder / (f"fault-{seat.node.name}" if seat.node is not None else "fault")
     where.mkdir()
     place = Place(
@@ -192,8 +192,8 @@ def _stopped(pid: int, stop: bool) -> None:
     """
     with suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
-        for one in top.children(recursive=True):
-            one.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
+        for child in top.children(recursive=True):
+            child.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
         if not stop:
             top.send_signal(signal.SIGCONT)
 
@@ -241,7 +241,7 @@ def why_not(scenario: Scenario) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for, one job after another; 0 all run, 1 one failed, 4 none could be."""
     options = _parse(argv)
-    corpus = {one.id: one for one in load_corpus()}
+    corpus = {scenario.id: scenario for scenario in load_corpus()}
     names = options.scenario or list(corpus)
     unknown = sorted(set(names) - set(corpus))
     if unknown:
@@ -252,27 +252,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     began, failed, done = time.monotonic(), 0, 0
     for name in names:
         for seed in range(options.seeds):
-            one = Trial(corpus[name], options.severity, seed, options.split)
-            reason = why_not(one.scenario)
+            trial = Trial(corpus[name], options.severity, seed, options.split)
+            reason = why_not(trial.scenario)
             if reason:
                 if options.scenario:
-                    print(f"{one.name}: not run: {reason}", flush=True)
+                    print(f"{trial.name}: not run: {reason}", flush=True)
                 continue
-            if (out / one.name / FILE).exists():
+            if (out / trial.name / FILE).exists():
                 done += 1
                 continue
-            _clear(out / one.name)
+            _clear(out / trial.name)
             then = time.monotonic()
             try:
-                run(one, out, options.block_steps, options.blocks)
+                run(trial, out, options.block_steps, options.blocks)
             except (RuntimeError, OSError) as error:
                 failed += 1
-                print(f"{one.name}: {error}", file=sys.stderr, flush=True)
+                print(f"{trial.name}: {error}", file=sys.stderr, flush=True)
                 continue
             done += 1
             now = time.monotonic()
             print(
-                f"{one.name}: {now - then:.0f} s, {(now - began) / 60:.1f} min in all", flush=True
+                f"{trial.name}: {now - then:.0f} s, {(now - began) / 60:.1f} min in all", flush=True
             )
     print(f"{done} there, {failed} failed")
     return 1 if failed else 0 if done else 4

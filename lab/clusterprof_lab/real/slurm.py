@@ -34,7 +34,9 @@ def configuration(nodes: Sequence[Node], folder: Path) -> str:
     places = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs=2" for node in nodes)
     # Plugins are sought where the programs were installed, which may be elsewhere than compiled in.
     prefix = Path(str(program("slurmctld"))).parent.parent
-    plugins = "".join(f"PluginDir={found}\n" for found in prefix.glob("lib/*/slurm-wlm"))
+    plugins = "".join(
+        f"PluginDir={plugins_folder}\n" for plugins_folder in prefix.glob("lib/*/slurm-wlm")
+    )
     return f"""{plugins}ClusterName=lab
 SlurmctldHost={nodes[0].name}({nodes[0].address})
 AuthType=auth/none

@@ -116,13 +116,13 @@ def _ask(trials: Sequence[Trial], python: Path, version: str, out: Path) -> int:
     for number, trial in enumerate(trials, 1):
         with tempfile.TemporaryDirectory(prefix="clusterprof-rival-") as name:
             try:
-                said = answer_to(trial, python, version, shared, Path(name))
+                answer = answer_to(trial, python, version, shared, Path(name))
             except NotRun as reason:
                 not_run[trial.name] = str(reason)
                 print(f"{number}/{len(trials)} {trial.name}: not run: {reason}", flush=True)
                 continue
-        dump(said, out / f"real.{trial.name}.json")
-        words = ", ".join(one.family for one in said.causes or ()) or "nothing"
+        dump(answer, out / f"real.{trial.name}.json")
+        words = ", ".join(cause.family for cause in answer.causes or ()) or "nothing"
         print(f"{number}/{len(trials)} {trial.name}: {words}", flush=True)
     (out / "not-run.json").write_text(json.dumps(not_run, indent=1) + "\n", encoding="utf-8")
     print(f"{len(trials) - len(not_run)} of {len(trials)} answered")

@@ -53,19 +53,19 @@ def run(scenario: Scenario, folder: Path, program: Path, records: Path, steps: i
         if scenario.hogs is not None:
             stack.enter_context(hogs(nodes[scenario.hogs]))
         out = folder / "recording"
-        said = train(nodes, scenario.per_node, options, out, f"lab-{scenario.name}")
+        outputs = train(nodes, scenario.per_node, options, out, f"lab-{scenario.name}")
         counts = cable.counts()
-    found = truth(
-        sorted((rank for node in said for rank in node.ranks), key=lambda one: one["rank"])
+    measured = truth(
+        sorted((rank for node in outputs for rank in node.ranks), key=lambda rank: rank["rank"])
     )
-    document = {"scenario": scenario.name, "what": scenario.what, **found, "cable": counts}
+    document = {"scenario": scenario.name, "what": scenario.what, **measured, "cable": counts}
     (folder / "truth.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def judge(folder: Path) -> Run:
     """Analyse one recorded scenario and lay it, and the rules of thumb, beside the truth."""
-    said = json.loads((folder / "truth.json").read_text())
-    found = judged(KNOWN[said["scenario"]], analysed(folder / "recording"), said)
+    measured = json.loads((folder / "truth.json").read_text())
+    verdict = judged(KNOWN[measured["scenario"]], analysed(folder / "recording"), measured)
     sys.path.insert(0, str(ROOT / "bench"))
     from baselines.recorded import recorded
     from baselines.rules import RULES
@@ -73,7 +73,7 @@ def judge(folder: Path) -> Run:
     seen = recorded(folder / "recording")
     rules = {name: rule(seen.job) for name, rule in RULES.items()}
     rules |= {"iowait > 5 %": seen.iowait_above(), "AU < 90 %": seen.au_below()}
-    return replace(found, rules=rules)
+    return replace(verdict, rules=rules)
 
 
 def record(names: list[str], out: Path, options: argparse.Namespace) -> Iterator[Path]:
@@ -110,8 +110,8 @@ def main() -> int:
     options = parse()
     names = options.scenario or list(KNOWN)
     if options.kept is not None:
-        found = sorted(file.parent for file in options.kept.rglob("truth.json"))
-        return print_judged([one for one in found if one.name in names])
+        folders = sorted(file.parent for file in options.kept.rglob("truth.json"))
+        return print_judged([folder for folder in folders if folder.name in names])
     reason = why_not_here()
     if reason:
         print(f"not run: {reason}", file=sys.stderr)
@@ -141,7 +141,7 @@ def print_judged(folders: Iterator[Path] | list[Path]) -> int:
         print("\n".join(lines_of(number, runs[-1])), flush=True)
     print("\n".join(summary(runs)))
     print(f"{time.monotonic() - began:.0f} s")
-    return 0 if runs and all(one.right for one in runs) else 1
+    return 0 if runs and all(run.right for run in runs) else 1
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ class Place:
     def path(self, name: str) -> Path:
         """Return a path below the folder that no other node of the same folder uses."""
         own = Path(name)
-        whose = "" if self.node is None else f"-{self.node.name}"
-        return self.folder / f"{own.stem}{whose}{self.label}{own.suffix}"
+        node_suffix = "" if self.node is None else f"-{self.node.name}"
+        return self.folder / f"{own.stem}{node_suffix}{self.label}{own.suffix}"
 
     def within(self, *command: str) -> list[str]:
         """Return the command line that runs a command in the node's mounts and network.

@@ -119,7 +119,7 @@ class LinkBackground:
     def apply(self, place: Place) -> Iterator[Options]:
         """Start the flows; the node's link has one rate, with and without them."""
         node = _node_of(place, self.name)
-        others = [one for one in place.nodes if one.name != node.name]
+        others = [other for other in place.nodes if other.name != node.name]
         if not others:
             raise ValueError(f"{self.name}: needs a second node in Place.nodes")
         small = MODEL_MB / 2

@@ -118,8 +118,8 @@ def _all(group: cgroups.Group, advice: int) -> None:
 
 
 def _advise(pid: int, advice: int) -> None:
-    found = _PRIVATE.findall(Path(f"/proc/{pid}/maps").read_text())
-    held = [(int(first, 16), int(last, 16)) for first, last in found]
+    matches = _PRIVATE.findall(Path(f"/proc/{pid}/maps").read_text())
+    held = [(int(first, 16), int(last, 16)) for first, last in matches]
     held = [(first, last) for first, last in held if last - first >= HOLD_MB << 20]
     if not held:
         return

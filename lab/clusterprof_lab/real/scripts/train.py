@@ -64,9 +64,9 @@ class Trainer:
         # What it is now: everyone who has it sees a turn.
         self.options = options = argparse.Namespace(**vars(turns.faulty))
         self.turns, self.rank, self.world, self.whole_mb = turns, rank, world, options.model_mb
-        said = {"rank": rank, "world": world, "host": os.uname().nodename}
-        said["workers"] = options.workers
-        self.watch = Watch(options.folder, rank, said)
+        header = {"rank": rank, "world": world, "host": os.uname().nodename}
+        header["workers"] = options.workers
+        self.watch = Watch(options.folder, rank, header)
         self.device = Device(queue_depth(options))
         self.on_host = options.collectives == "host"
         self.random = random.Random(options.seed * 1000 + rank)

@@ -115,8 +115,8 @@ def parse() -> argparse.Namespace:
 
 
 def of_rank(options: argparse.Namespace, rank: int) -> argparse.Namespace:
-    for whose, word in options.own:
-        if int(whose) == rank:
+    for owner, word in options.own:
+        if int(owner) == rank:
             name, value = word.split("=")
             setattr(options, name, type(getattr(options, name))(value))
     return options
@@ -177,14 +177,14 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    said = {
+    header = {
         "rank": rank,
         "world": world,
         "host": socket.gethostname(),
         "steps": options.steps,
         "chain": options.chain,
     }
-    line = json.dumps({**said, **train(of_rank(options, rank), rank, world)})
+    line = json.dumps({**header, **train(of_rank(options, rank), rank, world)})
     with open(__file__) as turn:  # a pipe keeps only short lines of several writers apart
         fcntl.flock(turn, fcntl.LOCK_EX)
         print(line, flush=True)

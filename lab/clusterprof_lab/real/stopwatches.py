@@ -78,10 +78,10 @@ class Life:
     """By step: time without a CPU so far."""
 
 
-def told(folder: Path) -> list[Life]:
+def read_stopwatches(folder: Path) -> list[Life]:
     """Read all lives of all ranks; those that trained no step have no times."""
-    found = [_life(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.jsonl")]
-    return sorted(found, key=lambda life: (life.number, life.rank))
+    lives = [_life(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.jsonl")]
+    return sorted(lives, key=lambda life: (life.number, life.rank))
 
 
 def _life(text: str) -> Life:
