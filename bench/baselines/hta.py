@@ -29,7 +29,7 @@ from baselines.sagemaker import busy_percent
 from baselines.seen import see
 from baselines.tables import Rank, Seen
 from clusterprof.probe import layout
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import UNATTRIBUTED
 from clusterprof_lab.truth import Truth
 
@@ -55,7 +55,10 @@ def split(recording: Path, truth: Truth) -> Answer:
         return Answer(TOOL, None, culprits=_stragglers(seen))
     idle, host = np.sum(parts, axis=0) / seen.in_step_ns
     families = {"cpu": host, "launch": 0.0, UNATTRIBUTED: idle - host}
-    named = [Said("cpu", None, host, covers=HOSTS_WORK), Said(UNATTRIBUTED, None, idle - host)]
+    named = [
+        NamedCause("cpu", None, host, covers=HOSTS_WORK),
+        NamedCause(UNATTRIBUTED, None, idle - host),
+    ]
     causes = tuple(sorted((s for s in named if s.share_ratio), key=lambda s: -(s.share_ratio or 0)))
     blamed = _stragglers(seen)
     return Answer(TOOL, causes, families, culprits=blamed, lost_ratio=float(idle), leaves=False)
@@ -90,7 +93,7 @@ def _stragglers(seen: Seen) -> tuple[int, ...] | None:
     last: Counter[int] = Counter()
     for stays in chosen:
         order = sorted(stays.values(), key=lambda stay: (-stay.arrive_ns, stay.rank))
-        last.update({one.rank: 1 for one in order[:CANDIDATES]})
+        last.update({stay.rank: 1 for stay in order[:CANDIDATES]})
     return tuple(rank for rank, _ in sorted(last.items(), key=lambda e: (-e[1], e[0])))[:CANDIDATES]
 
 

@@ -48,7 +48,7 @@ from clusterprof.signals import (
     GPU_MEMORY_TOTAL,
     GPU_MEMORY_USED,
 )
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import UNATTRIBUTED
 from clusterprof_lab.truth import Truth
 
@@ -89,11 +89,11 @@ def all_rules(recording: Path, truth: Truth) -> Answer:
     """Answer with the framework rules, too: what the tool said until PyTorch 2.0."""
     seen = see(recording, truth.clocks)
     firings = [*_system(list(_usages(seen))), *_framework(seen)]
-    causes = tuple(causes for _, causes in sorted(firings, key=lambda firing: -firing[0]))
+    causes = tuple(cause for _, cause in sorted(firings, key=lambda firing: -firing[0]))
     return Answer(f"{TOOL}, with framework rules", causes if seen.ranks else None)
 
 
-def _system(usages: list[Usage]) -> Iterator[tuple[float, Said]]:
+def _system(usages: list[Usage]) -> Iterator[tuple[float, NamedCause]]:
     """What fired, with the share of datapoints it fired on, in percent; symptoms last."""
     for family, busy, above in (("storage", "iowait", IOWAIT_ABOVE), ("cpu", "cpu", CPU_ABOVE)):
         seen = [(usage.gpu, getattr(usage, busy)) for usage in usages]
@@ -103,30 +103,30 @@ def _system(usages: list[Usage]) -> Iterator[tuple[float, Said]]:
             if other is not None
         ]
         if percent and max(percent) > BOTTLENECK_ABOVE:
-            yield float(max(percent)), Said(family, None, None)
+            yield float(max(percent)), NamedCause(family, None, None)
     if _distance(usages) > DISTANCE_ABOVE:
-        yield 3.0, Said("synchronization", "sync-imbalance", None)
+        yield 3.0, NamedCause("synchronization", "sync-imbalance", None)
     if any(_small(usage) for usage in usages):
-        yield 2.0, Said("launch", None, None)
+        yield 2.0, NamedCause("launch", None, None)
     if any(_low(usage.gpu) for usage in usages):
-        yield 0.0, Said(UNATTRIBUTED, None, None)
+        yield 0.0, NamedCause(UNATTRIBUTED, None, None)
 
 
-def _framework(seen: Seen) -> Iterator[tuple[float, Said]]:
+def _framework(seen: Seen) -> Iterator[tuple[float, NamedCause]]:
     low, high = WORKERS_PERCENT
     for node in seen.nodes:
         ranks = [seen.ranks[rank] for rank in seen.of_node(node)]
         percent = 100 * sum(_workers(rank) for rank in ranks) / max(node.cpus, 1)
         loads = any(len(rank.of(layout.DATA_WAIT)) for rank in ranks)
         if node.cpus and loads and not low <= percent <= high:
-            yield 1.5, Said("cpu", "cpu-loader-config", None)
+            yield 1.5, NamedCause("cpu", "cpu-loader-config", None)
             break
     if any(_outliers(rank) > OUTLIERS for rank in seen.ranks.values()):
-        yield 0.0, Said(UNATTRIBUTED, None, None)
+        yield 0.0, NamedCause(UNATTRIBUTED, None, None)
     sampled = [rank for rank in seen.ranks.values() if rank.node.series]
     starts = [rank.steps[0, 0] - rank.node.span_ns[0] for rank in sampled]
     if starts and min(starts) > INITIALIZATION_NS:
-        yield 1.0, Said("startup", "startup", None, outside_steps=True)
+        yield 1.0, NamedCause("startup", "startup", None, outside_steps=True)
 
 
 def memory_increases(usage: Usage) -> bool:

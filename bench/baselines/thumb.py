@@ -24,7 +24,7 @@ from baselines.seen import see
 from baselines.tables import Node, Rank, Seen
 from clusterprof.probe import layout
 from clusterprof.signals import CPU_IDLE, CPU_IOWAIT, CPU_STEAL, CPU_SYSTEM, CPU_USER
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.truth import Truth
 
 _CPU = (CPU_USER.name, CPU_SYSTEM.name, CPU_IDLE.name, CPU_IOWAIT.name, CPU_STEAL.name)
@@ -91,7 +91,7 @@ def _iowait_ratio(node: Node) -> float | None:
 
 
 def _storage(tool: str, culprits: tuple[int, ...]) -> Answer:
-    causes = (Said("storage", None, None, culprits=culprits),) if culprits else ()
+    causes = (NamedCause("storage", None, None, culprits=culprits),) if culprits else ()
     return Answer(tool, causes, culprits=culprits, leaves=False)
 
 

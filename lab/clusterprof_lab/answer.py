@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NamedCause:
     """One cause a tool names."""
 
     family: str
@@ -41,7 +41,7 @@ class Answer:
 
     tool: str
     """Name and version."""
-    causes: tuple[Said, ...] | None
+    causes: tuple[NamedCause, ...] | None
     """Largest first; () = says nothing is wrong; None = claims no causes at all."""
     family_ratio: Mapping[str, float] | None = None
     """Share of the in-step time by group, "unattributed" included; None = not claimed."""
@@ -69,7 +69,7 @@ def load(path: Path) -> Answer:
     if document.pop("format", "") != FORMAT or document.pop("schema", 0) != SCHEMA:
         raise ValueError(f"{path}: not an answer of schema {SCHEMA}")
     causes = document.get("causes")
-    document["causes"] = None if causes is None else tuple(_said(cause) for cause in causes)
+    document["causes"] = None if causes is None else tuple(_parse_cause(cause) for cause in causes)
     if document.get("culprits") is not None:
         document["culprits"] = tuple(document["culprits"])
     try:
@@ -78,10 +78,10 @@ def load(path: Path) -> Answer:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _said(fields: dict[str, Any]) -> Said:
+def _parse_cause(fields: dict[str, Any]) -> NamedCause:
     blamed = fields.get("culprits")
     lists = {
         "culprits": None if blamed is None else tuple(blamed),
         "covers": tuple(fields.get("covers", ())),
     }
-    return Said(**{"leaf": None, "share_ratio": None, **fields, **lists})
+    return NamedCause(**{"leaf": None, "share_ratio": None, **fields, **lists})

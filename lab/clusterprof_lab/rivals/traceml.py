@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof_lab.answer import Answer, Said, dump
+from clusterprof_lab.answer import Answer, NamedCause, dump
 
 JOB = Path(__file__).with_name("traceml_job.py")
 TIMEOUT_S = 300.0
@@ -77,18 +77,18 @@ def answer(summary: Mapping[str, Any], version: str) -> Answer:
     if kind in _UNDECIDED:
         return Answer(tool, None)
     issues = [issue for issue in section.get("issues") or () if issue["kind"] in _CAUSES]
-    causes = tuple(_said(issue) for issue in issues)
+    causes = tuple(_parse_cause(issue) for issue in issues)
     ranks = (section.get("metadata") or {}).get("global_ranks_seen") or 1
     blamed = causes[0].culprits if causes else None
     return Answer(tool, causes, culprits=(blamed or ()) if ranks > 1 else None)
 
 
-def _said(issue: Mapping[str, Any]) -> Said:
+def _parse_cause(issue: Mapping[str, Any]) -> NamedCause:
     family, leaf, covers = _CAUSES[issue["kind"]]
     if issue["kind"].endswith("STRAGGLER"):
         ranks = tuple(int(rank) for rank in issue.get("ranks") or ())
-        return Said(family, leaf, None, culprits=ranks, covers=covers)
-    return Said(family, leaf, issue.get("score"), covers=covers)
+        return NamedCause(family, leaf, None, culprits=ranks, covers=covers)
+    return NamedCause(family, leaf, issue.get("score"), covers=covers)
 
 
 def version_of(python: Path) -> str:

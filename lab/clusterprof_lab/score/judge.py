@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.score.leading import first_of, group_of, leading_group, leading_leaf, meant
@@ -146,7 +146,7 @@ def _said_points(answer: Answer) -> dict[str, float]:
     return out
 
 
-def _group_name(cause: Said, wanted: Wanted) -> str:
+def _group_name(cause: NamedCause, wanted: Wanted) -> str:
     return wanted.family if wanted.family in meant(cause) else cause.family
 
 
@@ -155,7 +155,7 @@ def _names_leaves(answer: Answer, wanted: Wanted) -> bool:
     return answer.causes is not None and bool(wanted.leaves) and answer.leaves
 
 
-def _leaf_in(cause: Said | None, wanted: Wanted) -> bool:
+def _leaf_in(cause: NamedCause | None, wanted: Wanted) -> bool:
     return cause is not None and cause.leaf in wanted.leaves
 
 
@@ -200,7 +200,7 @@ def _emitted_groups(
 
 
 def _wrong_first_sure(
-    first: Said | None, wanted: Wanted, false: tuple[str, ...] | None
+    first: NamedCause | None, wanted: Wanted, false: tuple[str, ...] | None
 ) -> bool | None:
     if first is None or first.confidence_ratio is None:
         return None if first is not None else False

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.truth import OTHER, Truth
@@ -21,13 +21,13 @@ TIE_BELOW = 1.0
 """Two faults whose costs differ by fewer points are equally large."""
 
 
-def first_of(answer: Answer, wanted: Wanted) -> tuple[Said | None, Said | None]:
+def first_of(answer: Answer, wanted: Wanted) -> tuple[NamedCause | None, NamedCause | None]:
     """Return the two largest causes where the scenario's lie: inside steps, or outside."""
     named = _named(answer, wanted)
     return (named[0] if named else None), (named[1] if len(named) > 1 else None)
 
 
-def group_of(answer: Answer, wanted: Wanted) -> Said | None:
+def group_of(answer: Answer, wanted: Wanted) -> NamedCause | None:
     """Return the largest cause of the group that cost most, all causes of a group together."""
     named = _named(answer, wanted)
     if not named or wanted.outside_steps or any(cause.covers for cause in named):
@@ -36,12 +36,12 @@ def group_of(answer: Answer, wanted: Wanted) -> Said | None:
     return max(named, key=lambda cause: sums.get(cause.family, 0.0))  # the first of equal ones
 
 
-def meant(cause: Said) -> tuple[str, ...]:
+def meant(cause: NamedCause) -> tuple[str, ...]:
     """Return all groups that a tool's word means without telling them apart."""
     return (cause.family, *cause.covers)
 
 
-def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: Said | None) -> Wanted:
+def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: NamedCause | None) -> Wanted:
     """Return what is wanted with the group that leads by its `true` points.
 
     Of several faults the largest leads; what the job loses without any fault leads when it cost
@@ -56,7 +56,7 @@ def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: Said | Non
     return replace(wanted, family=chosen, leaves=leaves.get(chosen, ()))
 
 
-def leading_leaf(wanted: Wanted, truth: Truth, claimed: Said | None) -> Wanted:
+def leading_leaf(wanted: Wanted, truth: Truth, claimed: NamedCause | None) -> Wanted:
     """Return what is wanted with the leaves that lead, likewise; a fault's leaves count as one."""
     if not wanted.family or wanted.outside_steps:
         return wanted
@@ -76,7 +76,7 @@ def points_of(truth: Truth, leaves: Sequence[str]) -> float:
     return 100.0 * ns / truth.in_step_ns if truth.in_step_ns else 0.0
 
 
-def _named(answer: Answer, wanted: Wanted) -> list[Said]:
+def _named(answer: Answer, wanted: Wanted) -> list[NamedCause]:
     return [
         cause
         for cause in answer.causes or ()
@@ -84,7 +84,7 @@ def _named(answer: Answer, wanted: Wanted) -> list[Said]:
     ]
 
 
-def _sums(named: Sequence[Said]) -> Mapping[str, float]:
+def _sums(named: Sequence[NamedCause]) -> Mapping[str, float]:
     """Sum amounts by group; nothing where one is without."""
     out: dict[str, float] = {}
     for cause in named:
@@ -116,7 +116,7 @@ def missed(truth: Truth, wanted: Wanted, aimed: float | None) -> str:
     if aimed is None or not wanted.family or wanted.outside_steps:
         return ""
     families = {family for family, _ in _faults(wanted)}
-    ns = sum(one.ns for one in truth.lost if FAMILY_OF.get(one.cause) in families)
+    ns = sum(loss.ns for loss in truth.lost if FAMILY_OF.get(loss.cause) in families)
     cost = 100.0 * ns / truth.in_step_ns if truth.in_step_ns else 0.0
     if cost >= 50.0 * aimed:
         return ""

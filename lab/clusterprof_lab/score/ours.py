@@ -12,7 +12,7 @@ from pathlib import Path
 from clusterprof import __version__
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import UNATTRIBUTED, Finding, RankLedger, Report
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILIES, FAMILY_OF
 
 TOOL = "clusterprof"
@@ -129,14 +129,14 @@ def _victim_less_culprit(report: Report, victim_ns: dict[str, int]) -> Iterable[
     yield from left.values()
 
 
-def _named_cause(finding: Finding) -> Said:
+def _named_cause(finding: Finding) -> NamedCause:
     leaf = (
         None
         if finding.cause.id in FAMILIES and finding.cause.id not in FAMILY_OF
         else finding.cause.id
     )
     ranks = tuple(who.rank for who in finding.culprits if who.rank is not None)
-    return Said(
+    return NamedCause(
         family=FAMILY_OF.get(finding.cause.id, finding.cause.family),
         leaf=leaf,
         share_ratio=finding.share_ratio,

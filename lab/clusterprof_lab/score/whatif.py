@@ -167,7 +167,7 @@ def predicted(
     return tuple(cause.cause for cause in with_savings), ns * points, low, high
 
 
-def _made(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+def _make_and_compare(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
     from clusterprof_lab.synth.make import make
 
     with tempfile.TemporaryDirectory(prefix="clusterprof-whatif-") as name:
@@ -176,11 +176,11 @@ def _made(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], s
         return (trial.name, *held(folder, corpus))
 
 
-def _lying(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+def _compare_run(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
     return (folder.name, *held(folder, corpus))
 
 
-def _lying_in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+def _compare_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
     return (folder.name, *in_turns(folder, corpus))
 
 
@@ -206,13 +206,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     corpus = {scenario.id: scenario for scenario in load_corpus()}
     if given.paired is not None:
         work: list[Any] = sorted({path.parent for path in given.paired.glob(f"*/{paired.FILE}")})
-        compare = partial(_lying_in_turns, corpus=corpus)
+        compare = partial(_compare_turns, corpus=corpus)
     elif given.runs is not None:
         work = sorted({path.parent for path in given.runs.rglob(FILE)})
-        compare = partial(_lying, corpus=corpus)
+        compare = partial(_compare_run, corpus=corpus)
     else:
         work = _trials(corpus, given)
-        compare = partial(_made, corpus=corpus)
+        compare = partial(_make_and_compare, corpus=corpus)
     faults: list[Held] = []
     with get_context("spawn").Pool(max(1, min(given.jobs, len(work) or 1))) as pool:
         for number, (name, of_run, why) in enumerate(pool.imap(compare, work), 1):

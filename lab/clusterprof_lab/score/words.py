@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterprof_lab.answer import Said
+from clusterprof_lab.answer import NamedCause
 from clusterprof_lab.score.judge import NOTHING, guilty
 from clusterprof_lab.truth import OTHER, Truth
 
 
-def spoken(causes: Sequence[Said]) -> str:
+def spoken(causes: Sequence[NamedCause]) -> str:
     """Return causes in words, for lists of what went wrong."""
     phrases = [
         f"{cause.leaf or cause.family} "
