@@ -1,7 +1,8 @@
-"""What a tool says of one run, in the words of the corpus: all that the scorer looks at.
+"""A tool's answer about one run, in the terms of the corpus: all that the scorer reads of the tool.
 
 Any tool can be scored: write one `answer.json` per run (`dump`), or a function from a recording to
-an `Answer`. What a tool does not claim is None, and is then never counted as right or wrong.
+an `Answer`. None means that the tool does not claim it; it then counts neither as right nor as
+wrong.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Is the gate to be trusted? Repeated runs of the same jobs, clean and with a planted regression.
+"""Is the gate reliable? Repeated runs of the same jobs, clean and with a planted regression.
 
     python -m clusterprof_lab.repeats [--jobs 3] [--runs 20] [--steps 120] [--baselines 5]
                                       [--jitter 0.1]
 
-Each job is simulated and recorded again and again: the same layout and times, all that is random
-drawn anew, and its compute up to 1 % longer or shorter from run to run (standard deviation 0.3 %).
-Some runs are baselines. Of the others half are clean and half have loaders of every node that read
-from a slow disk, so that a step takes 5 % longer. Exits with 1 when a target is missed.
+Each job is simulated and recorded many times. Its layout and times stay the same; random numbers
+are drawn anew, and compute varies from run to run by up to 1 % (standard deviation 0.3 %). Some
+runs are baselines. Half of the others are clean; in the other half the loaders of every node read
+from a slow disk, which makes a step 5 % longer. Exits with 1 when a target is missed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What was true of one run: `truth.json` beside its `recording/`.
+"""The truth of one run: `truth.json` beside its `recording/`.
 
     FOLDER/recording/    as `clusterprof record` leaves it
     FOLDER/truth.json    this
 
-Times are integer nanoseconds of device time. `lost` is what devices stood still (or spun in a
-collective, or ran slowed) inside steps, split to the nanosecond among (cause, culprit, who felt
-it): the sum over everything is the lost time, summed by culprit it is what each caused, by rank
-what each lost itself. It comes from the generator or from the stopwatches of the job and its
-injector, never from a recording.
+Times are integer nanoseconds of device time. `lost` is the time inside steps in which devices were
+idle, busy-waited in a collective or were throttled, split to the nanosecond among (cause, culprit,
+victim). The sum over all rows is the lost time, the sum by culprit is what each rank caused, the
+sum by rank is what each rank lost. The truth comes from the generator, or from the stopwatches of
+the job and its injector, never from a recording.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`clusterprof-lab run|list`: scenarios of the corpus as real jobs, each beside its truth.
+"""`clusterprof-lab run|list`: scenarios of the corpus as real jobs, each with its truth.
 
-Every trial leaves `OUT/<trial>/recording` and `OUT/<trial>/truth.json`. What cannot be run here is
-told with its reason and written to `OUT/not-run.json`; it is never a pass. Exit codes: 0 all that
-could be run was run, 1 a job failed, 2 wrong options, 4 nothing could be run.
+Every trial leaves `OUT/<trial>/recording` and `OUT/<trial>/truth.json`. A trial that cannot run on
+this machine is listed with the reason in `OUT/not-run.json`; it never counts as a pass. Exit codes:
+0 all trials that can run here did, 1 a job failed, 2 wrong options, 4 no trial could run.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Every nanosecond of a device inside steps: computing, or lost to what and through whom.
+"""The ledger of a job: every nanosecond of a device inside steps is compute, or lost to a cause.
 
-Per rank the time from its first step to its last is cut into pieces: the device computed (its log),
-was in an operation with others, or stood still; a piece that it stood still is charged to what the
-host did then. The last rank at an operation keeps the others waiting for exactly the time by
-which it had spent more since all were together; what it had more of shares the wait in proportion,
-under the same culprits. Integers throughout: what is lost adds up to the nanosecond.
+The time of each rank from its first step to its last is cut into pieces: the device computed (its
+log), was in an operation with other ranks, or was idle. An idle piece is charged to what the host
+did at that time. The last rank to arrive at an operation makes the others wait; the wait is exactly
+the difference of what they had spent since all ranks were last together. What the late rank spent
+more than the others shares this wait in proportion, under the same culprits. Integers throughout:
+the lost time adds up to the nanosecond.
 
     device log   compute        idle             operation 7       idle
-    host                        data wait        (whatever)        checkpoint
-    charged      -              the loader's     last comer's,     checkpoint
+    host                        data wait        (not used)        checkpoint
+    charged      -              the loader's     late rank's,      checkpoint
                                 own time         then transfer
 """
 

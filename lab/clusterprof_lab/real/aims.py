@@ -1,8 +1,8 @@
-"""Faults that lie in the script or in the cable: how strong they must be to cost their share.
+"""Faults in the script or in the cable: how strong they must be to cost their share.
 
-A scenario names one of them in `real: {fault: …}`; what is not here is a fault of the environment
-(`real/faults/`). Amounts follow from the share aimed at: of a step that takes `step_ms` without the
-fault, `stall_ms` more make the step take the share longer.
+A scenario names one of them in `real: {fault: …}`; names that are not here are faults of the
+environment (`real/faults/`). The amount follows from the share: a step takes `step_ms` without the
+fault, and `stall_ms` more make it longer by the share.
 """
 
 from __future__ import annotations

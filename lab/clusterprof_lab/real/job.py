@@ -1,4 +1,4 @@
-"""One training job over all nodes: the same command on each, recorded or not, and what it said."""
+"""One training job over all nodes, the same command on each, recorded or not, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a training job on this machine or on nodes, recorded or not, and waits for its end."""
+"""Start a training job on this machine or on nodes, recorded or not, and wait for its end."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""Real jobs that are their own clean run: the fault goes on and off in blocks of steps.
+"""Real jobs that contain their own clean run: the fault goes on and off in blocks of steps.
 
-python -m clusterprof_lab.real.paired --split dev --out DIR       what is there is kept
+python -m clusterprof_lab.real.paired --split dev --out DIR       finished trials are kept
 
-Two jobs of one machine differ by more than the fault between them, if the machine is busy. So here
-a job trains steps without its fault, then with it, with it, without it, and so on
-(`scripts/turns`): the mean step of either half is of the same processes in the same minute, and
-what the machine does more and more is in both alike. The fault is on and off by the options of the
-script, by the path of what it reads (both disks or servers are there), or by who switches it
-outside the job, who is asked before the first step of each turn. Every trial leaves
-`DIR/<trial>/recording`, its stopwatches, and `paired.json`: what
-`python -m clusterprof_lab whatif --paired DIR` needs.
+On a busy machine two jobs differ by more than their fault. Therefore one job trains blocks of steps
+without the fault, with it, with it, without it, and so on (`scripts/turns`). Both halves then have
+the same processes and the same minutes, and a slow drift of the machine affects both alike. The
+fault is switched by options of the script, by the path of the data (both disks or servers exist),
+or by a switch outside the job, which is set before the first step of each block. Every trial leaves
+`DIR/<trial>/recording`, its stopwatches, and `paired.json`, the input of
+`python -m clusterprof_lab whatif --paired DIR`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Slurm of its own over the lab's nodes: one controller, one slurmd per node, no munge."""
+"""A private Slurm over the lab's nodes: one controller, one slurmd per node, no munge."""
 
 from __future__ import annotations
 

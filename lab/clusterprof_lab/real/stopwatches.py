@@ -1,4 +1,4 @@
-"""What the stopwatches of a job said: the files that `scripts/watch.py` wrote, as numbers."""
+"""Read the stopwatches of a job: the files that `scripts/watch.py` wrote, as numbers."""
 
 from __future__ import annotations
 

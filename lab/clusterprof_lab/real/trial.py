@@ -1,4 +1,4 @@
-"""One trial for real: a clean job, the job with its fault recorded, and the truth of both."""
+"""One trial as a real job: a clean job, the recorded job with its fault, and the truth."""
 
 from __future__ import annotations
 

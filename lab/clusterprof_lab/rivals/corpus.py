@@ -1,13 +1,13 @@
-"""TraceML on the real jobs of the corpus: the same trials, run once more under it instead of us.
+"""TraceML on the real jobs of the corpus: the same trials, run under it instead of clusterprof.
 
     python -m clusterprof_lab.rivals.corpus --python VENV/bin/python --slice ci --out ANSWERS
 
-Same script, same fault of the same size, same ranks at fault; the clean run that sizes are taken
-from is not under it. Leaves `ANSWERS/real.<trial>.json`, and `ANSWERS/not-run.json` with the reason
-of what could not be run. Then `python -m clusterprof_lab.score --answers TraceML=ANSWERS`.
+Script, fault, size of the fault and culprit ranks are the same; the clean run that sizes the fault
+runs without TraceML. Leaves `ANSWERS/real.<trial>.json`, and in `ANSWERS/not-run.json` the reason
+for each trial that could not run. Then `python -m clusterprof_lab.score --answers TraceML=ANSWERS`.
 
-Known limits: jobs on one machine only (its launcher wants a network of its own between nodes), no
-job that is meant to end badly or that starts before it.
+Known limits: only jobs on one machine (its launcher needs a network of its own between nodes), and
+no job that is meant to fail or to start before it.
 """
 
 from __future__ import annotations

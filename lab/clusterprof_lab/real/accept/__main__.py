@@ -2,8 +2,8 @@
 
 Every scenario leaves `DIR/<scenario>/recording` and `DIR/<scenario>/truth.json`: the truth is from
 the job's own stopwatches, not from the recording. With `--judge` every scenario runs several times,
-in `DIR/<run>/<scenario>`, and the analysis is laid beside the truth; exit code 1 when one is wrong.
-`--kept DIR` judges what is there already. Rules of thumb see the same recordings.
+in `DIR/<run>/<scenario>`, and the analysis is compared with the truth; exit code 1 when one is
+wrong. `--kept DIR` judges existing recordings. Rules of thumb get the same recordings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong on a cluster, on purpose; the truth is left to the stopwatches."""
+"""Injected faults of an emulated cluster; their truth comes from the stopwatches."""
 
 from __future__ import annotations
 

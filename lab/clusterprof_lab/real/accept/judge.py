@@ -1,6 +1,6 @@
-"""Lay analyses of recorded scenarios beside the stopwatches, and count who blames a victim.
+"""Compare analyses of recorded scenarios with the stopwatches, and count blamed victims.
 
-An analysis is right when what was to be found comes first, with the right culprit, and its share of
+An analysis is right when the expected cause comes first, with the right culprit, and its share of
 the time in steps is within `OFF_AT_MOST_RATIO` of the stopwatches' share. A clean run is right when
 it has no finding of `CLEAN_BELOW_RATIO` or more.
 """

@@ -1,13 +1,14 @@
-"""What a job's own stopwatches say: which time was lost, to what, and whose fault it was.
+"""Lost time by a job's own stopwatches: how much, its cause, and its culprit.
 
-The nodes share CLOCK_MONOTONIC, so arrivals can be compared directly, which an analysis of a real
-cluster cannot do. Per step every rank has a sum of what it spent since all ranks' common instant,
-by (cause, culprit); all of a rank's time since then is in it:
+The nodes share CLOCK_MONOTONIC, so arrivals can be compared directly, which is impossible on a real
+cluster. In each step every rank keeps sums by (cause, culprit) of what it spent since the common
+instant of all ranks. They cover all of its time since then:
 
     left later than others (the network) + loop + data wait + waits and transfers + compute
 
-The last member of an operation keeps each other member waiting for exactly the difference of
-these sums; what the last had more of shares the wait in proportion, under the same culprits.
+The last member to arrive at an operation makes each other member wait; the wait is exactly the
+difference of these sums. What the last member spent more than the other shares the wait in
+proportion, under the same culprits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Control groups of version 1 and 2 by one set of words; a group is removed when its user ends.
+"""Control groups of versions 1 and 2 under common names; a group is removed when its user ends.
 
 https://docs.kernel.org/admin-guide/cgroup-v1/, …/cgroup-v2.html, …/scheduler/sched-bwc.html
 """

@@ -1,4 +1,4 @@
-"""Others compute on the node's CPU before the job may, for a part of every few milliseconds."""
+"""Other processes take the node's CPU before the job, for a part of every few milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another process reads from the job's disk as much as it gets."""
+"""Another process reads from the job's disk as fast as it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A neighbour that is busy all the time and costs the job nothing: no fault, but looks like one."""
+"""A neighbor that is always busy and costs the job nothing: looks like a fault but is none."""
 
 from __future__ import annotations
 

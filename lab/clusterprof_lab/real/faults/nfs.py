@@ -1,4 +1,4 @@
-"""NFS itself: says whether this machine could serve and mount it; the `fuse-*` faults stand in."""
+"""NFS: whether this machine could serve and mount it; the `fuse-*` faults are used instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a fault: none outlives the process that started it, however that ends."""
+"""Processes of a fault; each ends with the process that started it, even after a crash."""
 
 from __future__ import annotations
 

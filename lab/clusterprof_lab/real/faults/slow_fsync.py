@@ -1,4 +1,4 @@
-"""A disk that takes long to write: what is written inside a step and synced holds the step up."""
+"""A disk with slow writes: data that is written and synced inside a step delays the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training script can be told; a fault is an option, of all ranks or of one."""
+"""Options of the training script; a fault is an option, of all ranks or of one."""
 
 from __future__ import annotations
 

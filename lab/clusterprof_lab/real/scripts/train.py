@@ -1,8 +1,9 @@
-"""An ordinary PyTorch training script that has never heard of a profiler, with options to go wrong.
+"""An ordinary PyTorch training script, unaware of any profiler, with options that make it slow.
 
 DistributedDataParallel over gloo, a DataLoader with workers, an optimizer; the accelerator is
-emulated (`device`). With collectives on the device the gradients' transfer is queued there and the
-host goes on; on the host, it waits in the backward pass. Stopwatches: `watch`.
+emulated (`device`). With collectives on the device, the transfer of the gradients is queued there
+and the host goes on; with collectives on the host, the backward pass waits for it. Stopwatches:
+`watch`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""An ordinary DistributedDataParallel script over gloo that has never heard of a profiler.
+"""An ordinary DistributedDataParallel script over gloo, unaware of any profiler.
 
-It keeps stopwatches of its own and prints one JSON line per rank: sums, and step by step when it
+It keeps its own stopwatches and prints one JSON line per rank: sums, and for each step when it
 asked for a batch, had it, had received and sent (`--chain`), had its last gradient and could go on
-(CLOCK_MONOTONIC, in ns); how long it had been ready to run while others had its CPU, as the kernel
-counts it; and the same of its loading, item by item. The accelerator's work is emulated by sleep,
-so that it stays exact on a busy machine. With `--chain` each rank needs what the rank before it has
-read (a pipeline's first half). `--own RANK NAME=VALUE` is an option of one rank.
+(CLOCK_MONOTONIC, in ns); by the kernel's count how long it was ready to run without a CPU; and the
+same for each item of its loading. Work of the accelerator is emulated by sleep, so that it stays
+exact on a busy machine. With `--chain` each rank needs the data of the rank before it (the first
+half of a pipeline). `--own RANK NAME=VALUE` is an option of one rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong in the process that trains: each a real pause, timed by the stopwatches."""
+"""Faults inside the training process: real pauses, timed by the stopwatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopwatches of the training script: a line per step, as a rank may be killed."""
+"""Stopwatches of the training script: a line per step, because a rank may be killed."""
 
 from __future__ import annotations
 
