@@ -75,7 +75,7 @@ def main() -> None:
             path = Path(folder) / "node-1"
             written = write(path, threads)
             # The least CPU time of three: the machine is shared.
-            runs = [analyse(Path(folder)) for _ in range(3)]
+            runs = [analyze_folder(Path(folder)) for _ in range(3)]
             best = min(runs, key=lambda run: run["cpu_s"])
         assert best["steps"] == SECONDS * RANKS * STEPS
         print(
@@ -87,8 +87,8 @@ def main() -> None:
         print(f"  rank 0: {best['buckets']}")
 
 
-def analyse(folder: Path) -> dict:
-    """Analyse in a fresh process."""
+def analyze_folder(folder: Path) -> dict:
+    """Analyze in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-c", ANALYSE, str(folder)], capture_output=True, text=True, check=True
     )

@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def analyzed(path: Path) -> Run:
-    """Analyse a file in a process of its own."""
+    """Analyze a file in a process of its own."""
     words = [sys.executable, "-m", "clusterprof", "analyze", "--format", "plain", str(path)]
     begun = time.monotonic()
     with tempfile.TemporaryFile() as stderr:

@@ -56,7 +56,7 @@ def main() -> None:
             job = Path(folder) / "job"
             job.mkdir()
             size = write_job(job, ranks // RANKS, plain, late)
-            result = analysed(job, options.jobs)
+            result = analyzed(job, options.jobs)
             remove(job)
             _print(ranks, seconds, size, result)
 
@@ -79,9 +79,9 @@ def _print(ranks: int, seconds: int, size: int, result: dict) -> None:
     print(f"     {first}; {result['reasons'][:2]}", flush=True)
 
 
-def analysed(job: Path, processes: int) -> dict:
-    """Analyse in a fresh process; note the most memory that it and its workers had together."""
-    script = job.parent / "analyse.py"
+def analyzed(job: Path, processes: int) -> dict:
+    """Analyze in a fresh process; note the most memory that it and its workers had together."""
+    script = job.parent / "analyze.py"
     script.write_text(ANALYSE)
     running = subprocess.Popen(
         [sys.executable, str(script), str(job), str(processes)], stdout=subprocess.PIPE, text=True

@@ -40,7 +40,7 @@ WINDOW_S = 10.0  # some things are read every 10 s
 SAMPLES_AT_LEAST = 6
 LONGEST_S = 15.0
 BUDGET_PERCENT = 2.0
-TRIES = 3  # of what is over the budget: neighbours' load adds to it (cold caches) and takes nothing
+TRIES = 3  # of what is over the budget: neighbors' load adds to it (cold caches) and takes nothing
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 JOB = """
 import time

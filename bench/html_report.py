@@ -53,7 +53,7 @@ def cpu_s(renderer: Html | Json, report: Report) -> float:
 
 
 def drawn(browser: Browser, file: Path) -> str:
-    """Open the page a few times and zoom in it; the best opening and all frames are told."""
+    """Open the page a few times and zoom in it; return the best opening and all frames."""
     paints, readies, spent = [], [], []
     for _ in range(ROUNDS):
         browser.open(file)

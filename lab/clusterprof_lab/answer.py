@@ -32,7 +32,7 @@ class NamedCause:
     """Ranks it blames, most first; () = says nobody is to blame; None = not claimed."""
     outside_steps: bool = False
     covers: tuple[str, ...] = ()
-    """Further groups that the tool's word means as well and does not tell apart ("input-bound"
+    """Further groups that the tool's word stands for and does not distinguish ("input-bound"
     is the loader's CPU or its storage); () = it means `family` alone."""
 
 

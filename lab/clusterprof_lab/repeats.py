@@ -113,7 +113,7 @@ class Job:
         self._size = self._sized()
 
     def report(self, name: str, number: int, slower: float) -> Report:
-        """Run it, record it and analyse the recording; `slower`: by how much of a step."""
+        """Run it, record it and analyze the recording; `slower`: by how much of a step."""
         folder = Path(tempfile.mkdtemp(prefix="clusterprof-repeats-"))
         try:
             self._record(folder, number, slower > 0)

@@ -142,8 +142,8 @@ def job_of(
         other.mkdir()
         words = [word for word in seats[0].words if not word.startswith("--folder")]
         second = [Seat(None, 1, (*words, f"--folder={other}"))]
-        neighbour = launch.start(second, None, f"{run_id}-second", other)
-        stack.callback(launch.finish, neighbour, other, False)
+        neighbor = launch.start(second, None, f"{run_id}-second", other)
+        stack.callback(launch.finish, neighbor, other, False)
     machine = Machine()
     running = launch.start(seats, None if late else recording, run_id, stopwatches)
     if late:

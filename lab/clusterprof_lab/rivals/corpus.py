@@ -74,7 +74,7 @@ def instead_of_recording(python: Path, logs: Path) -> Iterator[None]:
 
     def command(seats: Sequence[Any], seat: Any, out: Path | None, run_id: str) -> list[str]:
         words = usual(seats, seat, out, run_id)
-        if out is None:  # the clean job, or a neighbour
+        if out is None:  # the clean job, or a neighbor
             return words
         enter = words[: words.index(sys.executable)]
         return [*enter, *traceml.command(python, seat.ranks, logs, launch.SCRIPT, seat.words)]

@@ -1,7 +1,7 @@
 """Metamorphic checks: with one signal less, time moves up the tree or to "unattributed" only.
 
 storage-local -> storage -> unattributed       allowed
-storage-local -> cpu-preprocess                sideways: a false cause that a signal held back
+storage-local -> cpu-preprocess                sideways: a false cause that a signal had prevented
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Sideways:
 def ablate(
     recording: Path, folder: Path, signals: tuple[Less, ...] = ABLATIONS
 ) -> tuple[Sideways, ...]:
-    """Analyse a recording once more without each signal; return what went sideways."""
+    """Analyze a recording once more without each signal; return what went sideways."""
     whole = analyze(recording)
     out: list[Sideways] = []
     for less in signals:

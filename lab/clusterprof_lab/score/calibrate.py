@@ -1,4 +1,4 @@
-"""How often what was said with some confidence is right, and what to say instead.
+"""How often claims with a given confidence are right, and the confidence to print instead.
 
     python -m clusterprof_lab.score --slice ci --uncalibrated --out FOLDER
     python -m clusterprof_lab.score.calibrate --store FOLDER/score.json    # split dev, nothing else
@@ -6,8 +6,8 @@
 writes the tables of `clusterprof.analysis.attribution.confidence`, one per kind of
 visibility. Claims are gathered in groups of `LEAST_CLAIMS` before they are fitted.
 
-Isotonic regression by pooling adjacent violators: the closest to the outcomes, in squares, of all
-functions that never fall as the confidence rises.
+Isotonic regression by pooling adjacent violators: of all functions that never fall as the
+confidence rises, the least-squares fit to the outcomes.
 """
 
 from __future__ import annotations

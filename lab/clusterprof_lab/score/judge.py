@@ -1,9 +1,9 @@
-"""One answer beside one truth: what is right, what is wrong, by how much.
+"""Compare one answer with one truth: what is right, what is wrong, by how much.
 
     judged = judge(answer, truth, scenario.wanted)
 
-Every field is None where the tool claims nothing, or where the run asks no such question; what is
-None is never counted. Shares are in points: hundredths of the in-step time of all ranks.
+A field is None where the tool makes no such claim or the run does not ask the question; None is
+never counted. Shares are in points: hundredths of the in-step time of all ranks.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Judged:
 
 
 def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
-    """Lay an answer beside the truth of its run."""
+    """Compare an answer with the truth of its run."""
     true = _points(truth.family_ns(), truth.in_step_ns)
     claimed_points = _said_points(answer)
     first, second = first_of(answer, wanted)

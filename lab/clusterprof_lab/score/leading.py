@@ -1,7 +1,7 @@
-"""What should come first, and what does: of groups of causes by their sums, of leaves one by one.
+"""The dominant cause by truth and by answer: groups of causes by their sums, leaves one by one.
 
-The dominant cause is the group that cost most, all its leaves together; a tool that says how much
-each cause cost is asked for the sum as well. A tool that gives no amounts is taken at its order.
+The dominant cause is the group that cost most, all its leaves added up. A tool that gives an amount
+for each cause is judged by the same sum. A tool without amounts is judged by its order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def group_of(answer: Answer, wanted: Wanted) -> NamedCause | None:
 
 
 def meant(cause: NamedCause) -> tuple[str, ...]:
-    """Return all groups that a tool's word means without telling them apart."""
+    """Return all groups that a tool's word stands for: it does not distinguish them."""
     return (cause.family, *cause.covers)
 
 

@@ -1,14 +1,14 @@
 """The legs of the score side by side, never averaged: jobs of different origin and visibility.
 
-Legs of the corpus come from the stored scores. The others are measured elsewhere and given
-by hand, one file per leg under `lab/results/legs/`:
+Legs of the corpus come from the stored scores. The others are measured elsewhere and entered by
+hand, one file per leg under `lab/results/legs/`:
 
     {"format": "clusterprof-leg", "schema": 1, "leg": "independent-lab", "hooks": true,
      "date": "2026-11-22", "clusterprof": "0.1.0", "source": "25 faults, real torchrun jobs",
      "figures": {"family_top1": {"hits": 18, "n": 25}, "bucket_error_active_mean": {"value": 5.0}}}
 
-`leg` is a key of `GIVEN`; one file per value of `hooks`. Figures that are missing are not
-measured. Parts have `hits` and `n`, all others a `value` and perhaps `n`.
+`leg` is a key of `GIVEN`; one file per value of `hooks`. A missing figure was not measured. Parts
+have `hits` and `n`; other figures have a `value`, and `n` where it is known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lists of a score: time that moved to another cause without a signal, and wrong answers."""
+"""Lists of a score: time that changed its cause when a signal was removed, and wrong answers."""
 
 from __future__ import annotations
 

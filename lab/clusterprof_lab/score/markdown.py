@@ -184,7 +184,7 @@ def targets(documents: Sequence[Document]) -> str:
 def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
     """Return all tools below each other, with everything seen (M0), by some figures.
 
-    Tools that claim none of these are told below.
+    Tools that claim none of these are listed below the table.
     """
     scores = scores_of(document, testbed=testbed, mode="M0")
     scores.sort(key=lambda score: score["tool"] != TOOL)

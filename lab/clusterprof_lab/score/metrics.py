@@ -1,4 +1,4 @@
-"""Every figure of the score, from all the judged runs of one tool in one mode."""
+"""All figures of the score, computed from the judged runs of one tool in one mode."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The degraded modes M0 to M4: the same run seen with less, and what is then true of it.
+"""The degraded modes M0 to M4: the same run with fewer signals, and the truth that remains visible.
 
 M0 everything · M1 no spans of collectives, forward and backward · M2 no spans at all · M3 the
 accelerators' counters alone · M4 one rank of many
 
-D0, D2: the leg "driver". Accelerators as a vendor's driver shows them and nothing marked on
-them; with the spans of Python (D0), and without any (D2).
+D0, D2: the leg "driver". Accelerators as a vendor's driver shows them, without marks in the trace;
+with the spans of Python (D0), and without any (D2).
 """
 
 from __future__ import annotations

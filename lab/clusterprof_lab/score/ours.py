@@ -1,7 +1,7 @@
-"""A report of clusterprof, in the words every tool answers in.
+"""Convert a report of clusterprof to an `Answer`.
 
-The families of a report are those of the corpus. Culprits of the run as a whole are ranks by what
-all ranks lost because of them, over everything the report blames somebody for.
+The families of a report are those of the corpus. Culprits of the run as a whole are ranks, ordered
+by what all ranks lost because of them, summed over everything the report blames on a rank.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from clusterprof_lab.families import FAMILIES, FAMILY_OF
 
 TOOL = "clusterprof"
 STRUCTURAL = "net-transfer"
-"""That data take time on their way is no fault: what that wins is not added."""
+"""Any transfer takes time, which is no fault: its gain is not added."""
 GAIN_FROM_RATIO = 0.03
-"""What fixing smaller findings would win is not added up."""
+"""Share of the in-step time; gains of smaller findings are not added."""
 BLAMED_RATIO = 0.25
-"""Ranks are blamed that caused at least this part of what the first one did."""
+"""A rank is blamed if it caused at least this part of what the first one caused."""
 
 
 def ours(recording: Path) -> Answer:
-    """Analyse a recording in this process."""
+    """Analyze a recording in this process."""
     return answer_of(analyze(recording))
 
 
 def answer_of(report: Report) -> Answer:
-    """Say what a report says."""
+    """Convert a report to an answer."""
     families = dict.fromkeys(FAMILIES, 0)
     for id_, ns in bucket_ns(report).items():
         family = family_of(id_, report)

@@ -1,13 +1,13 @@
-"""Predictions beside the truth of jobs whose fault went on and off (`real/paired.py`).
+"""Predictions against the truth of jobs whose fault went on and off (`real/paired.py`).
 
-The truth is the mean step of the turns with the fault against those without it, of one job; the
-prediction is what an analysis says that sees only one turn with the fault, of all such turns
-together. The first steps of a turn count for neither: a loader that is ahead, a queue that runs
-dry.
-Both speak of the same steps, so that these vary is no noise: what they would have taken without the
-fault is, known as it is from other steps of the same job. That noise is that of means of a few
-steps each, as if those were independent; where the 95 % interval of the truth is wider than the
-target, nothing can be told of the prediction.
+The truth compares, within one job, the mean step of the turns with the fault and of those without
+it. The prediction comes from analyses that each see one turn with the fault; all such turns are
+combined. The first steps of a turn are left out of both: a loader may be ahead, a queue may still
+run dry.
+Truth and prediction are about the same steps, so the variation of these steps is not noise. Noise
+is in the step without the fault, which is known only from other steps of the same job: that of
+means over a few steps each, taken as independent. Where the 95 % interval of the truth is wider
+than the target, the prediction cannot be judged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The paired clean run of each injected fault: the same job, the same random numbers, without it.
+"""The paired clean run of each injected fault: the same job and random numbers without the fault.
 
-A synthetic job is simulated once more with that fault's size 0 and all others as they were. Work
-that is only uneven ("skew") is evened out instead: without the fault there would be less of it, and
-no fix of an imbalance makes work vanish. A real job has one clean run for all its faults, measured
-once per layout on the same machine at another time.
+A synthetic job is simulated again with the size of that fault 0 and all others unchanged. Uneven
+work ("skew") is evened out instead: removing it would remove work, and no fix of an imbalance does
+that. A real job has one clean run for all its faults, measured once per layout on the same machine
+at another time.
 """
 
 from __future__ import annotations

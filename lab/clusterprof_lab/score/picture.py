@@ -69,15 +69,15 @@ def _frame() -> list[str]:
     return out
 
 
-def _curve(colour: str, bins: Sequence[Mapping[str, Any]]) -> list[str]:
+def _curve(color: str, bins: Sequence[Mapping[str, Any]]) -> list[str]:
     points = " ".join(f"{_x(bin_['said'])},{_y(bin_['right'])}" for bin_ in bins)
-    out = [f'<polyline class="{colour} line" points="{points}"/>']
+    out = [f'<polyline class="{color} line" points="{points}"/>']
     for bin_ in bins:
         sure = wilson(round(bin_["right"] * bin_["n"]), bin_["n"])
         x = _x(bin_["said"])
         low, high = _y(sure.low or 0.0), _y(sure.high if sure.high is not None else 1.0)
-        out.append(f'<path class="{colour} bar" d="M{x} {low}V{high}"/>')
-        out.append(f'<circle class="{colour}" cx="{x}" cy="{_y(bin_["right"])}" r="4"/>')
+        out.append(f'<path class="{color} bar" d="M{x} {low}V{high}"/>')
+        out.append(f'<circle class="{color}" cx="{x}" cy="{_y(bin_["right"])}" r="4"/>')
     return out
 
 

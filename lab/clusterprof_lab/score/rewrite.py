@@ -1,8 +1,7 @@
-"""The same recording with less in it: what a recorder without some of its sources had written.
+"""Rewrite a recording with fewer signals, as a recorder without some of its sources would write it.
 
-`Less` says what to leave out; `rewrite` reads a recording and writes another, node by node. Nothing
-is changed in what stays, and what is left out leaves a gap behind that says so, as an absent source
-does.
+`Less` lists what to leave out; `rewrite` reads a recording and writes another, node by node. The
+rest is unchanged. What is left out is replaced by a gap with a reason, as for an absent source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Score a slice of the corpus, or runs that lie there: two processes, progress, two files.
+"""Score a slice of the corpus, or existing runs: two processes, progress, two files.
 
 python -m clusterprof_lab.score --split dev                        a slice, made and scored
 python -m clusterprof_lab.score --runs DIR --answers mytool=DIR    runs and answers of others

@@ -1,10 +1,10 @@
-"""Three faults put into the attribution on purpose: does the score catch each?
+"""Three deliberate faults in the attribution: does the score catch each?
 
     python -m clusterprof_lab.score.sabotage [--runs DIR]
 
-swap-causes       what a thread spent blocked on a disk and what it computed change places
-longest-waiter    a wait goes to the rank that stood longest, not to the last to arrive
-zero-gap          a device counts as idle where it was not sampled (samples are left out for it)
+swap-causes       time blocked on a disk and time of compute of a thread are exchanged
+longest-waiter    a wait is blamed on the rank that waited longest, not on the last to arrive
+zero-gap          a device counts as idle where it was not sampled (samples are removed for this)
 
 A fault is caught when one of `WATCHED` gets worse by more than both intervals allow. Exit status 1
 when one is not caught.
@@ -133,7 +133,7 @@ def worse(sound: Mapping[str, Figure], bad: Mapping[str, Figure]) -> list[str]:
 def figures(
     runs: Sequence[Path], corpus: Mapping[str, Scenario], fault: str, gaps: bool
 ) -> Mapping[str, Figure]:
-    """Analyse runs with a fault held, and return the figures."""
+    """Analyze runs with a fault held, and return the figures."""
     rows = []
     for folder in runs:
         truth = read(folder)

@@ -1,4 +1,4 @@
-"""`score.md`, everything of one score, and what of it is printed."""
+"""`score.md`, all of one score, and the part of it that is printed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How often a claim is right by how much GPU time it names: what confidence is made from.
+"""How often a claim is right, by the GPU time it names: the basis of confidence.
 
     python -m clusterprof_lab.score.sizes RUNS…     # folders of runs of the split dev, nothing else
 
-Real and synthetic jobs weigh the same, however many there are. Parts that would fall as claims grow
-are pooled with their neighbours.
+Real and synthetic jobs have the same total weight, whatever their number. Adjacent bins are pooled
+where the hit rate would fall as claims grow.
 """
 
 from __future__ import annotations

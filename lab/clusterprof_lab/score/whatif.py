@@ -1,15 +1,15 @@
-"""`what if` against truth: the predicted gain of removing each injected fault beside the clean run.
+"""`what if` against truth: the predicted gain of removing each fault beside the clean run.
 
-python -m clusterprof_lab whatif --split dev --out DIR          synthetic jobs, made and analysed
-python -m clusterprof_lab whatif --runs DIR --out DIR           runs that lie there (real ones)
+python -m clusterprof_lab whatif --split dev --out DIR          synthetic jobs, made and analyzed
+python -m clusterprof_lab whatif --runs DIR --out DIR           existing runs (real ones)
 python -m clusterprof_lab whatif --paired DIR --out DIR         real jobs, the fault in turns
 python -m clusterprof_lab whatif --store DIR/whatif.json        keep it for docs/what-if.md
 
-A prediction is what the report says of the findings that name the fault: its accepted leaves, or
-its family where those are less than half of what the family lost. Of several findings it is no more
-than what fixing all wins. `net-transfer` beside another finding of the network is the time any
-transfer takes, and not the fault. What no finding names is predicted to win nothing. Points are
-hundredths of the time in steps.
+The prediction is that of the findings that name the fault: its accepted leaves, or its family where
+the leaves are less than half of the family's loss. The prediction of several findings is capped by
+the gain of fixing everything. `net-transfer` beside another network finding is the time any
+transfer takes, and not the fault. A fault that no finding names has a predicted gain of zero.
+Points are hundredths of the time in steps.
 """
 
 from __future__ import annotations

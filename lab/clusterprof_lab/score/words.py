@@ -1,4 +1,4 @@
-"""Answers and truths in one line each, for lists of what went wrong."""
+"""Answers and truths in one line each, for lists of wrong answers."""
 
 from __future__ import annotations
 

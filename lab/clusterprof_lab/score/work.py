@@ -1,7 +1,7 @@
-"""One run: made or found, analysed in every mode, judged, and by every rule beside us.
+"""One run: make or find it, analyze it in every mode, judge it, and apply all baseline rules.
 
-A run that cannot be made here is "not run: reason". An analysis that fails is an answer that says
-nothing, and is judged as such.
+A run that cannot be made here is "not run: reason". A failed analysis is judged as an answer
+without claims.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def rules() -> Mapping[str, Rule]:
 
 
 def do(work: Work, settings: Settings) -> Done:
-    """Make, analyse and judge one run; what it needs on disk is gone afterwards."""
+    """Make, analyze and judge one run; what it needs on disk is gone afterwards."""
     if not settings.calibrated:
         confidence.CALIBRATION.clear()
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:

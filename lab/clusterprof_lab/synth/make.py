@@ -1,4 +1,4 @@
-"""One trial as files: its recording, and its truth beside it."""
+"""Write one trial as files: its recording and its truth."""
 
 from __future__ import annotations
 

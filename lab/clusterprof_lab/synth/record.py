@@ -1,11 +1,11 @@
-"""A story as recorders would have seen it: one recording folder per node.
+"""Write a story as recorders would have seen it: one recording folder per node.
 
     seen = Seen(clocks=clocks(random, story.nodes), jitter_ns=200_000)
     record(story, folder / "recording", random, seen)
 
-Writes what `clusterprof record` would have: the same collectors at the same intervals, in the same
-units, with the same reasons where there is nothing to read. Nothing of a story's faults or truth
-gets here: only what its threads, devices and counters did.
+Writes what `clusterprof record` would have written: the same collectors at the same intervals, in
+the same units, with the same reasons where there is nothing to read. Faults and truth of the story
+stay out of the recording: it shows only what threads, devices and counters did.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def record(
 ) -> dict[str, Int]:
     """Write one recording per node into a folder, which is made.
 
-    `beside`: other jobs of which the nodes' counters tell too; each is recorded by a call of its
-    own into the same folder. Returns when kernels were resident, by folder of the node and device.
+    `other_jobs`: they show in the nodes' counters; each is recorded by a call of its own into the
+    same folder. Returns when kernels were resident, by folder of the node and device.
     """
     folder.mkdir(parents=True, exist_ok=True)
     resident: dict[str, Int] = {}

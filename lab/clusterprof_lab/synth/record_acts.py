@@ -1,8 +1,8 @@
-"""Acts of a thread as numbers: what each kind of act does to the counters the kernel keeps.
+"""Acts of a thread as numbers: how each kind of act changes the counters of the kernel.
 
-One line of `PLACES` per kind of act says where a sample finds the thread (state letter and, asleep,
-the kernel function it sleeps in, as Linux 6.18 prints it) and which counters run meanwhile. The
-kernel adds to a wait for a CPU when it ends; everything else grows evenly over its act.
+Each line of `PLACES` describes one kind of act: the thread's state letter, the kernel function it
+sleeps in (as Linux 6.18 prints it), and the counters that grow meanwhile. The kernel adds a wait
+for a CPU when the wait ends; everything else grows evenly over its act.
 """
 
 from __future__ import annotations

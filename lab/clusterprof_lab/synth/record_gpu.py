@@ -1,9 +1,9 @@
-"""What a device says of itself: the emulated page exactly, NVML in its own steps.
+"""The signals of a device: exact ones of the emulated page, and those of NVML in its own steps.
 
 A device "emulated-0" has the signals of its page from `gpu_emulated` and the others from
-`gpu_nvidia`; any other device has all of them as NVML gives them: utilisation from samples of
-20 ms in whole percents, snapshots, and values that are asked once a second or less.
-`gpu.sm_active_ratio` (GPM) is written beside them.
+`gpu_nvidia`. Any other device has all of them as NVML reports them: utilization from samples of
+20 ms in whole percents, snapshots, and values that are read once a second or less.
+`gpu.sm_active_ratio` (GPM) is written as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEMORY_BYTES, USED_BYTES = 80 << 30, 40 << 30
 IDLE_WATTS, BUSY_WATTS, SPIN_WATTS, LIMIT_WATTS = 90.0, 660.0, 200.0, 700.0
 COLLECTIVE_SM_RATIO = 0.05  # at most: it waits with a handful of blocks
 STEP_HERTZ = 15e6  # clocks move in such steps
-SAMPLE_NS, SNAPSHOT_NS = 20_000_000, 166_666_667  # of NVML's buffer; of its utilisation
+SAMPLE_NS, SNAPSHOT_NS = 20_000_000, 166_666_667  # of NVML's buffer; of its utilization
 PCIE_WINDOW_NS = 20_000_000
 THERMAL_BITS, POWER_BITS = 0x8 | 0x20 | 0x40, 0x4 | 0x80
 _SECOND_NS = 1_000_000_000

@@ -1,4 +1,4 @@
-"""Disks, NFS mounts and the network, as the threads of the job and their neighbours use them."""
+"""Disks, NFS mounts and the network, as threads of the job and of its neighbors use them."""
 
 from __future__ import annotations
 

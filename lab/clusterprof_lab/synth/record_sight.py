@@ -1,4 +1,4 @@
-"""What one recorder looks at: a node, its threads, its ticks, and what it fails to see."""
+"""The view of one recorder: a node, its threads, its ticks, and the samples it misses."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Sight:
         seen: Seen,
         random: np.random.Generator,
     ) -> None:
-        """`beside`: other jobs, of whose threads only the node's counters tell."""
+        """`other_jobs`: their threads show in the node's counters only."""
         offset_ns, drift = seen.clocks.get(node.name, (0, 0.0))
         self.story, self.node, self.seen, self.random = story, node, seen, random
         self.clock = Clock(UPTIME_NS + offset_ns, drift)

@@ -1,4 +1,4 @@
-"""Integrals of what overlaps: bytes of many readers, time with at least one of them, gauges."""
+"""Integrals of overlapping intervals: bytes of many readers, time with any reader, gauges."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Why a moment is as late as it is: what the truth of a wait is made of.
+"""Why a moment is late: the truth of a wait.
 
-Every moment of a rank carries its *history*: nanoseconds by (cause, culprit) that sum to the
-moment itself. A rank that waits takes over the history of the rank it waited for, so the reason of
-a wait is the difference of two histories: no durations are compared, nothing is looked up.
+Every moment of a rank has a *history*: nanoseconds by (cause, culprit) whose sum is the moment
+itself. A rank that waits takes over the history of the rank it waited for, so the reason of the
+wait is the difference of two histories. No durations are compared.
 """
 
 from __future__ import annotations

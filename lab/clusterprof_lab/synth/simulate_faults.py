@@ -1,15 +1,15 @@
-"""Faults of the generator: what a scenario's `synth:` section does to ranks, batches and links.
+"""Faults of the generator: how a scenario's `synth:` section changes ranks, batches and links.
 
-    fault    where it strikes
+    fault    effect
     loader   every batch takes longer to make (in a worker, or in the main thread without workers)
-    main     the main thread stands still or works at a place of the step (`where`)
+    main     the main thread sleeps or computes at a place of the step (`where`)
     compute  kernels take longer
     copy     copies to the device take longer
     launch   every kernel takes the host longer to launch; the kernels are tiny
     transfer data of collectives take longer on their way
     none     nothing
 
-`size` is the one number that says how bad it is: ns per stroke.
+`size` sets the severity: ns per stroke.
 """
 
 from __future__ import annotations

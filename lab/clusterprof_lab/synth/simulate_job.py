@@ -1,4 +1,4 @@
-"""A synchronous training job, step by step: all ranks through one pass, then they meet."""
+"""A synchronous training job, step by step: one pass of all ranks, then a common operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn for one trial: the job's layout and timing, and whom the fault strikes."""
+"""The random draws of one trial: the job's layout and timing, and the culprits of the fault."""
 
 from __future__ import annotations
 

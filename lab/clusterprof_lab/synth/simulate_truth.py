@@ -1,4 +1,4 @@
-"""The truth of a simulated job: what its devices lost, summed up to the nanosecond."""
+"""The truth of a simulated job: lost device time, summed to the nanosecond."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from clusterprof_lab.real.accept.faults import (
     make_records,
     slow_disk,
 )
-from clusterprof_lab.real.accept.judge import HEADER, Run, analysed, judged, lines_of, summary
+from clusterprof_lab.real.accept.judge import HEADER, Run, analyzed, judged, lines_of, summary
 from clusterprof_lab.real.accept.truth import table, truth
 from clusterprof_lab.real.cable import Cable, Link, build
 from clusterprof_lab.real.job import train
@@ -63,9 +63,9 @@ def run(scenario: Scenario, folder: Path, program: Path, records: Path, steps: i
 
 
 def judge(folder: Path) -> Run:
-    """Analyse one recorded scenario and lay it, and the rules of thumb, beside the truth."""
+    """Judge the analysis of one recorded scenario, and rules of thumb, by the truth."""
     measured = json.loads((folder / "truth.json").read_text())
-    verdict = judged(KNOWN[measured["scenario"]], analysed(folder / "recording"), measured)
+    verdict = judged(KNOWN[measured["scenario"]], analyzed(folder / "recording"), measured)
     sys.path.insert(0, str(ROOT / "bench"))
     from baselines.recorded import recorded
     from baselines.rules import RULES
@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("scenario", nargs="*", help=f"of {', '.join(KNOWN)}; all without any")
     parser.add_argument("--out", type=Path, help="a new folder for recordings and truths")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--judge", action="store_true", help="analyse, and compare")
+    parser.add_argument("--judge", action="store_true", help="analyze, and compare")
     parser.add_argument("--runs", type=int, default=3, help="of each scenario, to judge")
     parser.add_argument("--kept", type=Path, help="judge the recordings below this folder")
     options = parser.parse_args()

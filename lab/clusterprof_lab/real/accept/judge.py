@@ -58,7 +58,7 @@ class Run:
         return not self.inversions and not any(line.wrong for line in self.lines)
 
 
-def analysed(recording: Path) -> list[dict[str, Any]]:
+def analyzed(recording: Path) -> list[dict[str, Any]]:
     """Return the findings inside steps, largest first, as the command line gives them."""
     command = [sys.executable, "-m", "clusterprof", "analyze", str(recording), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from clusterprof_lab.real.faults.cpu_quota import cpu_of_step, cpus_of, decoding
 
 _PERIOD_NS = 20_000_000
 # With the priority of a real-time process: shares of groups are kept only while both sides always
-# want the CPU, and a loader that rests now and then was found to lose nothing to its neighbour.
+# want the CPU, and a loader that rests now and then was found to lose nothing to its neighbor.
 _BE_BUSY = """
 import os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})

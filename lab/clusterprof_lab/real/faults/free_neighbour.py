@@ -40,7 +40,7 @@ class FreeNeighbour:
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
-        """Keep the neighbour running."""
+        """Keep the neighbor running."""
         cpus = sorted(os.sched_getaffinity(0))
         others = [cpu for cpu in cpus if place.node is None or cpu != place.node.cpu]
         log, path = Log(place.path("free-neighbour.jsonl")), place.path("neighbour.bin")

@@ -85,7 +85,7 @@ async def serve(address: str, store: Store) -> None:
 
 
 if __name__ == "__main__":
-    try:  # a busy node must not make the store slower than it was told to be
+    try:  # a busy node must not make the store slower than configured
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     except OSError:
         pass
