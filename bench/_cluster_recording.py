@@ -1,10 +1,10 @@
-"""Recordings of a job of many nodes: one node written by the real writer, the others copies of it.
+"""Recordings of a job of many nodes: the real writer writes one node, the others are copies of it.
 
 8 ranks a node, 4 steps a second of 50 spans each: a data wait, a copy, forward and backward, an
 all-reduce within the node, three over all ranks, the optimizer, and the fetch of a dataloader
-worker. All ranks leave the operations over all ranks at the same time; how long each works before
+worker. All ranks leave the operations over all ranks at the same time; the time each works before
 them is drawn at random, and rank 3 of node 0 waits 20 ms more for data in every step. The copies
-have ranks, groups' members, name and identity of their own.
+have their own ranks, group members, name and identity.
 """
 
 from __future__ import annotations

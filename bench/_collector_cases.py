@@ -1,4 +1,4 @@
-"""On what collectors are measured: this machine, fixture hosts, simulated libraries and tools."""
+"""Where collectors are measured: this machine, fixture hosts, simulated libraries and tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make a large trace of a small one: its events over and over, each time later and renumbered.
+"""Make a large trace from a small one: its events many times, each time later and renumbered.
 
 python bench/_kineto_traces.py trace.json.gz big.json --megabytes 500
 """

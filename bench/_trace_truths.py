@@ -1,4 +1,4 @@
-"""Numbers of public traces by plain arithmetic on their raw events; nothing of ours is used."""
+"""Numbers of public traces by plain arithmetic on raw events, without code of clusterprof."""
 
 from __future__ import annotations
 

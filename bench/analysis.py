@@ -1,9 +1,9 @@
 """What does it cost to load and attribute one node-hour? CPU seconds and peak memory, in one run.
 
 The density is that of the targets: 8 ranks with 200 spans a second each (20 steps of ten spans,
-one in ten from a dataloader worker) and 160 metrics at 10 Hz. A second recording has the threads of
-the job on top, 16 of them at 10 Hz, as a real one has. Each is written by the real writer and
-analysed in a process of its own; numpy's import is part of the figures.
+one in ten from a dataloader worker) and 160 metrics at 10 Hz. A second recording also has the
+threads of the job, 16 of them at 10 Hz, as a real one has. Each is written by the real writer and
+analyzed in its own process; the figures include the import of numpy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many spans a second does blame settle, and how much memory does it keep between blocks?
 
-Jobs of 128 ranks as `tests/support/synthetic` builds them, in blocks: one team (no chains), nodes
-and world (a chain per step), a pipeline (chains through chains). Beside it reading and matching the
-same spans, from where the analysis of the nodes keeps them.
+Jobs of 128 ranks as `tests/support/synthetic` builds them, in blocks: one group (no chains), nodes
+and world (a chain per step), a pipeline (chains through chains). Reading and matching the same
+spans, from where the analysis of the nodes keeps them, is measured as well.
 """
 
 from __future__ import annotations

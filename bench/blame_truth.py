@@ -1,10 +1,11 @@
 """Who was at fault? Blame beside rules of thumb, on the same synthetic jobs, 8 to 4,096 ranks.
 
 One fault per job: a random rank, cause and size (10 to 100 % of a step's work), in every step or in
-half of them, with 2 % jitter. In every other job a decoy loads for six tenths of its time and has
-that much less to compute: nobody ever waits for it. Right is who names the rank at fault. The last
-column are the jobs in which the slowest total compute does not give the answer away; those carry
-the claim. Exits with 1 when blame is right in less than 99 % of them.
+half of them, with 2 % jitter. Every other job also has a decoy: a rank that loads data for six
+tenths of its time and computes that much less, so that no rank ever waits for it. A rule is right
+when it names the rank at fault. The last column counts only jobs in which the slowest total compute
+does not reveal the culprit; the target is about those. Exits with 1 when blame is right in less
+than 99 % of them.
 """
 
 from __future__ import annotations

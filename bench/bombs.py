@@ -1,8 +1,8 @@
-"""What happens to files that were made to fill a memory, or to be never read to their end?
+"""What happens to files made to exhaust memory, or to be read without end?
 
-Each bomb (bench/_bombs.py) goes through a real `clusterprof analyze FILE`. It must end, in a clear
-refusal or in a report, within 10 s of CPU and 300 MB; one that runs for a minute is ended.
-Names choose some of them: `python -m bench.bombs zip nest`.
+Each bomb (bench/_bombs.py) goes through a real `clusterprof analyze FILE`. It must end within 10 s
+of CPU and 300 MB, in a clear refusal or in a report; after a minute it is killed. Names select some
+of them: `python -m bench.bombs zip nest`.
 """
 
 from __future__ import annotations

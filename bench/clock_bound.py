@@ -1,7 +1,7 @@
-"""Does the printed bound of clocks hold? 10,000 synthetic clusters say.
+"""Does the printed bound of clocks hold? 10,000 synthetic clusters.
 
-Offsets of ± 50 ms, drifts of ± 50 ppm, everybody leaves a little late and one in 50 by 10 to
-100 ms. Exits with 1 when the true error was beyond the bound in a single one.
+Offsets of ± 50 ms, drifts of ± 50 ppm; all ranks leave slightly late, one in 50 by 10 to 100 ms.
+Exits with 1 when the true error exceeds the bound in any trial.
 """
 
 from __future__ import annotations

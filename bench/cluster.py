@@ -1,4 +1,4 @@
-"""What does it cost to analyse a job of many nodes, blame included? Wall, CPU and memory by size.
+"""What does it cost to analyze a job of many nodes, blame included? Wall, CPU and memory by size.
 
 16, 32, 64 and 128 ranks of one hour (`--hours`), 200 spans a second each and 160 metrics a node at
 10 Hz, in two processes. 16 of the spans a second are operations with other ranks; in every step

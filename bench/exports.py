@@ -1,8 +1,8 @@
-"""What does it cost to export a node-hour, and does memory stay where it is for a longer one?
+"""What does it cost to export a node-hour, and does memory stay constant for a longer recording?
 
 The recording is that of `analysis` (8 ranks with 200 spans a second each, 160 signals at 10 Hz), a
-third of the time and all of it; each export runs in a process of its own, analysis and imports
-included. `grows` is peak memory of the long one over that of the short one.
+third of the time and all of it. Each export runs in its own process, analysis and imports included.
+`grows` is the peak memory of the long one over that of the short one.
 """
 
 from __future__ import annotations

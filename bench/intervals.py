@@ -1,8 +1,8 @@
-"""How many intervals a second does one CPU attribute? Beside the same in plain Python, one run.
+"""How many intervals a second does one CPU attribute? Beside the same in plain Python, in one run.
 
-Two million pieces of lost time against one million spans: how much of each piece lies in a span
-(`overlap_ns`), which span it lies in (`containing`), and the set operations. Then the split of a
-rank's waits (`feed`) and the chunks of a recording in memory, per node-hour.
+Two million pieces of lost time against one million spans: the overlap of each piece with the spans
+(`overlap_ns`), the span that contains it (`containing`), and the set operations. Then the split of
+a rank's waits (`feed`) and the chunks of a recording in memory, per node-hour.
 """
 
 from __future__ import annotations

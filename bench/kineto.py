@@ -1,19 +1,19 @@
-"""How fast is a trace of PyTorch's profiler read and analysed, and in how much memory?
+"""How fast is a trace of PyTorch's profiler read and analyzed, and in how much memory?
 
     python -m bench kineto                    53 and 500 MB, of a real trace beside the repository
     python bench/kineto.py TRACE.json.gz --megabytes 53 500 2000
     python bench/kineto.py --peers            HTA and TraceLens on the same files, in the same run
     python bench/kineto.py --ranks 64 --rank-megabytes 160 --megabytes    10 GB of a job of 64 ranks
 
-A real trace is repeated, each time later, to every size, in a temporary folder. Of each: the whole
-`analyze` (start-up included), and beside it in the same run what reading alone costs: `json.loads`
-of the standard library, and msgspec with the types that the importer asks for, a block at a time
-(the floor: nothing is kept). MB of plain JSON per CPU-second; peak memory of the process.
+A real trace is repeated, each time later, up to every size, in a temporary folder. Measured in the
+same run: the whole `analyze` (start-up included), and reading alone by `json.loads` of the standard
+library and by msgspec with the types that the importer uses, a block at a time (the lower bound:
+nothing is kept). MB of plain JSON per CPU-second; peak memory of the process.
 
 Peers run in the environments of `make peers` (`CLUSTERPROF_PEERS`, `CLUSTERPROF_TRACELENS`: see
 `bench/peers/run.py`), from the file to their breakdown; the ratio is that of CPU time. With
-`--ranks` the real traces of 8 ranks are repeated and shared out among so many ranks, and analysed
-on one core and on all: wall time of both, and the memory of all processes together at its peak.
+`--ranks` the real traces of 8 ranks are repeated as traces of that many ranks, and analyzed on one
+core and on all: wall time of both, and the peak memory of all processes together.
 """
 
 from __future__ import annotations

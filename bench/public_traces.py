@@ -3,8 +3,8 @@
     make -C bench public-traces DATA=DIR      # DIR/<name>/<files>, see public_traces.tsv
 
 The traces are not part of the project. `public_traces.tsv` lists them: name, format, repository,
-path, commit and SHA-256 of every file. Nothing of the analysis is imported here: the events are
-read and added up in plain Python, and our numbers are taken from the report of the command.
+path, commit and SHA-256 of every file. This module imports nothing of the analysis: it reads and
+adds up the events in plain Python, and takes our numbers from the report of the command.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""What does a running recorder cost, and what does the job notice of it?
+"""What does a running recorder cost, and how much does it slow the job?
 
     python bench/recorder_cost.py [PAIRS]
 
 CPU share of `clusterprof record` at 1, 10 and 100 Hz with 8 and with 32 processes that sleep most
-of the time and work for a millisecond 20 times a second. Beside each, at the same time, the C
-program (floor.c) twice: it reads the files that our collectors read, at the rates of the same
-collectors; and all files of one full sample at every tick, as the target has it (0.7 % and 1.4 %
-of a core were to be 1.7 times what that costs).
-CPU time is that of the scheduler (schedstat), over a window that begins after the births have been
-digested. Then memory, and the slowdown of a job: pairs of the same work of a tenth of a second with
-200 spans a second, with and without the recorder, with the bootstrap interval of the median.
+of the time and work for a millisecond 20 times a second. Two instances of the C program (floor.c)
+run at the same time: one reads the files of our collectors at the rates of these collectors, the
+other all files of a full sample at every tick, as the target defines it (0.7 % and 1.4 % of a core
+were to be 1.7 times its cost).
+CPU time is that of the scheduler (schedstat), over a window that begins after the recorder has
+registered all new processes. Then memory, and the slowdown of a job: pairs of the same work of a
+tenth of a second with 200 spans a second, with and without the recorder, with the bootstrap
+interval of the median.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def memory(folder: Path) -> None:
 
 
 def resident_mb(pid: int) -> str:
-    """Return resident memory, and how much of it is shared with nobody."""
+    """Return resident memory, and how much of it is unshared."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kb = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     own = kb["Private_Clean"] + kb["Private_Dirty"]

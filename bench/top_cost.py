@@ -1,8 +1,8 @@
-"""What does a look of `clusterprof top` cost at a job of many nodes? CPU and memory by size.
+"""What does one refresh of `clusterprof top` cost for a job of many nodes? CPU and memory by size.
 
 8 to 1,024 ranks, 160 metrics a node at 10 Hz and 200 spans a second of each rank: the recordings of
-`_cluster_recording.py`, 75 s of them, on clocks that agree. The first look reads what there is and
-analyses the last minute, as `--once` does; every further one analyses it anew.
+`_cluster_recording.py`, 75 s of them, on synchronous clocks. The first refresh reads all data and
+analyzes the last minute, as `--once` does; every further one analyzes it again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The operations between ranks of a recording, matched; and the job as `rules.RULES` want it.
+"""Match the operations between ranks of a recording, and build the job that `rules.RULES` expect.
 
-Where no operations were seen, the end of a step stands for the operation in which all ranks meet:
-that is what the authors of such rules assume of a synchronous job.
+Without recorded operations, the end of a step stands for the operation in which all ranks meet: the
+authors of such rules assume this of a synchronous job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stay:
     arrive_ns: int
     leave_ns: int
     blocked_ns: int
-    """How long its host stood in it."""
+    """How long its host was in it."""
     kind: int
 
 

@@ -1,8 +1,7 @@
-"""A recording as the rules of `rules.py` want it, and two rules that need counters.
+"""A recording in the form that `rules.py` expects, and two rules that need counters.
 
 Only for recordings of nodes that share a monotonic clock, as those of `clusterprof_lab.real` do:
-the rules compare arrivals on a common clock. What was before a rank's first wait for data is left
-out.
+the rules compare arrivals on a common clock. Time before a rank's first data wait is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Recorded:
     iowait_ratio: dict[int, float]
     """By rank, of its node's CPUs."""
     au_ratio: dict[int, float]
-    """By rank: time it neither waited for data nor stood in operations, of its time in steps."""
+    """By rank: time it neither waited for data nor was in operations, of its time in steps."""
 
     def iowait_above(self) -> int:
         """The first rank of the node with most I/O wait, -1 when none is above the limit."""

@@ -1,8 +1,8 @@
-"""Rules of thumb, and of others, that name the rank at fault: what blame is measured against.
+"""Rules of thumb, and of other tools, that name the rank at fault: blame is measured against them.
 
 Each takes a job (`tests/support/synthetic/jobs.py`) as a perfect recorder would have seen it,
-common clock included, and returns one rank. They get everything they ask for; none of them knows
-the truth.
+common clock included, and returns one rank. All their inputs are exact; none of them knows the
+truth.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def last_arriver(job: Job) -> int:
 
 
 def longest_waiter(job: Job) -> int:
-    """The rank that stood longest in operations: it is slow to get through them, it seems."""
+    """The rank that was longest in operations, as if it were slow in them."""
     return int(np.argmax(np.bincount(job.ops.rank, weights=job.ops.blocked_ns)))
 
 

@@ -1,7 +1,7 @@
-"""A recording as plain tables on true time: what every baseline looks at.
+"""A recording as plain tables on true time: the input of every baseline.
 
-Only `truth.clocks` is used besides the recording, so that rules which compare ranks see a common
-clock, as their authors assume. Signals that were not recorded are simply not there.
+Only `truth.clocks` is used besides the recording, so that rules that compare ranks have a common
+clock, as their authors assume. Signals that were not recorded are absent.
 """
 
 from __future__ import annotations

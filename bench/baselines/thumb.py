@@ -6,8 +6,8 @@
 | iowait > 5 % of a node's CPU time | storage, ranks of the worst node | leaf, amount |
 | AU < 90 % (MLPerf Storage, unet3d and resnet50) | storage, ranks least used | leaf, amount |
 
-They are given more than they ask for: matched operations on a common clock. The ranks of a job of
-one rank, or without operations: see `met`.
+They get more than they require: matched operations on a common clock. For a job of one rank, or
+without operations, see `met`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def au(recording: Path, truth: Truth) -> Answer:
 
 
 def au_ratios(seen: Seen) -> dict[int, float]:
-    """By rank: time it neither waited for data nor stood in operations, of its time in steps."""
+    """By rank: time it neither waited for data nor was in operations, of its time in steps."""
     out = {}
     for number, rank in seen.ranks.items():
         if rank.in_step_ns and len(rank.of(layout.DATA_WAIT)):
@@ -76,7 +76,7 @@ def au_ratios(seen: Seen) -> dict[int, float]:
 
 
 def stood(rank: Rank) -> np.ndarray:
-    """Ns of each step in which its host stood in operations with other ranks."""
+    """Ns of each step in which its host was in operations with other ranks."""
     table = rank.of(layout.COLLECTIVE)
     form = table[:, 6] >> layout.FORM_SHIFT & layout.FORM_MASK
     return rank.spent(table[form != layout.ISSUE])

@@ -1,11 +1,11 @@
-"""The numbers of other tools beside ours, on the same traces; each in an environment of its own.
+"""The numbers of other tools beside ours on the same traces; each tool in its own environment.
 
     make peers                          # all traces, all tools; writes docs/agreement.md
     python -m bench.peers.run HTA       # one tool
 
-A tool that cannot be installed here is left out and the page says why. TraceLens is in no package
-index: `CLUSTERPROF_TRACELENS` names a checkout of it. Traces are other people's and lie beside the
-project (`../shared/data`); without them there is nothing to compare.
+A tool that cannot be installed here is left out, and the page gives the reason. TraceLens is in no
+package index: `CLUSTERPROF_TRACELENS` names a checkout of it. The traces are from third parties and
+lie beside the project (`../shared/data`); without them there is nothing to compare.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def why_not_slurm() -> str:
 
 
 def configuration(nodes: Sequence[Node], folder: Path) -> str:
-    """Return a slurm.conf: everybody is root and believed, nothing is confined or accounted."""
+    """Return a slurm.conf: all users are root and trusted, without confinement or accounting."""
     places = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs=2" for node in nodes)
     # Plugins are sought where the programs were installed, which may be elsewhere than compiled in.
     prefix = Path(str(program("slurmctld"))).parent.parent

@@ -264,7 +264,7 @@ def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
 
 
 def _inverted(answer: Answer, truth: Truth) -> bool | None:
-    """Who is blamed first caused next to nothing, while somebody caused much."""
+    """The rank blamed first caused next to nothing, while another caused much."""
     if answer.culprits is None or not truth.in_step_ns:
         return None
     if not answer.culprits:
@@ -294,7 +294,7 @@ def _false_causes(
 
 
 def _unattributed(answer: Answer, true: Mapping[str, float], null: bool) -> float | None:
-    """What nobody caused by truth is rightly left without a cause: only what is beyond counts."""
+    """By truth some time has no cause; only what exceeds it counts as unattributed."""
     if null or answer.family_ratio is None or answer.lost_ratio is None:
         return None
     if 100.0 * answer.lost_ratio < LOST_FROM:

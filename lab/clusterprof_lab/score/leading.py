@@ -57,7 +57,7 @@ def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: NamedCause
 
 
 def leading_leaf(wanted: Wanted, truth: Truth, claimed: NamedCause | None) -> Wanted:
-    """Return what is wanted with the leaves that lead, likewise; a fault's leaves count as one."""
+    """Return what is wanted with the leaves that lead; a fault's leaves count as one."""
     if not wanted.family or wanted.outside_steps:
         return wanted
     faults = [leaves for _, leaves in _faults(wanted)]

@@ -116,7 +116,7 @@ def _read_figure(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_legs(columns: Sequence[Column], given: Sequence[Leg]) -> list[Leg]:
-    """List all legs, worst first. beside: columns of the score that counts."""
+    """List all legs, worst first. columns: columns of the score that counts."""
     legs = list(given)
     for column in columns:
         document, testbed = column

@@ -195,7 +195,7 @@ def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
             continue
         cells = []
         for name in names:
-            # where nobody has a figure, no run asked
+            # where no tool has a figure, no run asked
             asked = any(each["figures"][name]["value"] is not None for each in scores)
             none = NOT_CLAIMED if asked else NO_TRIAL
             cells.append(figure(score["figures"][name], LINES[name][1], none))

@@ -60,7 +60,7 @@ def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
         if document.get("format") != FORMAT or document.get("schema") != SCHEMA:
             raise ValueError(f"{path}: not a score of schema {SCHEMA}")
         out.append(document)
-    # what counts is the split that nobody looked at
+    # the split that was not looked at counts
     return sorted(out, key=lambda score: (score["split"] != "test", score["slice"] != "full"))
 
 
@@ -89,7 +89,7 @@ def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
 
 
 def _page(documents: Sequence[Document], given: Sequence[legs.Leg]) -> Iterator[str]:
-    """The stored score that counts most at length; the others beside it where there is room."""
+    """The stored score that counts most in full; the others in extra columns."""
     shown = markdown.columns(documents)
     first = shown[0][0] if shown else documents[0]
     at_length = [column for column in shown if column[0] is first]

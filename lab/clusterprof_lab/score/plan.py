@@ -38,7 +38,7 @@ NOT_RECORDED = "not recorded: it takes hours, `--no-recording` was given"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One run to make, or one that lies there, and what to do with it."""
+    """One run to make, or an existing one, and what to do with it."""
 
     testbed: str
     """One of `TESTBEDS`; "" = of `folder`, whose truth says."""
@@ -50,7 +50,7 @@ class Work:
     ranks: int | None = None
     """Size of a large job; None = what the trial draws."""
     not_now: str = ""
-    """Why it is not made, when it does not lie there."""
+    """Why it is not made, if it does not exist."""
 
     @property
     def name(self) -> str:

@@ -58,9 +58,9 @@ class Held:
     named: tuple[str, ...]
     """Findings the prediction is of; () when none names the fault."""
     stopwatch: float | None
-    """What the truth's own books say was lost to the fault."""
+    """Loss to the fault by the ledger of the truth."""
     error: float | None = None
-    """Half of the 95 % interval of `true`; None = it has no noise, or nobody knows how much."""
+    """Half of the 95 % interval of `true`; None = no noise, or unknown."""
 
     @property
     def is_conclusive(self) -> bool:
@@ -79,7 +79,7 @@ class Held:
 
 
 def held(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
-    """Return what was predicted of each fault of a run beside the truth; or why nothing was."""
+    """Compare the predictions of a run's faults with the truth; or return why there is none."""
     truth = read(folder)
     scenario = corpus.get(truth.scenario)
     if scenario is None:
@@ -112,7 +112,7 @@ def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
 
 
 def in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
-    """Return the same of a real job whose fault went on and off."""
+    """Compare as `held` for a real job whose fault went on and off."""
     job = paired.document_of(folder)
     if job["scenario"] not in corpus:
         return [], f"no scenario {job['scenario']!r} in the corpus"

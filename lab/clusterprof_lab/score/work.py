@@ -68,7 +68,7 @@ class Done:
 
 
 def rules() -> Mapping[str, Rule]:
-    """Return the rules of others that are measured beside us; none where they are missing."""
+    """Return the baseline rules; none where they are missing."""
     folder = str(ROOT / "bench")  # `baselines` finds what else it needs by itself
     if folder not in sys.path:
         sys.path.append(folder)

@@ -243,7 +243,7 @@ _JOB_COUNTERS = (
 
 
 def sockets(sight: Sight, ticks: Int) -> list[Column]:
-    """The job's own TCP connections, by interface; none where the story tells of none."""
+    """The job's own TCP connections, by interface; none where the story has none."""
     columns = []
     for nic in sight.devices("tcp.job_"):
         for gauge, otherwise in _JOB_GAUGES:
@@ -256,7 +256,7 @@ def sockets(sight: Sight, ticks: Int) -> list[Column]:
 
 
 def collect_from_story(*names: Signal) -> Callable[[Sight, Int], list[Column]]:
-    """Return a collector of counters and gauges that the story alone tells of."""
+    """Return a collector of counters and gauges whose values are only in the story."""
 
     def collect(sight: Sight, ticks: Int) -> list[Column]:
         columns = []

@@ -140,7 +140,7 @@ class Sight:
         return self.grown[: len(self.tracks) if own else None, :, ticks].sum(axis=0)
 
     def extra(self, signal: str, device: str) -> list[Rate]:
-        """Return what the story tells of a signal."""
+        """Return the values of a signal in the story."""
         return self.node.extra.get((signal, device), [])
 
     def risen(self, signal: str, device: str, ticks: Int) -> Float:
@@ -152,7 +152,7 @@ class Sight:
         return held(self.extra(signal, device), self.clock, self.t_ns[ticks], otherwise)
 
     def devices(self, *prefixes: str) -> list[str]:
-        """Return the devices of which the story tells signals with such names."""
+        """Return the devices with signals of these prefixes in the story."""
         devices = {d: None for name, d in self.node.extra if name.startswith(prefixes) and d}
         return list(devices)
 

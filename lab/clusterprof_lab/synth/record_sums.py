@@ -50,7 +50,7 @@ def union(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
 
 
 def covered(start_ns: Int, end_ns: Int, t_ns: Int) -> Float:
-    """Return float64[n]: how much time lay in any of the intervals by each time."""
+    """Return float64[n]: time covered by any of the intervals up to each time."""
     start, end = union(start_ns, end_ns)
     return accrued(start, end, end - start, t_ns)
 

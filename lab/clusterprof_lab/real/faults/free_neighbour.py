@@ -35,7 +35,7 @@ class FreeNeighbour:
     name = "free-neighbour"
 
     def why_not_here(self) -> str:
-        """Return "": anybody may be idle."""
+        """Return "": it needs no privilege."""
         return ""
 
     @contextmanager

@@ -18,7 +18,7 @@ class Nfs:
     name = "nfs"
 
     def why_not_here(self) -> str:
-        """Return why it cannot be made here; never "", as long as nobody has written it."""
+        """Return why it cannot be made here; never "", as it is not implemented."""
         reason = root_only("an NFS server")
         if reason:
             return reason

@@ -34,7 +34,7 @@ class ObjectStore:
     name = "object-store"
 
     def why_not_here(self) -> str:
-        """Return why it cannot be made here, "" when it can: anybody may serve HTTP."""
+        """Return why it cannot be made here, "" when it can: serving HTTP needs no privilege."""
         return processes.missing("unshare", "ip", "nsenter") if _apart() else ""
 
     @contextmanager
