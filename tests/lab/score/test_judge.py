@@ -73,7 +73,7 @@ def test_a_right_answer_that_errs_a_little() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("cause", "wrong"),
     [
         (NamedCause("storage", "storage-local", 0.25, 0.95), False),
         (NamedCause("cpu", "cpu-gc", 0.25, 0.8), True),
@@ -82,9 +82,9 @@ def test_a_right_answer_that_errs_a_little() -> None:
     ],
 )
 def test_a_wrong_first_cause_counts_when_it_is_said_with_certainty(
-    said: NamedCause, wrong: bool | None
+    cause: NamedCause, wrong: bool | None
 ) -> None:
-    answer = replace(ANSWER, causes=(said,), family_ratio=None)
+    answer = replace(ANSWER, causes=(cause,), family_ratio=None)
     assert judge(answer, TRUTH, WANTED).wrong_first_sure is wrong
     assert judge(replace(answer, causes=()), TRUTH, WANTED).wrong_first_sure is False
 
