@@ -1,4 +1,4 @@
-"""A local disk with few bytes per second, all the time or only while the fault is on."""
+"""A local disk with few bytes per second, all the time or in turn with other nodes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Read items as a dataset does from what `--data` names; standard library only.
 
 A file is read past the page cache (O_DIRECT), or through it with `buffered`. In a folder each item
-is one file: open, stat, read, close. At an http address each item is one GET of a range. `python
-reader.py --help` reads batch after batch and prints how long each took: it measures a fault where
-no training is needed.
+is one file: open, stat, read, close. At an http address each item is one GET of a range. As a
+program (`python reader.py --help`) it reads batch after batch and prints how long each took: it
+measures a fault where no training is needed.
 """
 
 from __future__ import annotations
