@@ -31,7 +31,7 @@ if __name__ == "__main__":
     wall_s = time.perf_counter() - began
     used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(json.dumps({
-        "wall_s": wall_s, "cpu_s": [one.ru_utime + one.ru_stime for one in used],
+        "wall_s": wall_s, "cpu_s": [usage.ru_utime + usage.ru_stime for usage in used],
         "lost_ns": report.lost_ns, "in_step_ns": report.in_step_ns,
         "causes": [(f.cause.id, f.lost_ns, [c.rank for c in f.culprits][:3])
                   for f in report.findings],

@@ -215,11 +215,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         compare = partial(_make_and_compare, corpus=corpus)
     faults: list[Held] = []
     with get_context("spawn").Pool(max(1, min(given.jobs, len(work) or 1))) as pool:
-        for number, (name, of_run, why) in enumerate(pool.imap(compare, work), 1):
-            faults += of_run
+        for number, (name, run_faults, why) in enumerate(pool.imap(compare, work), 1):
+            faults += run_faults
             if why and (given.runs is not None or given.paired is not None):
                 print(f"{name}: left out: {why}", file=sys.stderr)
-            for each in of_run:
+            for each in run_faults:
                 if not each.within and given.split == "dev":
                     print(f"{_line(each)}", file=sys.stderr)
             if number % 20 == 0 or number == len(work):

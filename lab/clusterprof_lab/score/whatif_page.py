@@ -130,8 +130,8 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield table(
             ["scenario", "faults", "within", "true, points", "predicted, points", "largest error"],
             [
-                _scenario(name, of_scenario)
-                for name, of_scenario in _by_scenario(faults, bed).items()
+                _scenario(name, scenario_faults)
+                for name, scenario_faults in _by_scenario(faults, bed).items()
             ],
         )
     yield "## How to repeat it\n"
