@@ -215,9 +215,9 @@ def resident_mb(pid: int) -> str:
 
 
 def slowdown(folder: Path, pairs: int) -> None:
-    """Print by how much the same work takes longer with spans and beside a running recorder.
+    """Print how much longer the same work takes with spans and a running recorder.
 
-    For the other half of each pair the recorder stands still and the job marks no spans.
+    For the other half of each pair the recorder is stopped and the job marks no spans.
     """
     out = folder / "slowdown"
     variables = {**os.environ, "SLURM_JOB_ID": f"bench-{os.getpid()}-pairs"}

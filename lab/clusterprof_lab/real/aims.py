@@ -68,7 +68,7 @@ class Made:
     flow_mbit: float = 0.0
     """What others send from the first node to the last meanwhile."""
     restarts: int = 0
-    """How often ranks that fail are started anew."""
+    """How often failed ranks are restarted."""
     ends_badly: bool = False
     """The job hangs and has to be ended."""
 

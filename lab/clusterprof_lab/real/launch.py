@@ -44,7 +44,7 @@ class Seat:
     """Control groups that the ranks enter."""
     environment: Mapping[str, str] = field(default_factory=dict)
     restarts: int = 0
-    """How often torchrun may start failed ranks anew."""
+    """How often torchrun may restart failed ranks."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class _Fault:
 
     switches: list[Switch] = field(default_factory=list)
     period_steps: int = 1
-    """After so many steps it begins anew."""
+    """Steps after which the fault repeats."""
 
     def __call__(self, on: bool) -> None:
         for switch in self.switches:
@@ -146,7 +146,7 @@ def _apply(
 
 
 def period_steps(script: Sequence[str]) -> int:
-    """Return after how many steps the script's fault begins anew: every so many, or all turns."""
+    """Return the number of steps after which the script's fault repeats, of all its turns."""
     numbers = {}
     for word in script:
         name, _, value = word.removeprefix("--").partition("=")

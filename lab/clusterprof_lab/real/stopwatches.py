@@ -59,7 +59,7 @@ class Life:
     rank: int
     host: str
     number: int
-    """0, or how often it was started anew before."""
+    """Number of earlier starts of the rank."""
     started_ns: int
     began_ns: int = 0
     ended_ns: int = 0

@@ -60,7 +60,7 @@ def environment_faults() -> Mapping[str, Any]:
 
 
 def culprits_of(scenario: Scenario, layout: Layout, random: np.random.Generator) -> list[int]:
-    """Draw who is at fault, by rank; of a node all its ranks (numbered node by node)."""
+    """Draw the culprits as ranks; of a node all its ranks (numbered node by node)."""
     real, world = scenario.real or {}, layout.world
     if "culprits" in real:
         return [rank % world for rank in real["culprits"]]

@@ -130,8 +130,8 @@ def _part(block: Sequence[float]) -> float:
 def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
     """Fit (confidence, probability of being right), both rising, by groups of claims.
 
-    It begins at (0, 0): what is said with less certainty than any claim that was measured, as where
-    most of the time has no cause, is not as certain as they were.
+    It begins at (0, 0): below the lowest measured confidence, as where most of the time has no
+    cause, the probability falls.
     """
     ordered = sorted(pairs)
     grouped: list[tuple[float, bool]] = []

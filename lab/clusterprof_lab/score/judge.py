@@ -55,8 +55,8 @@ class Judged:
     emitted_groups: tuple[tuple[str, float | None, bool], ...] = ()
     """The same of causes that stop at their group."""
     wrong_first_sure: bool | None = None
-    """True when the first cause is said with `SURE_FROM` or more and is wrong: another group than
-    the one wanted; of a null one said `FALSE_FROM` points above the truth."""
+    """True when the first cause has a confidence of `SURE_FROM` or more and is wrong: another group
+    than the wanted one; in a null, a share `FALSE_FROM` points above the truth."""
     culprit_right: bool | None = None
     """Of runs with a rank, a node or several ranks at fault."""
     nobody_right: bool | None = None
@@ -243,7 +243,7 @@ def _nobody_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
 
 
 def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
-    """Each of several faults has its cause named, and somebody at fault for it first."""
+    """Each of several faults has its cause named, with a rank at fault for it first."""
     faults = [fault for fault in truth.injected if fault.culprits]
     if len(faults) < 2 or not wanted.also or answer.culprits is None:
         return None

@@ -42,7 +42,7 @@ def meant(cause: NamedCause) -> tuple[str, ...]:
 
 
 def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: NamedCause | None) -> Wanted:
-    """Return what is wanted with the group that leads by its `true` points.
+    """Return `wanted` with the group that leads by its `true` points.
 
     Of several faults the largest leads; what the job loses without any fault leads when it cost
     more than a mild one. Of two within a point it is the one that is said.
@@ -57,7 +57,7 @@ def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: NamedCause
 
 
 def leading_leaf(wanted: Wanted, truth: Truth, claimed: NamedCause | None) -> Wanted:
-    """Return what is wanted with the leaves that lead; a fault's leaves count as one."""
+    """Return `wanted` with the leading leaves; a fault's leaves count as one."""
     if not wanted.family or wanted.outside_steps:
         return wanted
     faults = [leaves for _, leaves in _faults(wanted)]

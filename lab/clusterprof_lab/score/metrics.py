@@ -29,7 +29,7 @@ class Row:
     tool: str
     mode: str
     easy: bool | None
-    """True when the rule "slowest total compute" names who is at fault; None = it was not asked."""
+    """True when the rule "slowest total compute" names the culprit; None = it was not applied."""
     judged: Judged
     said: str = ""
     true: str = ""

@@ -58,7 +58,7 @@ def in_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Path:
 
 
 def rank_alone(truth: Truth) -> int:
-    """Return the one rank that M4 sees: who is at fault in every other run, else a bystander."""
+    """Return the rank that M4 sees: in every other run a culprit, else a bystander."""
     ranks = sorted(place.rank for place in truth.places)
     at_fault = [rank for rank in ranks if rank in guilty(truth)]
     others = [rank for rank in ranks if rank not in guilty(truth)]

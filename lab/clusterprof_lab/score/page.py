@@ -73,7 +73,7 @@ def pages(folder: Path = RESULTS) -> dict[str, str]:
 
 
 _CURVES = {"M0": "", "M2": ", no spans", "M4": ", one rank", "D0": ", driver's view"}
-"""Mode with a curve -> what is said of it; one for each kind of visibility."""
+"""Mode with a curve -> its caption; one for each kind of visibility."""
 
 
 def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:

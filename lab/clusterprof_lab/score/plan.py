@@ -27,7 +27,7 @@ _REAL_IN_CI = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-
 _NULL_SEEDS = {"ci": 4, "full": 64}
 """0 false of 6 x 64 bounds the true part to 1 % (Wilson, 95 %)."""
 _SEEDS = {("synth", "ci"): 2, ("synth", "full"): 3}
-"""1 where nothing is said."""
+"""1 by default."""
 TESTBEDS = ("synth", "sharded", "real")
 SHARDED_MODES = ("M0", "M2", "D0", "D2")
 _REAL_NULLS = 3

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 NS = ("user", "system", "delay", "throttled", "iowait", "memory", "not_idle")
-"""Nanoseconds: on a CPU (two), waiting for one, held back by the quota, in `io_schedule`, in
+"""Nanoseconds: on a CPU (two), waiting for one, throttled by the quota, in `io_schedule`, in
 `psi_memstall`, and all time in which the scheduler's pressure takes the CPU for not idle."""
 AMOUNTS = ("read_chars", "read_bytes", "write_chars", "write_bytes", "faults", "swap_in")
 NAMES = (*NS, *AMOUNTS)

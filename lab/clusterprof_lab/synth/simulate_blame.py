@@ -54,7 +54,7 @@ def add(into: dict[Label, int], more: Mapping[Label, int]) -> None:
 def owed(
     late: History, waiting: History, wait_ns: int, last: int, structural: bool
 ) -> dict[Label, int]:
-    """Return why somebody waited for the rank `last`: what that one had more of, cause by cause.
+    """Return why a rank waited for the rank `last`: what `last` spent more of, cause by cause.
 
     More of plain work is jitter of the last to come, or, if `structural`, a pipeline's bubble.
     """

@@ -52,8 +52,8 @@ class Fault:
     onset: int = 0
     """First step."""
     pattern: str = "steady"
-    """steady; wandering: one rank after the other, for some steps each; turns: some steps yes, some
-    no; skew: every step drawn anew."""
+    """steady; wandering: one rank after the other, for some steps each; turns: on in some steps,
+    off in others; skew: drawn for every step."""
     phase: int = 0
     """Of turns: 1 strikes when 0 doesn't."""
     main_ratio: float = 0.0

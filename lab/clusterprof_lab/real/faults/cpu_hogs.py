@@ -28,7 +28,7 @@ while True:
 
 
 class CpuHogs:
-    """A loop per CPU that takes its part of every `_PERIOD_NS` before anybody else.
+    """A loop per CPU that takes its part of every `_PERIOD_NS` before all other processes.
 
     The ranks get so much that their decoding, `cpu_of_step` of a clean step, takes as long as a
     slowed step.
