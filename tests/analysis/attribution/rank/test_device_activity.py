@@ -162,7 +162,7 @@ def test_a_job_whose_hosts_wait_in_collectives_does_not_busy_wait(tmp_path: Path
     healthy = next(item for item in load_corpus() if item.id == "null-clean")
     make_sharded(Trial(healthy, "medium", 0, "dev"), tmp_path / "run")
     report = analyze(tmp_path / "run" / "recording")
-    assert dict(report.unattributed_reasons).get("spinning", 0) == 0
+    assert dict(report.unattributed_reasons).get("spinning", 0) < 0.01 * report.in_step_ns
 
 
 @pytest.mark.parametrize("step_ms", [None, 120])
