@@ -238,6 +238,8 @@ class DeviceActivity:
     """Idle share of each host phase (analysis.attribution.rank.phase_shares)."""
     profile: StepProfile = NO_PROFILE
     """Activity over the course of a step."""
+    learned_until_ns: int | None = None
+    """Windows up to this time were counted before they are divided; None = none."""
 
 
 NO_ACTIVITY = DeviceActivity()
@@ -324,6 +326,10 @@ def _estimate_busy_wait(
     readable = ~np.isnan(level)
     informative = (busy >= _MIN_BUSY_RATIO) & readable
     judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
+    if known.learned_until_ns is not None:
+        is_new = windows.end_ns > known.learned_until_ns
+        informative &= is_new
+        parts = None if parts is None else np.where(is_new[:, None], parts, 0.0)
     confirmed, suspected = np.zeros((2, length.size), np.int64)
     at = 0
     while at < length.size:
@@ -396,7 +402,15 @@ def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
     known = replace(known, counts=tuple(counts.tolist()), windows_seen=windows_seen)
     if windows_seen != _compute_next_update(windows_seen - 1):
         return known
-    until = np.cumsum(counts)
+    return update_levels(known)
+
+
+def update_levels(known: DeviceActivity) -> DeviceActivity:
+    """Determine the usual activity and that of busy-waiting from all windows so far."""
+    windows_seen = known.windows_seen
+    if not windows_seen:
+        return known
+    until = np.cumsum(known.counts)
     usual = float(np.searchsorted(until, USUAL_QUANTILE * windows_seen)) / _BINS
     busy_wait_windows = int(until[int(usual * BUSY_WAIT_RATIO * _BINS)])
     enough = max(MIN_BUSY_WAIT_WINDOWS, MIN_BUSY_WAIT_WINDOWS_RATIO * windows_seen)

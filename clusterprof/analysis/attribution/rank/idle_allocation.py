@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import LOOKAHEAD_NS, get_spans
-from clusterprof.analysis.attribution.rank.device_activity import DeviceWindows
+from clusterprof.analysis.attribution.rank.device_activity import DeviceActivity, DeviceWindows
 from clusterprof.analysis.attribution.rank.host_phases import (
     FILL_ORDER,
     HostPhases,
@@ -61,25 +61,29 @@ def allocate_idle_time(
     windows: DeviceWindows,
     room_ns: Int,
     idle_ns: Int,
-    known: PhaseShares,
+    activity: DeviceActivity,
 ) -> tuple[Int, PhaseShares]:
     """Allocate the idle time of each window to the rows in it: int64[n], ns, at most the room.
 
     all_windows: includes the windows before and after those of the segment. room_ns:
-    int64[n], upper limit per row. idle_ns: int64[windows]. known: idle share of each phase so
-    far; its update is returned too.
+    int64[n], upper limit per row. idle_ns: int64[windows]. activity: has the idle share of each
+    phase so far; its update is returned too.
     """
+    known = activity.phase_shares
+    learned = 0
+    if activity.learned_until_ns is not None:
+        learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
     window, phase = phases.window, phases.phase
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
     rows = np.flatnonzero(np.isin(phase, tuple(STARVING_PHASES)))
     if not rows.size:
-        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns)
+        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns, learned)
     starving = phases.rows(rows)
     start_ns, end_ns = _find_launch_gaps(rank, starving)
     begins = np.zeros(phase.size, np.bool_)
     begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
     open_ns = np.where(begins, 0, room_ns)
-    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns)
+    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns, learned)
     if begins.any():
         left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
         if left.any():  # there is no other place for it

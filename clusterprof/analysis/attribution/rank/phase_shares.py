@@ -122,22 +122,26 @@ def allocate_by_shares(
     idle_ns: Int,
     known: PhaseShares,
     asleep_ns: Int | None = None,
+    learned: int = 0,
 ) -> tuple[Int, PhaseShares]:
     """Allocate the idle time of each window to the rows in it; also return the updated shares.
 
     window, phase, room_ns: int64[n], rows of one window are contiguous. idle_ns:
-    int64[windows]. asleep_ns: int64[windows], sleep of the main thread in PHASE_COMPUTE. Returns
-    int64[n], ns, at most the room.
+    int64[windows]. asleep_ns: int64[windows], sleep of the main thread in PHASE_COMPUTE. learned:
+    number of windows at the beginning from which the shares were learned. Returns int64[n], ns, at
+    most the room.
     """
     parts_ns, cell, in_cell_ns = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     amounts_ns = np.zeros(parts_ns.shape)
     at = 0
     while at < idle_ns.size:
-        until = min(idle_ns.size, at + _find_next_update(known.windows) - known.windows)
+        room = _find_next_update(known.windows) - known.windows
+        until = learned if at < learned else min(idle_ns.size, at + room)
         rows = slice(at, until)
         if known.shares:
             amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], known.shares)
-        known = _add_windows(known, *_compute_ratios(parts_ns[rows], idle_ns[rows]))
+        if at >= learned:
+            known = _add_windows(known, *_compute_ratios(parts_ns[rows], idle_ns[rows]))
         at = until
     amounts_ns[:, PHASE_COMPUTE] += amounts_ns[:, _ASLEEP]
     # Within a phase by length; what rounding leaves, and windows before any share is known, go on.
