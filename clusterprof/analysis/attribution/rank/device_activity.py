@@ -187,7 +187,7 @@ _FIRST_UPDATE, _UPDATE_INTERVAL = 4, 128
 
 _PARTS = 12
 """Equal parts into which a step is divided."""
-_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 16, 2048
+_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 4 * _PARTS, 2048
 _SMOOTHING = 0.02
 """Weight of the assumption that a part is like the next one."""
 _MIN_INSIDE_RATIO = 0.9
@@ -328,7 +328,7 @@ def _estimate_busy_wait(
     judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
     if known.learned_until_ns is not None:
         is_new = windows.end_ns > known.learned_until_ns
-        informative &= is_new
+        informative = informative & is_new
         parts = None if parts is None else np.where(is_new[:, None], parts, 0.0)
     confirmed, suspected = np.zeros((2, length.size), np.int64)
     at = 0
@@ -498,7 +498,7 @@ def _find_levels_in_steps(profile: StepProfile) -> tuple[float, float] | None:
     highest = float(np.sort(level)[-(_PARTS // 4) :].mean())
     usual = float(level[level >= PARTIAL_RATIO * highest].mean())
     left = profile.squares - 2 * activity @ np.array(profile.activity)
-    variance = max(float(left + activity @ products @ activity), 0.0) / profile.windows
+    variance = max(float(left + activity @ products @ activity), 0.0) / (profile.windows - _PARTS)
     error = np.sqrt(variance * np.diag(np.linalg.inv(matrix)))[used]
     sure = level + _MIN_DEVIATIONS * error < _MAX_WAIT_RATIO * usual
     waiting = np.sort(level[sure & (level < BUSY_WAIT_RATIO * usual)])
