@@ -135,6 +135,7 @@ _TRACK_PATTERN = re.compile(
     rb'"name"\s*:\s*"(?:Ascend Hardware|CANN|Overlap Analysis|/device:[A-Z]{3}:\d+|/host:CPU)'
 )
 _TEXT_TIMES = re.compile(rb'"ts"\s*:\s*"')
+_CHROME_KEYS = (b'"ph"', b'"pid"', b'"ts"')
 _DOCUMENT_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -166,6 +167,40 @@ class Kineto:
             yield _import_file(source, account)
 
 
+class ChromeTrace(Kineto):
+    """Chrome traces of other programs, whose devices are known by the names of their tracks.
+
+    ## How to make the file
+
+    Write a list of events in the Trace Event Format: complete events (`X`), pairs of begin and end
+    (`B`, `E`), or asynchronous pairs (`b`, `e`). Name the process of each device:
+
+        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "GPU 0"}}
+
+    ## How to analyze it
+
+        clusterprof analyze trace.json
+
+    ## What is read
+
+    Tracks of processes named `GPU 0`, and of streams or queues of processes named after any
+    accelerator: each event is work of the device. Otherwise what the PyTorch profiler's traces have.
+
+    ## What it cannot see
+
+    Tracks without names: whether they are a device or its host is unknown. A trace that has only
+    such tracks is refused.
+    """
+
+    name: ClassVar[str] = "chrome"
+    title: ClassVar[str] = "Chrome trace (Trace Event Format)"
+
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether a file is a list of events, which no other format is."""
+        start = head.lstrip(b" \t\r\n\xef\xbb\xbf")[:1]
+        return start == b"[" and all(key in head for key in _CHROME_KEYS)
+
+
 def _import_file(source: Source, account: Account) -> NodeTables:
     gathered, names = GatheredEvents(account), TrackNames()
     if _TEXT_TIMES.search(source.head):  # as torch_npu writes them
@@ -189,6 +224,8 @@ def _import_file(source: Source, account: Account) -> NodeTables:
                 "the trace has no work of a TPU or GPU; profile on the device, until after"
                 " block_until_ready"
             )
+        if math.isnan(gathered.origin_us) and names.unread:
+            names.raise_unnamed()
     text.set_eager_release()
     return build_node(gathered, document, source)
 
