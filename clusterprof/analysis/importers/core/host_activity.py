@@ -9,6 +9,9 @@ What comes first in this list has the instants that several could have:
     launching    launching calls, operators with such calls, and pauses of up to a millisecond
     functions    Python functions, where the trace has stacks
     operators    operators and ranges that launch nothing
+
+Operators and functions of the model that launch nothing are overhead of launching only where the
+host soon launches again. In a long stretch without any call into the device runtime it computes.
 """
 
 from __future__ import annotations
@@ -61,6 +64,10 @@ _NO_LAUNCH = re.compile(
 MIN_WORK_NS = 10_000
 """Shortest part of a gap that gets a `host_work` span, ns."""
 _MIN_EARLY_RATIO = 0.6
+MAX_OVERHEAD_NS = 20_000_000
+"""Longest stretch in ns without a call into the device runtime that is overhead of launching:
+Python hooks of a large model need 5 to 10 ms, an operator 5 to 100 us.
+"""
 
 
 def label_runtime_call(name: str) -> int:
@@ -167,16 +174,36 @@ def build_host_activity(
     functions = _remove_times(functions, counted)
     others = subtract_intervals(others, _join([counted, (functions.start, functions.end)]))
     known = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
+    work = _join_work([*known, (others, layout.RUNNING_MODEL)], functions)
     return HostActivity(
         CoverageIndex(*launching),
         CoverageIndex(*sync),
         CoverageIndex(*_join(memory)),
         CoverageIndex(*copy),
-        _join_work([*known, (others, layout.RUNNING_MODEL)], functions),
+        _mark_computation(work, counted),
     )
 
 
 _MEMORY_ACTIVITIES = (layout.FREEING_MEMORY, layout.ALLOCATING_MEMORY, layout.PINNING_MEMORY)
+
+
+def _mark_computation(work: HostWork, calls: Intervals) -> HostWork:
+    """Return the work with model code in long stretches without calls as computation of the host.
+
+    calls: times in calls into the device runtime, and launching. A stretch ends where a call
+    begins, or a function that is not of the model.
+    """
+    if not work.start.size:
+        return work
+    in_model = np.isin(work.activity, (layout.RUNNING_MODEL, layout.COMPUTING_ON_HOST))
+    bounds = _join([calls, (work.start[~in_model], work.end[~in_model])])
+    before = np.searchsorted(bounds[1], work.start, side="right")
+    after = np.searchsorted(bounds[0], work.end)
+    stretch_ns = np.append(bounds[0], work.end[-1])[after]  # the host's records end with it
+    stretch_ns -= np.append(work.start[0], bounds[1])[before]
+    computing = in_model & (stretch_ns > MAX_OVERHEAD_NS)
+    activity = np.where(computing, layout.COMPUTING_ON_HOST, work.activity)
+    return HostWork(work.start, work.end, activity, work.name)
 
 
 def _split_operators(

@@ -28,6 +28,10 @@ from clusterprof.probe import layout
 Int = NDArray[np.int64]
 MIN_FUNCTION_NS = 100_000
 """Shortest call of a function that is kept, in ns; the function around it stands for it."""
+MAX_DISPATCH_NS = 1_000_000
+"""Longest time in ns that an operator needs to be dispatched, ten times the usual: one that takes
+longer and launches nothing computes on the host.
+"""
 MAX_GATHERED_NAMES = 1 << 14
 MAX_NAMES = 64
 """Number of functions named per process: those with the most time."""
@@ -83,6 +87,9 @@ def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> Host
     edges = np.lexsort((rank, is_start, at))
     at, inside = at[edges], inside[edges]
     activity = np.where(inside >= 0, _ACTIVITY[kind[inside]], 0) if inside.size else inside
+    computing = (activity[:-1] == layout.RUNNING_MODEL) & (np.diff(at) >= MAX_DISPATCH_NS)
+    computing &= kind[inside[:-1]] == classify.OPERATOR
+    activity[:-1][computing] = layout.COMPUTING_ON_HOST
     kept = np.flatnonzero((np.diff(at) > 0) & (activity[:-1] > 0))
     return HostWork(at[kept], at[kept + 1], activity[kept], name[inside[kept]])
 
