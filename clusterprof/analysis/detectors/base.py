@@ -404,11 +404,11 @@ def name_host_functions(
 
 
 def list_host_functions(
-    rank: Rank, lost: LostTime, selected: NDArray[np.bool_], *activities: int
+    rank: Rank, lost: LostTime, selected: NDArray[np.bool_], *activities: int, count: int = 2
 ) -> list[tuple[str, Int]]:
-    """List the two functions in which the host spent most of the selected lost intervals.
+    """List the functions in which the host spent most of the selected lost intervals.
 
-    selected: bool[n]. Returns the name of each and its time in the selected intervals, int64[n], ns.
+    selected: bool[n]. count: how many at most. Returns the name of each and its time in the selected intervals, int64[n], ns.
     """
     names = rank.main.registration.get("host_functions")
     work = rank.main.get_spans(HostWorkSpans)
@@ -420,7 +420,7 @@ def list_host_functions(
     segments = merge_intervals((lost.start_ns[selected], lost.end_ns[selected]))
     amount_ns = np.bincount(function, measure_overlap(times, segments), minlength=len(names))
     functions = []
-    for row in np.argsort(-amount_ns, kind="stable")[:2].tolist():
+    for row in np.argsort(-amount_ns, kind="stable")[:count].tolist():
         own = merge_intervals((times[0][function == row], times[1][function == row]))
         covered_ns = measure_overlap((lost.start_ns, lost.end_ns), own)
         functions.append((str(names[row])[:_FUNCTION_CHARACTERS], covered_ns * selected))

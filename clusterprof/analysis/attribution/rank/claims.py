@@ -163,6 +163,7 @@ _SHARE_COLUMNS = tuple(
     if field.name not in ("identified", "worker_pid")
 )
 _NAMES = "names of signals"
+_MAX_FUNCTIONS_NAMED = 3
 EVIDENCE_SCALE = 1000  # evidence is stored in thousandths of its unit
 
 
@@ -386,7 +387,10 @@ def _sum_host_computation(rank: Rank, lost: LostTime, unclaimed: Int) -> dict[st
     share = measure_host_work(rank, lost, layout.COMPUTING_ON_HOST)
     left = np.minimum(np.rint(share * SHARE_SCALE).astype(np.int64), unclaimed)
     out = {}
-    for name, covered_ns in list_host_functions(rank, lost, left > 0, layout.COMPUTING_ON_HOST):
+    functions = list_host_functions(
+        rank, lost, left > 0, layout.COMPUTING_ON_HOST, count=_MAX_FUNCTIONS_NAMED
+    )
+    for name, covered_ns in functions:
         ratio = np.minimum(covered_ns / np.maximum(lost.lost_ns, 1), 1.0)
         units = np.minimum(np.rint(ratio * SHARE_SCALE).astype(np.int64), left)
         out[f"{ON_HOST}:{name}"] = int((lost.lost_ns * units).sum())

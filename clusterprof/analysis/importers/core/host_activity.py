@@ -33,6 +33,7 @@ from clusterprof.analysis.importers.core.device_timeline import (
     merge_intervals,
     subtract_intervals,
 )
+from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.timeline import intervals
 from clusterprof.probe import layout
 
@@ -61,6 +62,9 @@ _NO_LAUNCH = re.compile(
 )
 
 
+MAX_NAMES = 64
+"""Number of functions named per process: those with the most time."""
+NAME_CHARACTERS = 120
 MIN_WORK_NS = 10_000
 """Shortest part of a gap that gets a `host_work` span, ns."""
 _MIN_EARLY_RATIO = 0.6
@@ -148,12 +152,14 @@ def build_host_activity(
     functions: HostWork,
     steps_end_ns: Int,
     operators: Mapping[int, Intervals],
+    samples: HostWork = NO_HOST_WORK,
 ) -> HostActivity:
     """Build the activity of the host of one device.
 
     copies: blocking copies to the device, and from it, which wait for the device. residues: parts
     of copy calls that their copies do not explain: such a call waits for the device. steps_end_ns:
     int64[n], ends of the steps. operators: thread -> times inside its operators, disjoint.
+    samples: in which function a sampler saw the host; everything else goes first.
     """
     loading = _find_loading(calls, steps_end_ns)
     sync = subtract_intervals(_join([calls.of(SYNC), copies[1], residues]), loading)
@@ -175,6 +181,7 @@ def build_host_activity(
     others = subtract_intervals(others, _join([counted, (functions.start, functions.end)]))
     known = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
     work = _join_work([*known, (others, layout.RUNNING_MODEL)], functions)
+    work = _join_work([], work, _remove_times(samples, _join([counted, (work.start, work.end)])))
     return HostActivity(
         CoverageIndex(*launching),
         CoverageIndex(*sync),
@@ -273,10 +280,10 @@ def _remove_times(work: HostWork, removed: Intervals) -> HostWork:
     return HostWork(start, end, work.activity[row], work.name[row])
 
 
-def _join_work(known: Sequence[tuple[Intervals, int]], functions: HostWork) -> HostWork:
-    """Join disjoint work: intervals and their activity, and functions."""
+def _join_work(known: Sequence[tuple[Intervals, int]], *named: HostWork) -> HostWork:
+    """Join disjoint work: intervals and their activity, and work with names."""
     parts = [(*times, *np.full((2, times[0].size), [[kind], [-1]])) for times, kind in known]
-    parts.append((functions.start, functions.end, functions.activity, functions.name))
+    parts += [(work.start, work.end, work.activity, work.name) for work in named]
     columns = [np.concatenate(column) for column in zip(*parts)]
     order = np.argsort(columns[0], kind="stable")
     return HostWork(*(column[order] for column in columns))
@@ -286,3 +293,26 @@ def _join(sets: Sequence[Intervals]) -> Intervals:
     """Join several interval sets into one union: two int64[n], ns."""
     merged = intervals.merge_intervals(*sets)
     return merged.start_ns, merged.end_ns
+
+
+def add_host_work(
+    node: NodeTables, pid: int, parts: Sequence[HostWork], names: Sequence[str]
+) -> None:
+    """Add what the host did instead of launching, and names of the functions with most of it."""
+    start, end, activity, name = (
+        np.concatenate([getattr(part, column) for part in parts])
+        for column in ("start", "end", "activity", "name")
+    )
+    amount_ns = np.bincount(name + 1, end - start, minlength=len(names) + 1)[1:]
+    listed = np.argsort(-amount_ns, kind="stable")[: min(MAX_NAMES, int((amount_ns > 0).sum()))]
+    number = np.full(len(names) + 1, -1, np.int64)
+    number[listed] = np.arange(listed.size)
+    node.spans(pid, layout.HOST_WORK, start, end, activity, number[name])  # -1 takes the last, -1
+    node.host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
+
+
+def _shorten_name(name: str) -> str:
+    """Shorten the name of a function to its file's last folder: `src/data.py(9): load`."""
+    path, separator, function = name.rpartition("(")
+    path = "/".join(path.split("/")[-2:])
+    return f"{path}{separator}{function}"[:NAME_CHARACTERS]

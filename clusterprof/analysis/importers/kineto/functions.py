@@ -33,9 +33,6 @@ MAX_DISPATCH_NS = 1_000_000
 longer and launches nothing computes on the host.
 """
 MAX_GATHERED_NAMES = 1 << 14
-MAX_NAMES = 64
-"""Number of functions named per process: those with the most time."""
-NAME_CHARACTERS = 120
 ACTIVITIES = {
     classify.LOADING_FUNCTION: layout.WARMING_UP,
     classify.DATA_FUNCTION: layout.PREPARING_DATA,

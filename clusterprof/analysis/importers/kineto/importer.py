@@ -83,7 +83,7 @@ from clusterprof.analysis.importers.core.columns import select_dtype
 from clusterprof.analysis.importers.core.host_activity import (
     HostActivity,
     HostCalls,
-    HostWork,
+    add_host_work,
     build_host_activity,
 )
 from clusterprof.analysis.importers.core.node_tables import NodeTables
@@ -100,11 +100,7 @@ from clusterprof.analysis.importers.kineto.event_stream import (
     Document,
     EventStream,
 )
-from clusterprof.analysis.importers.kineto.functions import (
-    MAX_NAMES,
-    NAME_CHARACTERS,
-    find_innermost_functions,
-)
+from clusterprof.analysis.importers.kineto.functions import find_innermost_functions
 from clusterprof.analysis.importers.kineto.gather import (
     GatheredEvents,
     Int,
@@ -529,7 +525,7 @@ def _add_device_activity(
         node.spans(pid, layout.STARVED, gaps.start, gaps.end, *host_times)
         parts.append(activity.work.within(gaps.start, gaps.end))
         gathered.account.read["gaps with a late host"] += gaps.start.size
-    _add_host_work(node, pid, parts, list(gathered.function_names))
+    add_host_work(node, pid, parts, list(gathered.function_names))
     waits = [host_side.marks.of(kind)[:2] for kind in _DATA_WAITS]
     kineto_device.add_exposed_copies(node, pid, work, join_interval_sets(waits))
     text.trim_heap()
@@ -544,26 +540,3 @@ def _add_device_activity(
             identity.distributed, identity.rank, identity.world_size
         )
         kineto_device.add_collectives(node, pid, exposed, descriptions, groups, gathered.account)
-
-
-def _add_host_work(
-    node: NodeTables, pid: int, parts: Sequence[HostWork], names: Sequence[str]
-) -> None:
-    """Add what the host did instead of launching, and names of the functions with most of it."""
-    start, end, activity, name = (
-        np.concatenate([getattr(part, column) for part in parts])
-        for column in ("start", "end", "activity", "name")
-    )
-    amount_ns = np.bincount(name + 1, end - start, minlength=len(names) + 1)[1:]
-    listed = np.argsort(-amount_ns, kind="stable")[: min(MAX_NAMES, int((amount_ns > 0).sum()))]
-    number = np.full(len(names) + 1, -1, np.int64)
-    number[listed] = np.arange(listed.size)
-    node.spans(pid, layout.HOST_WORK, start, end, activity, number[name])  # -1 takes the last, -1
-    node.host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
-
-
-def _shorten_name(name: str) -> str:
-    """Shorten the name of a function to its file's last folder: `src/data.py(9): load`."""
-    path, separator, function = name.rpartition("(")
-    path = "/".join(path.split("/")[-2:])
-    return f"{path}{separator}{function}"[:NAME_CHARACTERS]
