@@ -408,7 +408,8 @@ def list_host_functions(
 ) -> list[tuple[str, Int]]:
     """List the functions in which the host spent most of the selected lost intervals.
 
-    selected: bool[n]. count: how many at most. Returns the name of each and its time in the selected intervals, int64[n], ns.
+    selected: bool[n]. count: how many at most. Returns the name of each and its time in the
+    selected intervals, int64[n], ns.
     """
     names = rank.main.registration.get("host_functions")
     work = rank.main.get_spans(HostWorkSpans)

@@ -180,7 +180,7 @@ class ChromeTrace(Kineto):
     ## What is read
 
     Tracks of processes named `GPU 0`, and of streams or queues of processes named after any
-    accelerator: each event is work of the device. Otherwise what the PyTorch profiler's traces have.
+    accelerator: each event is work of the device. Otherwise the same as of the PyTorch profiler.
 
     ## What it cannot see
 

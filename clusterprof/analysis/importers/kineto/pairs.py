@@ -58,7 +58,7 @@ class EventPairs:
 
     def finish(self) -> None:
         """Count the events that no end has closed."""
-        for key, stack in self._open.items():
+        for stack in self._open.values():
             if stack:
                 self._account.skipped[f"begin without an end event ({stack[0].ph})"] += len(stack)
 

@@ -14,9 +14,9 @@
 ## What is read
 
 Kernels, copies, fills and graphs of all devices; CUDA runtime and driver calls; NVTX ranges of all
-domains; system calls (OSRT); CPU samples of threads that launch; bytes of network adapters; hardware and software of the target. Every
-schema version since 2020 is supported. A table or column that a file lacks is not queried. A packed
-file (`.gz`) is read in memory.
+domains; system calls (OSRT); CPU samples of the threads that launch; bytes of network adapters;
+hardware and software of the target. Every schema version since 2020 is supported. A table or column
+that a file lacks is not queried. A packed file (`.gz`) is read in memory.
 
 ## How the numbers are computed
 
@@ -82,8 +82,8 @@ from clusterprof.analysis.importers.nsys.database import (
     read_launcher_rank,
     read_strings,
 )
-from clusterprof.analysis.importers.nsys.samples import read_samples
 from clusterprof.analysis.importers.nsys.ranks import RankActivity, StreamOperations, split_ranks
+from clusterprof.analysis.importers.nsys.samples import read_samples
 from clusterprof.errors import UsageError
 from clusterprof.probe import layout
 

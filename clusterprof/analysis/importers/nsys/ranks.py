@@ -28,7 +28,6 @@ from clusterprof.analysis.importers.core.host_activity import (
     HostWork,
     build_host_activity,
 )
-from clusterprof.analysis.importers.nsys.samples import HostSamples
 from clusterprof.analysis.importers.nsys.activities import (
     COPY,
     DEVICE_TO_HOST,
@@ -45,6 +44,7 @@ from clusterprof.analysis.importers.nsys.activities import (
     find_steps,
     select_host_copies,
 )
+from clusterprof.analysis.importers.nsys.samples import HostSamples
 
 _MIN_WORK_SHARE = 0.01
 """Smallest share of its work that a process must do on a device to train on it."""

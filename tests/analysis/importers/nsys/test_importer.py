@@ -26,9 +26,9 @@ from tests.support.nsys_files import (
     KERNELS,
     LAUNCH,
     MALLOC,
+    NAMES,
     NVTX,
     POLL,
-    NAMES,
     READ,
     SAMPLES,
     STACKS,
@@ -212,7 +212,9 @@ def test_cpu_samples_show_where_the_host_was_in_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["SAMPLING_CALLCHAINS", "StringIds rows", "unresolved"])
-def test_samples_without_stacks_or_names_show_a_host_that_computed(tmp_path: Path, missing: str) -> None:
+def test_samples_without_stacks_or_names_show_a_host_that_computed(
+    tmp_path: Path, missing: str
+) -> None:
     stacks = ("SAMPLING_CALLCHAINS", "id symbol module stackDepth")
     rows = [(number, MAIN, PROGRAM, 0) for number in range(9)]
     tables = [
