@@ -448,3 +448,35 @@ def test_the_innermost_function_decides() -> None:
         (80, 90, layout.RUNNING_MODEL, 0),
         (90, 100, layout.OTHER_WORK, 0),
     ]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_fused_optimizer_is_advised_where_one_was_seen(tmp_path: Path, trains: bool) -> None:
+    """A window of a few steps: of training with optimizer steps, and of inference."""
+
+    def launches(number: int, at: float) -> Events:
+        for index in range(140):
+            link = 1000 + 200 * number + index
+            begin = at + 10 * MS + 500 * index
+            yield call("cudaLaunchKernel", begin, 5, link)
+            yield on_device("add", begin + 6, 1, link)
+        if trains:
+            yield event("user_annotation", "Optimizer.step#SGD.step", at + 60 * MS, 5 * MS)
+
+    events = [item for repeat in range(5) for item in _shift(steps(launches), repeat)]
+    finding = named(report_of(events, tmp_path), "launch-bound")
+    (advice,) = [item for item in finding.advice if item.id == "fewer-launches"]
+    assert ("optimizer" in advice.change) == trains
+
+
+def _shift(events: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """Return the four steps once more, 400 ms later each time."""
+    shifted = []
+    for item in events:
+        moved = {**item, "ts": item["ts"] + number * 400 * MS, "args": dict(item["args"])}
+        if "correlation" in moved["args"]:
+            moved["args"]["correlation"] += 10_000 * number
+        if item["name"].startswith("ProfilerStep#"):
+            moved["name"] = f"ProfilerStep#{int(item['name'].partition('#')[2]) + 4 * number}"
+        shifted.append(moved)
+    return shifted
