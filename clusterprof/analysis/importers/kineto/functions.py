@@ -43,6 +43,8 @@ ACTIVITIES = {
     classify.FUNCTION: layout.OTHER_WORK,
     classify.OPERATOR: layout.RUNNING_MODEL,
     classify.TORCH_FUNCTION: layout.RUNNING_MODEL,
+    classify.LIBRARY_FUNCTION: layout.RUNNING_MODEL,
+    classify.BLOCKED_FUNCTION: layout.COMPUTING_ON_HOST,
 }
 """Kind of a function -> activity of the host in it; operators that launch are counted before."""
 _UNNAMED = (classify.TORCH_FUNCTION,)
@@ -120,9 +122,10 @@ def _select_kind(own: Int, outer: Int) -> Int:
     loading of kernels is that, except reading and sleeping. Reading anywhere else is other work.
     """
     in_data = np.isin(outer, _DATA)
-    has_purpose = in_data | np.isin(outer, (classify.LOG_FUNCTION, classify.LOADING_FUNCTION))
+    purposes = classify.LOG_FUNCTION, classify.LOADING_FUNCTION, classify.BLOCKED_FUNCTION
+    has_purpose = in_data | np.isin(outer, purposes)
     vague = np.isin(own, (classify.OPERATOR, classify.FUNCTION, classify.TORCH_FUNCTION))
-    vague |= own == classify.LOCK_FUNCTION
+    vague |= np.isin(own, (classify.LOCK_FUNCTION, classify.LIBRARY_FUNCTION))
     in_training = (outer == classify.TORCH_FUNCTION) & (own == classify.FUNCTION)
     kind = np.where((vague & has_purpose) | in_training, outer, own)
     return np.where((own == classify.READ_FUNCTION) & ~in_data, outer, kind)

@@ -107,6 +107,7 @@ from clusterprof.analysis.importers.kineto.gather import (
     Table,
     count_values,
     join_interval_sets,
+    join_intervals,
     join_sorted_chunks,
 )
 from clusterprof.analysis.importers.kineto.host import (
@@ -282,9 +283,13 @@ def build_node(
         None if wall_ns is None else wall_ns + low,
         key=f"rank{identity.rank}" if identity.rank is not None else text.name_trace(source.path),
     )
+    windows = _find_windows(devices)
     processes: list[_Device | None] = [*devices] or [None]
     for index, device in enumerate(processes):
-        _add_process(node, gathered, identity, calls, marks, functions, device, index, step_marks)
+        window = windows.get(device.pid) if device else None
+        _add_process(
+            node, gathered, identity, calls, marks, functions, device, index, step_marks, window
+        )
     if len(devices) > 1:
         account.notes.append(f"{len(devices)} devices in the trace: each is shown as a process")
     if identity.rank is None:
@@ -292,6 +297,16 @@ def build_node(
     elif identity.rank_from_name:
         account.notes.append(f"rank {identity.rank} is taken from the file name only")
     return node
+
+
+def _find_windows(devices: Sequence[_Device]) -> dict[int, tuple[int, int]]:
+    """Find from when to when the devices of each process worked, ns, by pid."""
+    windows: dict[int, tuple[int, int]] = {}
+    for device in devices:
+        start, end = int(device.work.start[0]), device.work.last_end()
+        low, high = windows.get(device.pid, (start, end))
+        windows[device.pid] = min(low, start), max(high, end)
+    return windows
 
 
 def _select_hostname(identity: TraceIdentity, gathered: GatheredEvents) -> str:
@@ -382,6 +397,7 @@ def _add_process(
     device: _Device | None,
     index: int,
     step_marks: tuple[str, str],
+    window: tuple[int, int] | None,
 ) -> None:
     """Add one process: its rank, steps, waits, and the activity of its device."""
     account = gathered.account
@@ -398,7 +414,9 @@ def _add_process(
     node.rank(pid, identity.rank if not index else None, identity.world_size, id_)
     own_calls = _select_calls_of_threads(calls, of_process)
     own_marks = marks.of_threads(of_process)
-    process_steps = _find_steps(own_marks, device, calls, account, gathered, of_process, step_marks)
+    process_steps = _find_steps(
+        own_marks, device, calls, account, gathered, of_process, step_marks, window
+    )
     node.spans(
         pid, layout.STEP, process_steps.start, process_steps.end, process_steps.number, 2, -1, -1
     )
@@ -422,7 +440,10 @@ def _find_host_activity(
     operators: dict[int, tuple[Int, Int]],
 ) -> HostActivity:
     """Find what the host was doing; the functions are those of the thread of the steps."""
-    own = functions.thread == host.find_main_thread(host_side)
+    main = host.find_main_thread(host_side)
+    if not (functions.thread == main).any():  # a profile may list calls on threads of their own
+        main = _find_longest_thread(functions)
+    own = functions.thread == main
     innermost = find_innermost_functions(
         functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
     )
@@ -435,6 +456,16 @@ def _find_host_activity(
         process_steps.end,
         operators,
     )
+
+
+def _find_longest_thread(functions: Marks) -> int:
+    """Find the thread with functions for most of the time; -1 if there is none."""
+    length_ns = {}
+    for thread in np.unique(functions.thread).tolist():
+        own = functions.thread == thread
+        start, end = join_intervals(functions.start[own], functions.end[own])
+        length_ns[thread] = int((end - start).sum())
+    return max(length_ns, key=lambda thread: length_ns[thread], default=-1)
 
 
 def _find_step_pid(marks: Marks, keys: list[object]) -> int:
@@ -477,8 +508,9 @@ def _find_steps(
     gathered: GatheredEvents,
     of_process: np.ndarray,
     step_marks: tuple[str, str],
+    window: tuple[int, int] | None,
 ) -> host.Steps:
-    """Find the steps of a process.
+    """Find the steps of a process. window: from when to when its devices worked, ns.
 
     Raises: CannotImportError when nothing shows when the process worked.
     """
@@ -489,9 +521,8 @@ def _find_steps(
     if marked is not None:
         return marked if device is None else host.extend_steps(marked, device.work, calls)
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
-    if device is not None:
-        end = device.work.last_end()
-        return host.infer_steps(int(device.work.start[0]), end, optimizers, account, step_marks)
+    if window is not None:
+        return host.infer_steps(*window, optimizers, account, step_marks)
     covered = [pair for _, pair in _list_busy_intervals(gathered, of_process) if pair[0].size]
     if not covered:
         raise CannotImportError("the trace has no steps, no device work and no operators")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from tests.support.importing_traces import imported, ranks_of
 from tests.support.kineto_traces import busy_ns, spans
@@ -92,3 +93,47 @@ def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path:
         CannotImportError, match=r"in the profile.*a field is cut off.*copy it again"
     ):
         imported([write(tmp_path, whole[:60])])
+
+
+def test_python_shows_what_the_host_did_and_start_up_is_that_of_the_process(
+    tmp_path: Path,
+) -> None:
+    """Two devices of one process, the second without work until 51 ms, and one host thread.
+
+    The host executes from 2 to 50 ms, and waits in block_until_ready from 52 to 99 ms. Without
+    marked steps the one step begins with the first work of any device.
+    """
+    ms = 1_000_000
+
+    def gpu(*kernels: tuple[int, int, int]) -> Lines:
+        rows = [(f"k{link}", at, ns, {"correlation_id": link}) for at, ns, link in kernels]
+        return {"Stream #7(Kernel)": rows}  # type: ignore[dict-item]
+
+    launches = [(0, 3), (51 * ms - 10, 4), (51 * ms - 5, 5), (100 * ms - 10, 6), (100 * ms - 5, 7)]
+    host: Lines = {
+        "Host Threads/7": [
+            ("hipModuleLaunchKernel", at, 4, {"correlation_id": link}) for at, link in launches
+        ],
+        "python": [
+            ("$train.py:9 main", 0, 110 * ms, {}),
+            ("PjRtExecutable::Execute", 2 * ms, 48 * ms, {}),
+            ("$api.py:3154 block_until_ready", 52 * ms, 47 * ms, {}),
+            ("$api.py:3165 try_to_block", 53 * ms, 45 * ms, {}),
+        ],
+    }
+    planes = {
+        "/device:GPU:0": gpu((10, ms, 3), (51 * ms, ms, 4), (100 * ms, ms, 6)),
+        "/device:GPU:1": gpu((51 * ms, ms, 5), (100 * ms, ms, 7)),
+        "/host:CPU": host,
+    }
+    path = write(tmp_path, xspace(planes))
+    (node,), _ = imported([path])
+    second = 1 + (1 << 23)
+    for pid in (1, second):
+        (step,) = spans(node, layout.STEP, pid)
+        assert step[:2] == (10, 101 * ms)
+    report = analyze(path)
+    reasons = {name: round(ns / ms) for name, ns in report.unattributed_reasons}
+    assert reasons["on-host:api.py(3165): try_to_block"] == 2 * 45
+    assert reasons["on-host:PjRtExecutable::Execute"] == 2 * 48
+    assert not [finding for finding in report.findings if finding.cause.id == "startup"]
