@@ -46,7 +46,9 @@ without them it is not known how busy the accelerator was.
   launched late if its call had not begun. The gap is `starved` until that call ends, and is split
   by the activity of the host: loading of kernels and capture of graphs, waits, memory calls,
   copies, launching (operators with a launch in them, pauses of up to 1 ms), Python functions of the
-  thread of the steps (`with_stack=True`), other operators. In other gaps, work was already queued.
+  thread of the steps (`with_stack=True`), other operators. Functions and operators of the model are
+  overhead of launching if the host makes its next call within 20 ms; in a longer stretch, and in an
+  operator of 1 ms, it computes. In other gaps, work was already queued.
 * **Exposed copies**: the time in which only copies between host and device ran, outside waits for
   data. It is lost time, too.
 * **Data waits** are `enumerate(DataLoader)#….__next__` on the thread of the steps. Operators that

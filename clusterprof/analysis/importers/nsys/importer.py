@@ -34,6 +34,8 @@ that a file lacks is not queried. A packed file (`.gz`) is read in memory.
   returned only after the gap had begun. It is starved until the call returned, because the queue
   was empty until then. The call of a copy between host and device returns only after the copy, so
   such a copy was launched too late if its call began only after the gap.
+* **CPU samples** (`-s cpu`, the default) show in which function the launching thread was in a gap:
+  the operation of MPI, else the innermost function, else the library.
 * **Collective operations** are the kernels of NCCL and RCCL. Kernels of several ranks are one
   operation if they overlap in time, in one order, in at least four of five cases.
 

@@ -37,12 +37,13 @@ No package is needed: the few fields are read from the bytes, and one plane at a
   (`StepTraceAnnotation`), else the runs of the program that takes most time. A step lasts until the
   next begins, so that the time between two programs counts.
 * **Late host**: calls of CUDA and HIP are matched to kernels by correlation id. A TPU has no such
-  calls: its idle time has no cause.
+  calls: its idle time has no cause. What the host did in gaps is shown by the Python functions and
+  executions of the thread of the steps, else of the thread that has them for most of the time.
 
 ## What it cannot see
 
-The host's Python between its annotations; the loader; the network; SparseCores. The profile has no
-rank: hosts are told apart by the name of their file. The devices of one host are shown as
+What each executor thread did for its device; the loader; the network; SparseCores. The profile has
+no rank: hosts are told apart by the name of their file. The devices of one host are shown as
 processes.
 """
 
