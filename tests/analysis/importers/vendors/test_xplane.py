@@ -95,9 +95,7 @@ def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path:
         imported([write(tmp_path, whole[:60])])
 
 
-def test_python_shows_what_the_host_did_and_start_up_is_that_of_the_process(
-    tmp_path: Path,
-) -> None:
+def test_python_shows_what_the_host_did_and_start_up_is_that_of_the_process(tmp_path: Path) -> None:
     """Two devices of one process, the second without work until 51 ms, and one host thread.
 
     The host executes from 2 to 50 ms, and waits in block_until_ready from 52 to 99 ms. Without

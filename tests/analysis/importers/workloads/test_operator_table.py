@@ -64,7 +64,7 @@ def test_both_stages_of_a_pipeline() -> None:
         # forward and backward: 100 and 200 ms of stage 0, 199 and 199 of stage 1
         "stage 1 does 1.3 times the work of the median stage: give it fewer layers (the last one"
         " also has the output layer and the loss)",
-        "each step is timed from its own beginning: steps are placed one after the other"
+        "each step is timed from its own beginning: steps are placed one after the other",
     ]
 
 
