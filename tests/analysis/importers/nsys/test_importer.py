@@ -165,7 +165,7 @@ FUNCTIONS = [
     (WAIT, "MPI_Wait"),
     (ADDRESS, "0x7fd99b3515d4"),
     (LIBRARY, "/usr/lib64/libcuda.so.525"),
-    (PROGRAM, "/home/me/saxpy"),
+    (PROGRAM, "/srv/saxpy"),
 ]
 
 
