@@ -536,7 +536,7 @@ def _average_blocked_time(rows: Int, duration: Int, blocked: Int) -> Int:
     # Differences of rounded running sums are integers that add up to the rounded whole.
     smooth = np.rint(until * np.repeat(ratio, counts)).astype(np.int64)
     smooth[1:] -= np.where(np.isin(np.arange(1, rows.size), starts), 0, smooth[:-1])
-    return np.minimum(smooth, duration)
+    return smooth
 
 
 def match_halves(spans: Int) -> tuple[Int, Int]:
