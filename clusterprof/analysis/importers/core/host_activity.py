@@ -181,7 +181,7 @@ def build_host_activity(
     others = subtract_intervals(others, _join([counted, (functions.start, functions.end)]))
     known = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
     work = _join_work([*known, (others, layout.RUNNING_MODEL)], functions)
-    work = _join_work([], work, _remove_times(samples, _join([counted, (work.start, work.end)])))
+    work = overlay_work(work, _remove_times(samples, counted))
     return HostActivity(
         CoverageIndex(*launching),
         CoverageIndex(*sync),
@@ -278,6 +278,11 @@ def _remove_times(work: HostWork, removed: Intervals) -> HostWork:
     start, end = subtract_intervals((work.start, work.end), removed)
     row = np.searchsorted(work.start, start, side="right") - 1
     return HostWork(start, end, work.activity[row], work.name[row])
+
+
+def overlay_work(work: HostWork, other: HostWork) -> HostWork:
+    """Return the work, and that of another source where it shows nothing."""
+    return _join_work([], work, _remove_times(other, (work.start, work.end)))
 
 
 def _join_work(known: Sequence[tuple[Intervals, int]], *named: HostWork) -> HostWork:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.host_activity import HostWork
+from clusterprof.analysis.importers.core.host_activity import NO_HOST_WORK, HostWork
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.probe import layout
 
@@ -47,6 +47,7 @@ ACTIVITIES = {
     classify.BLOCKED_FUNCTION: layout.COMPUTING_ON_HOST,
 }
 """Kind of a function -> activity of the host in it; operators that launch are counted before."""
+_MIN_ENCLOSED_RATIO = 0.9
 _UNNAMED = (classify.TORCH_FUNCTION,)
 _DATA = (classify.DATA_FUNCTION, classify.READ_FUNCTION)
 
@@ -91,6 +92,26 @@ def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> Host
     activity[:-1][computing] = layout.COMPUTING_ON_HOST
     kept = np.flatnonzero((np.diff(at) > 0) & (activity[:-1] > 0))
     return HostWork(at[kept], at[kept + 1], activity[kept], name[inside[kept]])
+
+
+def find_enclosing_work(threads: Iterable[HostWork], launches: Int) -> HostWork:
+    """Find the thread that was in a function at the launches; empty if there is none.
+
+    Of several, which run side by side, it is the one in the shortest functions: a thread is in
+    short ones while it launches, and in long ones while it waits or prepares. launches: int64[n],
+    ns.
+    """
+    best, most = NO_HOST_WORK, 0.0
+    for work in threads:
+        row = np.searchsorted(work.start, launches, side="right") - 1
+        inside = row >= 0
+        inside[inside] &= launches[inside] < work.end[row[inside]]
+        if not inside.size or inside.mean() < _MIN_ENCLOSED_RATIO:
+            continue
+        score = float((1.0 / (work.end - work.start)[row[inside]]).sum())
+        if score > most:
+            best, most = work, score
+    return best
 
 
 def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:

@@ -83,10 +83,13 @@ from clusterprof.analysis.importers.core import text
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import select_dtype
 from clusterprof.analysis.importers.core.host_activity import (
+    NO_HOST_WORK,
     HostActivity,
     HostCalls,
+    HostWork,
     add_host_work,
     build_host_activity,
+    overlay_work,
 )
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify, host
@@ -102,14 +105,16 @@ from clusterprof.analysis.importers.kineto.event_stream import (
     Document,
     EventStream,
 )
-from clusterprof.analysis.importers.kineto.functions import find_innermost_functions
+from clusterprof.analysis.importers.kineto.functions import (
+    find_enclosing_work,
+    find_innermost_functions,
+)
 from clusterprof.analysis.importers.kineto.gather import (
     GatheredEvents,
     Int,
     Table,
     count_values,
     join_interval_sets,
-    join_intervals,
     join_sorted_chunks,
 )
 from clusterprof.analysis.importers.kineto.host import (
@@ -429,7 +434,8 @@ def _add_process(
     operators = _list_operator_intervals(gathered, of_process)
     add_host_spans(node, pid, host_side, operators, process_steps, account)
     if device is not None:
-        activity = _find_host_activity(host_side, functions, process_steps, operators)
+        work = _find_functions(host_side, functions, calls, device.work)
+        activity = _find_host_activity(host_side, work, process_steps, operators)
         _add_device_activity(
             node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
         )
@@ -437,37 +443,51 @@ def _add_process(
 
 def _find_host_activity(
     host_side: HostTimeline,
-    functions: Marks,
+    functions: HostWork,
     process_steps: host.Steps,
     operators: dict[int, tuple[Int, Int]],
 ) -> HostActivity:
-    """Find what the host was doing; the functions are those of the thread of the steps."""
-    main = host.find_main_thread(host_side)
-    if not (functions.thread == main).any():  # a profile may list calls on threads of their own
-        main = _find_longest_thread(functions)
-    own = functions.thread == main
-    innermost = find_innermost_functions(
-        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
-    )
+    """Find what the host was doing."""
     calls = host_side.calls
     return build_host_activity(
         HostCalls(calls.start, calls.start + calls.duration, calls.kind, calls.thread),
         (host_side.copies_in(), host_side.copies_out()),
         host_side.residues(),
-        innermost,
+        functions,
         process_steps.end,
         operators,
     )
 
 
-def _find_longest_thread(functions: Marks) -> int:
-    """Find the thread with functions for most of the time; -1 if there is none."""
-    length_ns = {}
-    for thread in np.unique(functions.thread).tolist():
-        own = functions.thread == thread
-        start, end = join_intervals(functions.start[own], functions.end[own])
-        length_ns[thread] = int((end - start).sum())
-    return max(length_ns, key=lambda thread: length_ns[thread], default=-1)
+def _find_functions(
+    host_side: HostTimeline, functions: Marks, calls: RuntimeCalls, work: DeviceWork
+) -> HostWork:
+    """Find the functions of the thread of the steps, and of the one that launched the work.
+
+    A profile of JAX lists calls on threads of their own: then it is the thread that was in a
+    function at the launches, and the thread with functions for most of the time has the rest.
+    """
+    main = host.find_main_thread(host_side)
+    launched = work.call[work.call >= 0]
+    if np.isin(functions.thread, (main, *np.unique(calls.thread[launched]).tolist())).any():
+        return _select_innermost(functions, main)
+    threads = {
+        thread: _select_innermost(functions, thread)
+        for thread in np.unique(functions.thread).tolist()
+    }
+    launching = find_enclosing_work(threads.values(), calls.start[launched])
+    longest = max(
+        threads.values(), key=lambda work: int((work.end - work.start).sum()), default=NO_HOST_WORK
+    )
+    return overlay_work(launching, longest)
+
+
+def _select_innermost(functions: Marks, thread: int) -> HostWork:
+    """Select the calls of one thread, and find in which of them it was at each instant."""
+    own = functions.thread == thread
+    return find_innermost_functions(
+        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
+    )
 
 
 def _find_step_pid(marks: Marks, keys: list[object]) -> int:
