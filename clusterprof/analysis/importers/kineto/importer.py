@@ -72,7 +72,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -434,7 +434,7 @@ def _add_process(
     operators = _list_operator_intervals(gathered, of_process)
     add_host_spans(node, pid, host_side, operators, process_steps, account)
     if device is not None:
-        work = _find_functions(host_side, functions, calls, device.work)
+        work = _find_functions(host_side, functions, calls, device.work, operators)
         activity = _find_host_activity(host_side, work, process_steps, operators)
         _add_device_activity(
             node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
@@ -460,16 +460,21 @@ def _find_host_activity(
 
 
 def _find_functions(
-    host_side: HostTimeline, functions: Marks, calls: RuntimeCalls, work: DeviceWork
+    host_side: HostTimeline,
+    functions: Marks,
+    calls: RuntimeCalls,
+    work: DeviceWork,
+    operators: Collection[int],
 ) -> HostWork:
     """Find the functions of the thread of the steps, and of the one that launched the work.
 
-    A profile of JAX lists calls on threads of their own: then it is the thread that was in a
-    function at the launches, and the thread with functions for most of the time has the rest.
+    A profile of JAX lists calls on threads of their own: then it is the thread in a function at the
+    launches, and the rest is the longest thread's. operators: threads with operators.
     """
     main = host.find_main_thread(host_side)
     launched = work.call[work.call >= 0]
-    if np.isin(functions.thread, (main, *np.unique(calls.thread[launched]).tolist())).any():
+    known = {main, *np.unique(calls.thread[launched]).tolist()}
+    if not known.isdisjoint(operators) or np.isin(functions.thread, list(known)).any():
         return _select_innermost(functions, main)
     threads = {
         thread: _select_innermost(functions, thread)
