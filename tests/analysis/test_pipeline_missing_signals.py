@@ -261,7 +261,7 @@ def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
         "synchronization",
         "unattributed",
     }
-    # Rank 1 idled, for whatever reason, and the others span meanwhile.
+    # Rank 1 idled, for whatever reason, and the others busy-waited meanwhile.
     assert seconds_of(report, 1)["unattributed"] == pytest.approx(6.0, abs=0.5)
     assert blamed(report).get("network", []) == []
     caused = {rank.rank: dict(rank.caused).get("unattributed", 0) for rank in report.ranks}

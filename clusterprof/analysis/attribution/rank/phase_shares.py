@@ -73,7 +73,7 @@ _ASSUMED_DEVIATION = 0.1
 """Standard deviation of what is assumed. It weighs more, the worse shares describe the windows."""
 _LAUNCHING = (PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE, PHASE_EVAL, PHASE_NONE)
 """Phases in which the host launches work."""
-_MIN_SPREAD, _MAX_SPREADS = 0.02, 3.0
+_MIN_SPREAD, _MAX_SPREADS = 0.05, 3.0
 """A window that differs by more spreads than this is of another kind."""
 _LEARNING_ROUNDS, _MEDIAN_OF_NORMAL = 4, 0.6745
 _MIN_LAUNCHING_RATIO = 0.25
@@ -164,6 +164,8 @@ def learn_shares(
         difference = np.abs(idle - parts @ np.array(solve_shares(known)))
         spread = max(float(np.median(difference)) / _MEDIAN_OF_NORMAL, _MIN_SPREAD)
         usual = difference <= _MAX_SPREADS * spread
+        rare = 2 * parts[usual].sum(axis=0) < parts.sum(axis=0)
+        usual |= parts[:, rare].any(axis=1)  # nothing else shows what those phases are like
         known = _add_windows(PhaseShares(assumed=assumed, spread=spread), parts[usual], idle[usual])
     return update_shares(known)
 
@@ -173,10 +175,10 @@ def _sum_parts(
 ) -> tuple[Float, Int, Float]:
     """Return the parts of each window by phase, and the cell of each row with its room.
 
-    float64[windows, phases], int64[n], float64[windows * phases].
+    float64[windows, phases], int64[n], float64[windows * phases], ns.
     """
     cell = window * PHASES + phase
-    in_cell_ns = np.bincount(cell, room_ns, minlength=windows * PHASES)
+    in_cell_ns: Float = np.bincount(cell, room_ns, minlength=windows * PHASES).astype(np.float64)
     parts_ns = in_cell_ns.reshape(-1, PHASES).copy()
     if asleep_ns is not None:
         parts_ns[:, _ASLEEP] = np.minimum(asleep_ns, parts_ns[:, PHASE_COMPUTE])

@@ -38,12 +38,12 @@ No package is needed: the few fields are read from the bytes, and one plane at a
   next begins, so that the time between two programs counts.
 * **Late host**: calls of CUDA and HIP are matched to kernels by correlation id. A TPU has no such
   calls: its idle time has no cause. What the host did in gaps is shown by the Python functions and
-  executions of the thread of the steps, else of the thread that has them for most of the time.
+  executions of the thread of the steps, else of the threads that were in one at the launches.
 
 ## What it cannot see
 
-What each executor thread did for its device; the loader; the network; SparseCores. The profile has
-no rank: hosts are told apart by the name of their file. The devices of one host are shown as
+The host's Python where it was not traced; the loader; the network; SparseCores. The profile has no
+rank: hosts are distinguished by the names of their files. The devices of one host are shown as
 processes.
 """
 
