@@ -140,7 +140,7 @@ def allocate_idle_time(
     """
     window, phase = phases.window, phases.phase
     asleep_ns = _measure_unknown_sleep(rank, phases, windows)
-    rows = np.flatnonzero(np.isin(phase, tuple(STARVING_PHASES)))
+    (rows,) = _IS_STARVING[phase].nonzero()
     if not rows.size:
         return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns)
     starving = phases.rows(rows)
@@ -160,8 +160,10 @@ def allocate_idle_time(
     return idle, known
 
 
-_WAITS = (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT)
-"""Phases in which the main thread sleeps."""
+_CODES = np.arange(PHASE_LOCK + 1)
+_IS_STARVING = np.isin(_CODES, tuple(STARVING_PHASES))
+_IS_ASLEEP = np.isin(_CODES, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT))
+"""Whether the main thread sleeps in each phase, bool[phases]."""
 
 
 def _measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows) -> Int | None:
@@ -172,8 +174,7 @@ def _measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindow
     thread = rank.main.threads.get(rank.pid)
     if thread is None or len(thread.t_ns) < 2:
         return None
-    length = phases.end_ns - phases.start_ns
-    waited = np.where(np.isin(phases.phase, _WAITS), length, 0)
+    waited = np.where(_IS_ASLEEP[phases.phase], phases.end_ns - phases.start_ns, 0)
     positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
     active = sum(
         evaluate_increase(compute_growth(column), positions)
@@ -227,7 +228,7 @@ def _find_undecided_rows(group: Int, room_ns: Int, amount_ns: Int) -> Int:
 
 def shift_to_wait_end(lost: LostTime) -> LostTime:
     """Return the intervals with those of starving waits reduced to the lost time at their end."""
-    starving = np.isin(lost.phase, tuple(STARVING_PHASES))
+    starving = _IS_STARVING[lost.phase]
     return replace(lost, start_ns=np.where(starving, lost.end_ns - lost.lost_ns, lost.start_ns))
 
 

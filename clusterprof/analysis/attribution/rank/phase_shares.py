@@ -216,6 +216,6 @@ def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...
         weight = np.where(room, parts_ns * variance, 0.0)
         total = weight.sum(axis=1)
         step = np.divide(missing_ns, total, out=np.zeros_like(total), where=total > 0)
-        amounts_ns = np.clip(amounts_ns + weight * step[:, None], 0.0, parts_ns)
+        amounts_ns = np.minimum(np.maximum(amounts_ns + weight * step[:, None], 0.0), parts_ns)
     out[:, present] = amounts_ns
     return out
