@@ -216,8 +216,7 @@ MAX_CULPRITS = 8
 """Ranks and causes that are each replayed alone, with several groups."""
 EXTRA_COLUMNS = 7 + MAX_CULPRITS
 ALL, TRANSFER, WORK, GAPS, DELAYS, BALANCED, EVEN = range(-EXTRA_COLUMNS, -MAX_CULPRITS)
-"""Columns after those of the causes. EVEN, WORK without gaps, and those after it need several groups.
-"""
+"""Columns after those of the causes. From EVEN on, WORK without gaps, for several groups only."""
 CULPRITS = -MAX_CULPRITS
 """First of the columns of single ranks."""
 

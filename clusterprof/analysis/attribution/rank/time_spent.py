@@ -303,7 +303,8 @@ class RunningSums:
             delayed = np.rint(self._runnable.sum_until(t_ns, table[-1])).astype(np.int64)
             table[self._contention] += delayed
             table[-1] -= delayed
-        table += self._before[:, None]
+        (used,) = self._before.nonzero()  # most categories have no time at all
+        table[used] += self._before[used, None]
         return table
 
     def _sum_in_segment(self, t_ns: Int) -> Int:
