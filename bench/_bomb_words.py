@@ -1,4 +1,4 @@
-"""How files begin of which bombs are made, and what is in them again and again."""
+"""Headers of the files that bombs are made of, and the bytes that they repeat."""
 
 from __future__ import annotations
 

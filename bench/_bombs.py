@@ -1,4 +1,4 @@
-"""Files that were made to fill a memory, or to be never read to their end: one function each."""
+"""Files made to exhaust memory, or to be read without end: one function each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def deflated(head: bytes, piece: bytes, times: int) -> bytes:
 
 
 def zipped(data: bytes, names: list[str]) -> bytes:
-    """Return a zip whose members all are the same deflated bytes: they lie in it once."""
+    """Return a zip whose members all share the same deflated bytes, stored once."""
     sizes = struct.pack("<III", 0, len(data), 0xFFFFFFF0)
     local = b"PK\x03\x04" + struct.pack("<HHHHH", 20, 0, 8, 0, 0) + sizes
     body = local + struct.pack("<HH", 1, 0) + b"x" + data
@@ -57,7 +57,7 @@ def gzip_bomb(folder: Path, head: bytes, piece: bytes) -> Path:
 
 
 def zip_bomb(folder: Path, members: int) -> Path:
-    """10 GB of white space in a trace, as one member, or as many that lie upon each other."""
+    """10 GB of white space in a trace, as one member, or as many that overlap."""
     path = folder / "traces.zip"
     data = deflated(EVENTS, b" " * _PIECE, UNFOLDED // _PIECE)
     path.write_bytes(zipped(data, [f"rank{n}.json" for n in range(members)]))
@@ -165,8 +165,8 @@ def large_world(folder: Path) -> Path:
         b'{"ph":"X","cat":"kernel","name":"ncclDevKernel_AllReduce","pid":0,"tid":7,"ts":1,"dur":5}'
     )
     path = folder / "rank0.json"
-    said = b'{"distributedInfo":{"rank":0,"world_size":1000000000000000000},"traceEvents":['
-    path.write_bytes(said + EVENT % 1 + comm + b"]}")
+    head = b'{"distributedInfo":{"rank":0,"world_size":1000000000000000000},"traceEvents":['
+    path.write_bytes(head + EVENT % 1 + comm + b"]}")
     return path
 
 

@@ -1,10 +1,10 @@
-"""Recordings of a job of many nodes: one node written by the real writer, the others copies of it.
+"""Recordings of a job of many nodes: the real writer writes one node, the others are copies of it.
 
 8 ranks a node, 4 steps a second of 50 spans each: a data wait, a copy, forward and backward, an
 all-reduce within the node, three over all ranks, the optimizer, and the fetch of a dataloader
-worker. All ranks leave the operations over all ranks at the same time; how long each works before
+worker. All ranks leave the operations over all ranks at the same time; the time each works before
 them is drawn at random, and rank 3 of node 0 waits 20 ms more for data in every step. The copies
-have ranks, groups' members, name and identity of their own.
+have their own ranks, group members, name and identity.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def write_job(
     for node in range(nodes):
         source = plain if node else late
         copy_node(source, folder / f"node-{node:03d}", node, world, apart_ns)
-    return sum(one.stat().st_size for one in folder.rglob("*.cpf"))
+    return sum(path.stat().st_size for path in folder.rglob("*.cpf"))
 
 
 def remove(folder: Path) -> None:
@@ -129,8 +129,8 @@ def registered(first: int, world: int) -> list[Event]:
         out.append(Event(0, "process-registered", {**who, "variables": variables}))
     groups = ((WORLD_GROUP, range(world)), (NODE_GROUP, range(first, first + RANKS)))
     for group, ranks in groups:
-        said = {"pid": 100, "group": group, "ranks": list(ranks)}
-        out.append(Event(0, "group-announced", said))
+        announcement = {"pid": 100, "group": group, "ranks": list(ranks)}
+        out.append(Event(0, "group-announced", announcement))
     return out
 
 

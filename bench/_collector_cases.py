@@ -1,4 +1,4 @@
-"""On what collectors are measured: this machine, fixture hosts, simulated libraries and tools."""
+"""Where collectors are measured: this machine, fixture hosts, simulated libraries and tools."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     }
     if kind.name in special:
         return special[kind.name](kind, folder, pids)
-    found = [_here(kind, pids)] if kind.name in ALWAYS_HERE else []
+    chosen = [_here(kind, pids)] if kind.name in ALWAYS_HERE else []
     hosts = FIXTURES.get(kind.name, ())
-    if not found and not hosts:
+    if not chosen and not hosts:
         try:
             probe = kind(Context(Roots(), None, lambda: pids))
             probe.open()
@@ -92,7 +92,7 @@ def cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
             return [_here(kind, pids)]
         except Unavailable:
             hosts = tuple(name for name in sorted(os.listdir(HOSTS)) if _opens(kind, name))[:1]
-    return found + [_on_fixture(kind, name) for name in hosts]
+    return chosen + [_on_fixture(kind, name) for name in hosts]
 
 
 def _opens(kind: Any, name: str) -> bool:
@@ -118,11 +118,11 @@ def alone() -> Iterator[None]:
 def _case(where: str, collector: Callable[[], Any], here: bool = False) -> Case:
     @contextmanager
     def made() -> Iterator[Any]:
-        one = collector()
+        opened = collector()
         try:
-            yield one
+            yield opened
         finally:
-            one.close()
+            opened.close()
 
     return Case(where, made, alone, here)
 
@@ -138,8 +138,8 @@ def _here(kind: Any, pids: list[int]) -> Case:
         threads.close()
 
     made = _case("this machine", lambda: kind(around), True)
-    beside = company if kind.name in WITH_THREADS else alone
-    return Case(made.where, made.made, beside, True)
+    companion = company if kind.name in WITH_THREADS else alone
+    return Case(made.where, made.made, companion, True)
 
 
 def _on_fixture(kind: Any, name: str) -> Case:

@@ -1,4 +1,4 @@
-"""Make a large trace of a small one: its events over and over, each time later and renumbered.
+"""Make a large trace from a small one: its events many times, each time later and renumbered.
 
 python bench/_kineto_traces.py trace.json.gz big.json --megabytes 500
 """
@@ -22,8 +22,8 @@ _ROOM_US = 1000
 def repeated(source: Path, target: Path, size_bytes: int) -> int:
     """Write a trace of at least this size; return how many bytes it has."""
     data = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
-    found = _EVENTS.search(data)
-    start = found.end() if found else data.index(b"[") + 1
+    match = _EVENTS.search(data)
+    start = match.end() if match else data.index(b"[") + 1
     end = data.rindex(b"]")
     head, body, tail = data[:start], data[start:end].strip(b" \r\n\t,"), data[end:]
     pieces, numbers, sorts = _cut(body)

@@ -1,4 +1,4 @@
-"""The C program and the prototype beside a running recorder: which files they read, how often."""
+"""The C program and the prototype beside a running recorder: which files they read, and when."""
 
 from __future__ import annotations
 

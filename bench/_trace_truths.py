@@ -1,4 +1,4 @@
-"""Numbers of public traces by plain arithmetic on their raw events; nothing of ours is used."""
+"""Numbers of public traces by plain arithmetic on raw events, without code of clusterprof."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def _find_steps(
         for event in marks
         if event.get("pid") in hosts and event.get("cat") != DEVICE_MARK
     ]
-    every = steps or [_span(event) for event in work or operators]
-    start, end = min(start for start, _ in every), max(end for _, end in every)
+    covered = steps or [_span(event) for event in work or operators]
+    start, end = min(start for start, _ in covered), max(end for _, end in covered)
     late_end = _find_end_of_launched(spans, work, start, end) if steps else end
     if late_end - end > LATE_WORK_RATIO * (end - start):
         end = late_end

@@ -75,7 +75,7 @@ class Rank:
 
 
 # How values behave between two ticks, 100 ms apart. Counters: what is added; gauges: the value.
-BEHAVIOUR: dict[str, Callable[[random.Random], float]] = {
+BEHAVIOR: dict[str, Callable[[random.Random], float]] = {
     "cpu ticks": lambda r: 10_000_000 * r.randrange(11),
     "stalls": lambda r: 1_000 * r.randrange(30_000) if r.random() < 0.3 else 0,
     "requests": lambda r: r.randrange(40),
@@ -95,7 +95,7 @@ BEHAVIOUR: dict[str, Callable[[random.Random], float]] = {
     "steps of 15 MHz": lambda r: 1e6 * (1_755 + 15 * r.randrange(6)),
     "one clock": lambda r: 2.619e9,
 }
-GAUGES = set(list(BEHAVIOUR)[list(BEHAVIOUR).index("KB/s") :])
+GAUGES = set(list(BEHAVIOR)[list(BEHAVIOR).index("KB/s") :])
 FLOATS = {"millijoules", "percent", "milliwatts", "degrees", "steps of 15 MHz", "one clock"}
 
 CPU = {name: "cpu ticks" for name in ("user", "system", "idle", "iowait")} | {"steal": "nothing"}
@@ -183,14 +183,14 @@ class Host:
         owners = tuple(device for device, _ in plan)
         return Columns(name, signals, owners, t_ns, values, [None] * len(values))
 
-    def _column(self, name: str, device: str, metric: str, behaviour: str) -> array:
+    def _column(self, name: str, device: str, metric: str, behavior: str) -> array:
         key = (name, device, metric)
-        draw = BEHAVIOUR[behaviour]
+        draw = BEHAVIOR[behavior]
         values = [draw(self._random) for _ in range(HERTZ)]
-        if behaviour not in GAUGES:
+        if behavior not in GAUGES:
             if key not in self._totals:  # up for a week or so
                 self._totals[key] = 100_000 * sum(draw(self._random) for _ in range(60))
             total = self._totals[key]
             values = [round(value, 3) for value in accumulate(values, initial=total)]
             self._totals[key] = values.pop()
-        return array("d" if behaviour in FLOATS else "q", values)
+        return array("d" if behavior in FLOATS else "q", values)

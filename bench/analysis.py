@@ -1,9 +1,9 @@
 """What does it cost to load and attribute one node-hour? CPU seconds and peak memory, in one run.
 
 The density is that of the targets: 8 ranks with 200 spans a second each (20 steps of ten spans,
-one in ten from a dataloader worker) and 160 metrics at 10 Hz. A second recording has the threads of
-the job on top, 16 of them at 10 Hz, as a real one has. Each is written by the real writer and
-analysed in a process of its own; numpy's import is part of the figures.
+one in ten from a dataloader worker) and 160 metrics at 10 Hz. A second recording also has the
+threads of the job, 16 of them at 10 Hz, as a real one has. Each is written by the real writer and
+analyzed in its own process; the figures include the import of numpy.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
             path = Path(folder) / "node-1"
             written = write(path, threads)
             # The least CPU time of three: the machine is shared.
-            runs = [analyse(Path(folder)) for _ in range(3)]
+            runs = [analyze_folder(Path(folder)) for _ in range(3)]
             best = min(runs, key=lambda run: run["cpu_s"])
         assert best["steps"] == SECONDS * RANKS * STEPS
         print(
@@ -87,8 +87,8 @@ def main() -> None:
         print(f"  rank 0: {best['buckets']}")
 
 
-def analyse(folder: Path) -> dict:
-    """Analyse in a fresh process."""
+def analyze_folder(folder: Path) -> dict:
+    """Analyze in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-c", ANALYSE, str(folder)], capture_output=True, text=True, check=True
     )
@@ -119,7 +119,7 @@ def write(path: Path, threads: bool) -> int:
         if threads:
             writer.append(_threads(second))
     writer.close()
-    return sum(one.stat().st_size for one in path.iterdir())
+    return sum(file.stat().st_size for file in path.iterdir())
 
 
 def _registered(rank: int) -> Event:

@@ -1,8 +1,8 @@
 """How many spans a second does blame settle, and how much memory does it keep between blocks?
 
-Jobs of 128 ranks as `tests/support/synthetic` builds them, in blocks: one team (no chains), nodes
-and world (a chain per step), a pipeline (chains through chains). Beside it reading and matching the
-same spans, from where the analysis of the nodes keeps them.
+Jobs of 128 ranks as `tests/support/synthetic` builds them, in blocks: one group (no chains), nodes
+and world (a chain per step), a pipeline (chains through chains). Reading and matching the same
+spans, from where the analysis of the nodes keeps them, is measured as well.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def arrivals(job: Job) -> CollectiveSpans:
     )
 
 
-def matched(people: list[RankEntry]) -> None:
+def matched(ranks: list[RankEntry]) -> None:
     """Read the rows of all ranks and match them, block by block."""
     rows = sum(
         read_batch.operations.rank.size
-        for read_batch in OperationStream(people, {}, (0,), get_block).read_batches(BLOCK)
+        for read_batch in OperationStream(ranks, {}, (0,), get_block).read_batches(BLOCK)
     )
-    assert rows == sum(int(one.operations.counts.sum()) for one in people)
+    assert rows == sum(int(rank.operations.counts.sum()) for rank in ranks)
 
 
 def cpu_s(do: object, rounds: int = 3) -> float:
@@ -102,8 +102,8 @@ def main() -> None:
         spans = job.ops.rank.size
         kept = settled(job)
         rate = spans / cpu_s(lambda job=job: settled(job)) / 1e6
-        people = build_rank_entries(arrivals(job))
-        matching = spans / cpu_s(lambda people=people: matched(people)) / 1e6
+        ranks = build_rank_entries(arrivals(job))
+        matching = spans / cpu_s(lambda ranks=ranks: matched(ranks)) / 1e6
         tracemalloc.start()
         settled(job)
         peak = tracemalloc.get_traced_memory()[1] / 2**20

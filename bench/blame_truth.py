@@ -1,10 +1,11 @@
 """Who was at fault? Blame beside rules of thumb, on the same synthetic jobs, 8 to 4,096 ranks.
 
 One fault per job: a random rank, cause and size (10 to 100 % of a step's work), in every step or in
-half of them, with 2 % jitter. In every other job a decoy loads for six tenths of its time and has
-that much less to compute: nobody ever waits for it. Right is who names the rank at fault. The last
-column are the jobs in which the slowest total compute does not give the answer away; those carry
-the claim. Exits with 1 when blame is right in less than 99 % of them.
+half of them, with 2 % jitter. Every other job also has a decoy: a rank that loads data for six
+tenths of its time and computes that much less, so that no rank ever waits for it. A rule is right
+when it names the rank at fault. The last column counts only jobs in which the slowest total compute
+does not reveal the culprit; the target is about those. Exits with 1 when blame is right in less
+than 99 % of them.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def main() -> int:
             job = any_fault(layout, ranks, 1000 + seed, steps, decoy=seed % 2 == 1)
             guilty = job.faults[0].rank
             books = booked(job)
-            found = rank_culprits(books, find_peer_groups(job.ops, ranks))
-            says = {OURS: found[0][0] if found else -1}
+            culprits = rank_culprits(books, find_peer_groups(job.ops, ranks))
+            says = {OURS: culprits[0][0] if culprits else -1}
             says.update({name: rule(job) for name, rule in RULES.items()})
             hard = says["slowest total compute"] != guilty
             columns = [layout, "all", *["decoy"] * (seed % 2), *["hard"] * hard]
@@ -67,8 +68,8 @@ def main() -> int:
     print(f"{'right':<24}" + "".join(f"{name:>17}" for name in names))
     for name, by in right.items():
         print(f"{name:<24}" + "".join(f"{by[c]:>9} of {count[c]:>4}" for c in by))
-    for one in missed:
-        print(f"missed: {one}")
+    for job_name in missed:
+        print(f"missed: {job_name}")
     print(f"{time.process_time() - began:.0f} CPU-s; target {TARGET_RATIO:.0%} of all and of hard")
     kept = all(right[OURS][c] >= TARGET_RATIO * count[c] for c in ("all", "hard"))
     return 0 if kept else 1

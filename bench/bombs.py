@@ -1,8 +1,8 @@
-"""What happens to files that were made to fill a memory, or to be never read to their end?
+"""What happens to files made to exhaust memory, or to be read without end?
 
-Each bomb (bench/_bombs.py) goes through a real `clusterprof analyze FILE`. It must end, in a clear
-refusal or in a report, within 10 s of CPU and 300 MB; one that runs for a minute is ended.
-Names choose some of them: `python -m bench.bombs zip nest`.
+Each bomb (bench/_bombs.py) goes through a real `clusterprof analyze FILE`. It must end within 10 s
+of CPU and 300 MB, in a clear refusal or in a report; after a minute it is killed. Names select some
+of them: `python -m bench.bombs zip nest`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
     failed = 0
     print("bomb                                          size   ends    wall     CPU    memory")
     for name in BOMBS:
-        if wanted and not any(one in name for one in wanted):
+        if wanted and not any(word in name for word in wanted):
             continue
         with tempfile.TemporaryDirectory(prefix="clusterprof-bombs-") as folder:
             words = [sys.executable, "-m", "bench._bombs", name, folder]
@@ -64,11 +64,11 @@ def main() -> int:
 
 
 def analyzed(path: Path) -> Run:
-    """Analyse a file in a process of its own."""
+    """Analyze a file in a process of its own."""
     words = [sys.executable, "-m", "clusterprof", "analyze", "--format", "plain", str(path)]
     begun = time.monotonic()
-    with tempfile.TemporaryFile() as said:
-        child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said)
+    with tempfile.TemporaryFile() as stderr:
+        child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr)
         while True:
             pid, status, used = os.wait4(child.pid, os.WNOHANG)
             if pid:
@@ -80,8 +80,8 @@ def analyzed(path: Path) -> Run:
             time.sleep(0.02)
         child.returncode = os.waitstatus_to_exitcode(status)
         wall_s = time.monotonic() - begun
-        said.seek(0)
-        text = said.read().decode("utf-8", "replace").strip()
+        stderr.seek(0)
+        text = stderr.read().decode("utf-8", "replace").strip()
     first = (text.splitlines() or ["a report"])[0].replace(f"{path.parent}/", "")
     first = "Traceback" if "Traceback" in text else first.removeprefix("clusterprof: ")
     cpu_s = used.ru_utime + used.ru_stime

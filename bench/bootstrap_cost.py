@@ -1,4 +1,4 @@
-"""What does the probe add to the start of every Python of the job? Pairs with and without it."""
+"""What does the probe add to the start of every Python of the job? Pairs with and without."""
 
 from __future__ import annotations
 

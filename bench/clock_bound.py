@@ -1,7 +1,7 @@
-"""Does the printed bound of clocks hold? 10,000 synthetic clusters say.
+"""Does the printed bound of clocks hold? 10,000 synthetic clusters.
 
-Offsets of ± 50 ms, drifts of ± 50 ppm, everybody leaves a little late and one in 50 by 10 to
-100 ms. Exits with 1 when the true error was beyond the bound in a single one.
+Offsets of ± 50 ms, drifts of ± 50 ppm; all ranks leave slightly late, one in 50 by 10 to 100 ms.
+Exits with 1 when the true error exceeds the bound in any trial.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
     """Print how many trials stayed within the bound."""
     trials = int(arguments[0]) if arguments else TRIALS
     began = time.process_time()
-    found = np.array([trial(seed) for seed in range(trials)])
-    error, bound = found[:, 0], found[:, 1]
+    results = np.array([trial(seed) for seed in range(trials)])
+    error, bound = results[:, 0], results[:, 1]
     within = int((error <= 1).sum())
     print(f"within the bound: {within} of {trials}; largest error {error.max():.2f} bounds")
     low, middle, high = np.quantile(bound, (0.1, 0.5, 0.9)) / 1e6

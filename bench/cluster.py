@@ -1,4 +1,4 @@
-"""What does it cost to analyse a job of many nodes, blame included? Wall, CPU and memory by size.
+"""What does it cost to analyze a job of many nodes, blame included? Wall, CPU and memory by size.
 
 16, 32, 64 and 128 ranks of one hour (`--hours`), 200 spans a second each and 160 metrics a node at
 10 Hz, in two processes. 16 of the spans a second are operations with other ranks; in every step
@@ -31,9 +31,9 @@ if __name__ == "__main__":
     wall_s = time.perf_counter() - began
     used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(json.dumps({
-        "wall_s": wall_s, "cpu_s": [one.ru_utime + one.ru_stime for one in used],
+        "wall_s": wall_s, "cpu_s": [usage.ru_utime + usage.ru_stime for usage in used],
         "lost_ns": report.lost_ns, "in_step_ns": report.in_step_ns,
-        "found": [(f.cause.id, f.lost_ns, [c.rank for c in f.culprits][:3])
+        "causes": [(f.cause.id, f.lost_ns, [c.rank for c in f.culprits][:3])
                   for f in report.findings],
         "reasons": report.unattributed_reasons,
     }))
@@ -56,31 +56,32 @@ def main() -> None:
             job = Path(folder) / "job"
             job.mkdir()
             size = write_job(job, ranks // RANKS, plain, late)
-            found = analysed(job, options.jobs)
+            result = analyzed(job, options.jobs)
             remove(job)
-            _print(ranks, seconds, size, found)
+            _print(ranks, seconds, size, result)
 
 
-def _print(ranks: int, seconds: int, size: int, found: dict) -> None:
+def _print(ranks: int, seconds: int, size: int, result: dict) -> None:
     operations = ranks * seconds * STEPS * OPERATIONS_A_STEP
     target = f" (target {TARGET_S})" if ranks == 128 and seconds == 3600 else ""
     hours = ranks * seconds / 3600
     print(
         f"{ranks:4} ranks, {hours:5.1f} rank-hours: {size / 1e6:5.0f} MB, "
-        f"{found['wall_s']:5.1f} s{target}, {sum(found['cpu_s']):5.1f} CPU-s "
-        f"({found['cpu_s'][0]:.1f} in the process that blames), {found['bytes'] / 2**20:4.0f} MiB; "
-        f"{operations / 1e6:.1f} M operations, {sum(found['cpu_s']) / hours * 1000:.0f} CPU-ms "
+        f"{result['wall_s']:5.1f} s{target}, {sum(result['cpu_s']):5.1f} CPU-s "
+        f"({result['cpu_s'][0]:.1f} in the process that blames), "
+        f"{result['bytes'] / 2**20:4.0f} MiB; "
+        f"{operations / 1e6:.1f} M operations, {sum(result['cpu_s']) / hours * 1000:.0f} CPU-ms "
         "per rank-hour"
     )
     first = "; ".join(
-        f"{id_} {ns / found['lost_ns']:.0%} by {who}" for id_, ns, who in found["found"]
+        f"{id_} {ns / result['lost_ns']:.0%} by {who}" for id_, ns, who in result["causes"]
     )
-    print(f"     {first}; {found['reasons'][:2]}", flush=True)
+    print(f"     {first}; {result['reasons'][:2]}", flush=True)
 
 
-def analysed(job: Path, processes: int) -> dict:
-    """Analyse in a fresh process; note the most memory that it and its workers had together."""
-    script = job.parent / "analyse.py"
+def analyzed(job: Path, processes: int) -> dict:
+    """Analyze in a fresh process; note the most memory that it and its workers had together."""
+    script = job.parent / "analyze.py"
     script.write_text(ANALYSE)
     running = subprocess.Popen(
         [sys.executable, str(script), str(job), str(processes)], stdout=subprocess.PIPE, text=True
@@ -99,7 +100,7 @@ def family(pid: int) -> list[int]:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [pid, *(one for child in children for one in family(int(child)))]
+    return [pid, *(descendant for child in children for descendant in family(int(child)))]
 
 
 def resident_bytes(pid: int) -> int:

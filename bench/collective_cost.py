@@ -1,8 +1,8 @@
 """What does the hook of a collective operation cost the host?
 
-An all_reduce of one element in a gloo group of one rank: nothing travels, nobody is late, so what
-it takes is the call itself. With the probe against without it, in two jobs side by side that take
-turns; and the hook around a function that does nothing, whose whole cost is the hook's.
+An all_reduce of one element in a gloo group of one rank: no data is sent and no rank is late, so
+the time is that of the call itself. Two jobs take turns, with the probe and without it. In
+addition the hook around a function that does nothing: its whole cost is the hook's.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     python bench/collector_cost.py [COLLECTOR…]
 
 Every collector of the registry is opened as the recorder opens it and sampled at its own rate for
-some seconds: CPU time of the call, of its threads and of its helper with all below it, per sample
-and as a share of one core. Those that read a job have one of 32 processes that work for a
-millisecond 20 times a second.
-What this machine has not is read on fixture hosts (tests/hosts: files that cost less to read than a
-kernel's, and parse the same), from simulated libraries, and from tools that print what real ones
-do; what a real driver or tool spends on its answer is not in it. The tick itself (waking up,
-keeping and writing values) is not in it either: `recorder_cost.py` has the whole.
+some seconds: CPU time of the call, of its threads and of its helper with all child processes, per
+sample and as a share of one core. Collectors that read a job get one of 32 processes that work for
+a millisecond 20 times a second.
+Hardware that this machine lacks is read on fixture hosts (tests/hosts: files that cost less to read
+than a kernel's, and the same to parse), from simulated libraries, and from tools that print the
+output of real ones; the time of a real driver or tool is not included. Neither is the tick itself
+(waking up, keeping and writing values): `recorder_cost.py` measures the whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WINDOW_S = 10.0  # some things are read every 10 s
 SAMPLES_AT_LEAST = 6
 LONGEST_S = 15.0
 BUDGET_PERCENT = 2.0
-TRIES = 3  # of what is over the budget: neighbours' load adds to it (cold caches) and takes nothing
+TRIES = 3  # of what is over the budget: neighbors' load adds to it (cold caches) and takes nothing
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 JOB = """
 import time

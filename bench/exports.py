@@ -1,8 +1,8 @@
-"""What does it cost to export a node-hour, and does memory stay where it is for a longer one?
+"""What does it cost to export a node-hour, and does memory stay constant for a longer recording?
 
 The recording is that of `analysis` (8 ranks with 200 spans a second each, 160 signals at 10 Hz), a
-third of the time and all of it; each export runs in a process of its own, analysis and imports
-included. `grows` is peak memory of the long one over that of the short one.
+third of the time and all of it. Each export runs in its own process, analysis and imports included.
+`grows` is the peak memory of the long one over that of the short one.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def export(run: Path, words: tuple[str, ...], out: Path) -> dict:
         text=True,
         check=True,
     )
-    found = json.loads(done.stdout)
-    assert found["code"] == 0, done.stderr
-    found["bytes"] = sum(one.stat().st_size for one in out.iterdir())
-    for one in out.iterdir():
-        one.unlink()
+    measured = json.loads(done.stdout)
+    assert measured["code"] == 0, done.stderr
+    measured["bytes"] = sum(file.stat().st_size for file in out.iterdir())
+    for file in out.iterdir():
+        file.unlink()
     out.rmdir()
-    return found
+    return measured
 
 
 if __name__ == "__main__":

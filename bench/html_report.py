@@ -1,8 +1,8 @@
 """How long does the HTML report take, how large is it, and how quickly does a browser draw it?
 
 A job of 64 ranks and one hour, and one of 8,000 ranks on 1,000 nodes: rendering beside that of the
-JSON report of the same job; then, where there is a Chromium, time to the first paint, time and CPU
-until everything is drawn, and what a frame takes that a turn of the wheel zooms.
+JSON report of the same job. Where a Chromium is installed, also the time to the first paint, time
+and CPU until everything is drawn, and the time of a frame while the wheel zooms.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def cpu_s(renderer: Html | Json, report: Report) -> float:
 
 
 def drawn(browser: Browser, file: Path) -> str:
-    """Open the page a few times and zoom in it; the best opening and all frames are told."""
+    """Open the page a few times and zoom in it; return the best opening and all frames."""
     paints, readies, spent = [], [], []
     for _ in range(ROUNDS):
         browser.open(file)

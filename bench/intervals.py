@@ -1,8 +1,8 @@
-"""How many intervals a second does one CPU attribute? Beside the same in plain Python, one run.
+"""How many intervals a second does one CPU attribute? Beside the same in plain Python, in one run.
 
-Two million pieces of lost time against one million spans: how much of each piece lies in a span
-(`overlap_ns`), which span it lies in (`containing`), and the set operations. Then the split of a
-rank's waits (`feed`) and the chunks of a recording in memory, per node-hour.
+Two million pieces of lost time against one million spans: the overlap of each piece with the spans
+(`overlap_ns`), the span that contains it (`containing`), and the set operations. Then the split of
+a rank's waits (`feed`) and the chunks of a recording in memory, per node-hour.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def made(n: int, seed: int) -> Intervals:
 def plain_overlap(pieces: Intervals, spans: Intervals) -> list[int]:
     """The same as `overlap_ns`, as one would write it without numpy: a merge of two lists."""
     spans_list = list(zip(spans.start_ns.tolist(), spans.end_ns.tolist()))
-    first, found = 0, []
+    first, overlaps = 0, []
     for low, high in zip(pieces.start_ns.tolist(), pieces.end_ns.tolist()):
         while first < len(spans_list) and spans_list[first][1] <= low:
             first += 1
@@ -57,8 +57,8 @@ def plain_overlap(pieces: Intervals, spans: Intervals) -> list[int]:
         while at < len(spans_list) and spans_list[at][0] < high:
             covered += min(high, spans_list[at][1]) - max(low, spans_list[at][0])
             at += 1
-        found.append(covered)
-    return found
+        overlaps.append(covered)
+    return overlaps
 
 
 def cpu_s(do: Callable[[], object], rounds: int = 5) -> float:

@@ -1,19 +1,19 @@
-"""How fast is a trace of PyTorch's profiler read and analysed, and in how much memory?
+"""How fast is a trace of PyTorch's profiler read and analyzed, and in how much memory?
 
     python -m bench kineto                    53 and 500 MB, of a real trace beside the repository
     python bench/kineto.py TRACE.json.gz --megabytes 53 500 2000
     python bench/kineto.py --peers            HTA and TraceLens on the same files, in the same run
     python bench/kineto.py --ranks 64 --rank-megabytes 160 --megabytes    10 GB of a job of 64 ranks
 
-A real trace is repeated, each time later, to every size, in a temporary folder. Of each: the whole
-`analyze` (start-up included), and beside it in the same run what reading alone costs: `json.loads`
-of the standard library, and msgspec with the types that the importer asks for, a block at a time
-(the floor: nothing is kept). MB of plain JSON per CPU-second; peak memory of the process.
+A real trace is repeated, each time later, up to every size, in a temporary folder. Measured in the
+same run: the whole `analyze` (start-up included), and reading alone by `json.loads` of the standard
+library and by msgspec with the types that the importer uses, a block at a time (the lower bound:
+nothing is kept). MB of plain JSON per CPU-second; peak memory of the process.
 
 Peers run in the environments of `make peers` (`CLUSTERPROF_PEERS`, `CLUSTERPROF_TRACELENS`: see
 `bench/peers/run.py`), from the file to their breakdown; the ratio is that of CPU time. With
-`--ranks` the real traces of 8 ranks are repeated and shared out among so many ranks, and analysed
-on one core and on all: wall time of both, and the memory of all processes together at its peak.
+`--ranks` the real traces of 8 ranks are repeated as traces of that many ranks, and analyzed on one
+core and on all: wall time of both, and the peak memory of all processes together.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def measured(*command: str, python: str = sys.executable, path: str = "") -> tup
 
 def _rank_of(path: Path) -> str:
     with open(path, "rb") as file:
-        found = _RANK.search(file.read(1 << 16))
-    return found[2].decode() if found else "0"
+        match = _RANK.search(file.read(1 << 16))
+    return match[2].decode() if match else "0"
 
 
 def peers(path: Path) -> Iterator[tuple[str, tuple[float, float]]]:
@@ -102,7 +102,7 @@ def peers(path: Path) -> Iterator[tuple[str, tuple[float, float]]]:
         yield "TraceLens", measured("-c", _TRACELENS, str(path), python=str(lens), path=sources)
 
 
-def _told(size_mb: float, name: str, cpu_s: float, peak_mb: float, more: str = "") -> None:
+def _print_cost(size_mb: float, name: str, cpu_s: float, peak_mb: float, more: str = "") -> None:
     print(
         f"{size_mb:6.0f} MB  {name:20} {size_mb / cpu_s:6.0f} MB/CPU-s"
         f"  {cpu_s:6.2f} CPU-s  peak {peak_mb:5.0f} MB{more}",
@@ -124,13 +124,13 @@ def one_rank(real: Path, folder: Path, megabytes: int, with_peers: bool) -> None
     size = path.stat().st_size / 1e6
     turns = TURNS if size <= JSON_AT_MOST_MB * 1.5 else 1
     ours = _in_turns(turns, "-m", "clusterprof", "analyze", str(path))
-    _told(size, "analyze", *ours)
-    _told(size, "typed, nothing kept", *measured("-c", _FLOOR, str(path)))
+    _print_cost(size, "analyze", *ours)
+    _print_cost(size, "typed, nothing kept", *measured("-c", _FLOOR, str(path)))
     if size <= JSON_AT_MOST_MB * 1.5:
-        _told(size, "json.loads", *measured("-c", _LOADS, str(path)))
+        _print_cost(size, "json.loads", *measured("-c", _LOADS, str(path)))
     if with_peers and size <= PEERS_AT_MOST_MB:
         for name, theirs in peers(path):
-            _told(size, name, *theirs, more=f"  {theirs[0] / ours[0]:5.1f} × analyze")
+            _print_cost(size, name, *theirs, more=f"  {theirs[0] / ours[0]:5.1f} × analyze")
     path.unlink()
 
 
@@ -146,11 +146,11 @@ def many_ranks(folder: Path, ranks: int, megabytes: int) -> None:
         size += path.stat().st_size / 1e6
     cores = sorted(os.sched_getaffinity(0))
     walls = []
-    for some in ({cores[0]}, set(cores)):
-        wall_s, cpu_s, together_mb, largest_mb = _watched(folder, some)
+    for allowed in ({cores[0]}, set(cores)):
+        wall_s, cpu_s, together_mb, largest_mb = _watched(folder, allowed)
         walls.append(wall_s)
         print(
-            f"{size:6.0f} MB of {ranks} ranks on {len(some)} cores: {wall_s:6.1f} s"
+            f"{size:6.0f} MB of {ranks} ranks on {len(allowed)} cores: {wall_s:6.1f} s"
             f"  {size / cpu_s:6.0f} MB/CPU-s  peak {together_mb:5.0f} MB together,"
             f" {largest_mb:4.0f} MB the largest process",
             flush=True,
@@ -162,14 +162,14 @@ def _renumber(path: Path, rank: int, world: int) -> None:
     """Make a trace say that it is of another rank; spaces keep its length."""
     with open(path, "r+b") as file:
         head = file.read(1 << 16)
-        found = _RANK.search(head)
-        if not found:
+        match = _RANK.search(head)
+        if not match:
             return  # then the name says it
-        said = b'"rank":%d,"world_size":%d' % (rank, world)
-        room = found.end() - found.start()
-        assert len(said) <= room
-        file.seek(found.start())
-        file.write(said.ljust(room))
+        info = b'"rank":%d,"world_size":%d' % (rank, world)
+        room = match.end() - match.start()
+        assert len(info) <= room
+        file.seek(match.start())
+        file.write(info.ljust(room))
 
 
 def _watched(folder: Path, cores: set[int]) -> tuple[float, float, float, float]:
@@ -188,7 +188,7 @@ def _watched(folder: Path, cores: set[int]) -> tuple[float, float, float, float]
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
-            together = max(together, sum(_proportional_bytes(one) for one in _below(process.pid)))
+            together = max(together, sum(_proportional_bytes(pid) for pid in _below(process.pid)))
             time.sleep(0.1)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -212,8 +212,8 @@ def _proportional_bytes(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    said: Mapping[str, str] = {line.split()[0]: line.split()[1] for line in lines[1:]}
-    return int(said.get("Pss:", 0)) * 1024
+    fields: Mapping[str, str] = {line.split()[0]: line.split()[1] for line in lines[1:]}
+    return int(fields.get("Pss:", 0)) * 1024
 
 
 def main() -> int:

@@ -3,8 +3,8 @@
     make -C bench public-traces DATA=DIR      # DIR/<name>/<files>, see public_traces.tsv
 
 The traces are not part of the project. `public_traces.tsv` lists them: name, format, repository,
-path, commit and SHA-256 of every file. Nothing of the analysis is imported here: the events are
-read and added up in plain Python, and our numbers are taken from the report of the command.
+path, commit and SHA-256 of every file. This module imports nothing of the analysis: it reads and
+adds up the events in plain Python, and takes our numbers from the report of the command.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
     """Return the number that the report states under a name of the truth."""
     metrics = {metric["name"]: metric["value"] for metric in report.get("metrics", ())}
     worth = report.get("worth") or {}
-    yardsticks = {entry["name"]: entry["value"] for entry in worth.get("yardsticks", ())}
+    efficiency = {entry["name"]: entry["value"] for entry in worth.get("yardsticks", ())}
     ledger = report.get("ledger", {})
     outside = {bucket["cause"]: bucket["ns"] for bucket in ledger.get("outside_buckets", ())}
     notes = "\n".join(map(str, (*report.get("notes", ()), *report.get("answers", ()), text)))
@@ -64,16 +64,16 @@ def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
         "devices": report.get("job", {}).get("gpus"),
         "ranks": len(report.get("ranks", ())),
         "straggler slowdown": metrics.get("yardstick.slowdown_factor"),
-        "utilization (AU)": yardsticks.get("MLPerf Storage AU"),
+        "utilization (AU)": efficiency.get("MLPerf Storage AU"),
         "slowest rank": _find_culprit(report),
     }
     if name in simple:
         return None if simple[name] is None else float(simple[name])
-    found = re.search(_PATTERNS.get(name) or _build_pattern(name), notes, re.IGNORECASE)
-    if not found:
+    match = re.search(_PATTERNS.get(name) or _build_pattern(name), notes, re.IGNORECASE)
+    if not match:
         return None
-    value = float(found[1].replace(",", ""))
-    return value / 100 if re.match(r" ?%", found.string[found.end(1) :]) else value
+    value = float(match[1].replace(",", ""))
+    return value / 100 if re.match(r" ?%", match.string[match.end(1) :]) else value
 
 
 _PATTERNS = {

@@ -1,15 +1,16 @@
-"""What does a running recorder cost, and what does the job notice of it?
+"""What does a running recorder cost, and how much does it slow the job?
 
     python bench/recorder_cost.py [PAIRS]
 
 CPU share of `clusterprof record` at 1, 10 and 100 Hz with 8 and with 32 processes that sleep most
-of the time and work for a millisecond 20 times a second. Beside each, at the same time, the C
-program (floor.c) twice: it reads the files that our collectors read, at the rates of the same
-collectors; and all files of one full sample at every tick, as the target has it (0.7 % and 1.4 %
-of a core were to be 1.7 times what that costs).
-CPU time is that of the scheduler (schedstat), over a window that begins after the births have been
-digested. Then memory, and the slowdown of a job: pairs of the same work of a tenth of a second with
-200 spans a second, with and without the recorder, with the bootstrap interval of the median.
+of the time and work for a millisecond 20 times a second. Two instances of the C program (floor.c)
+run at the same time: one reads the files of our collectors at the rates of these collectors, the
+other all files of a full sample at every tick, as the target defines it (0.7 % and 1.4 % of a core
+were to be 1.7 times its cost).
+CPU time is that of the scheduler (schedstat), over a window that begins after the recorder has
+registered all new processes. Then memory, and the slowdown of a job: pairs of the same work of a
+tenth of a second with 200 spans a second, with and without the recorder, with the bootstrap
+interval of the median.
 """
 
 from __future__ import annotations
@@ -97,19 +98,19 @@ def main(arguments: list[str]) -> None:
         for processes in PROCESSES:
             for hz in RATES_HZ:
                 cost = share(folder / f"{processes}-{hz}", floor, processes, hz)
-                print(f"  {hz:3} Hz, {processes:2} processes  {told(cost)}", flush=True)
+                print(f"  {hz:3} Hz, {processes:2} processes  {format_cost(cost)}", flush=True)
         memory(folder)
         slowdown(folder, pairs)
 
 
-def told(cost: Cost) -> str:
+def format_cost(cost: Cost) -> str:
     """Return a line of the table."""
     ours, other = cost.ours_percent, cost.prototype_percent
     floor, full = cost.floor_percent, cost.full_percent
-    beside = " " * 30 if other is None else f"   {ours / other:5.2f} x prototype ({other:.3f} %)"
+    prototype = " " * 30 if other is None else f"   {ours / other:5.2f} x prototype ({other:.3f} %)"
     return (
         f"{ours:6.3f} %   {ours / floor:5.2f} x C ({floor:.3f} %)"
-        f"   {ours / full:5.2f} x C, full ({full:.3f} %){beside}"
+        f"   {ours / full:5.2f} x C, full ({full:.3f} %){prototype}"
         f"   {cost.written * HOUR_S / WINDOW_S / 1e6:6.1f} MB"
     )
 
@@ -206,7 +207,7 @@ def memory(folder: Path) -> None:
 
 
 def resident_mb(pid: int) -> str:
-    """Return resident memory, and how much of it is shared with nobody."""
+    """Return resident memory, and how much of it is unshared."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kb = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     own = kb["Private_Clean"] + kb["Private_Dirty"]
@@ -214,9 +215,9 @@ def resident_mb(pid: int) -> str:
 
 
 def slowdown(folder: Path, pairs: int) -> None:
-    """Print by how much the same work takes longer with spans and beside a running recorder.
+    """Print how much longer the same work takes with spans and a running recorder.
 
-    For the other half of each pair the recorder stands still and the job marks no spans.
+    For the other half of each pair the recorder is stopped and the job marks no spans.
     """
     out = folder / "slowdown"
     variables = {**os.environ, "SLURM_JOB_ID": f"bench-{os.getpid()}-pairs"}
@@ -235,9 +236,9 @@ def slowdown(folder: Path, pairs: int) -> None:
         agent = recorder_of(out)
         for number in range(pairs):
             took = {}
-            for beside in (number % 2 == 0, number % 2 == 1):
-                os.kill(agent, signal.SIGCONT if beside else signal.SIGSTOP)
-                took[beside] = turn(job, units, beside)
+            for recorded in (number % 2 == 0, number % 2 == 1):
+                os.kill(agent, signal.SIGCONT if recorded else signal.SIGSTOP)
+                took[recorded] = turn(job, units, recorded)
             walls.append(100 * (took[True][0] / took[False][0] - 1))
             cpus.append(100 * (took[True][1] / took[False][1] - 1))
         os.kill(agent, signal.SIGCONT)

@@ -2,17 +2,17 @@
 
     python bench/sample_cost.py [PROCESSES]
 
-One full sample: every collector of the host and of the job's tree once, here with 32 sleeping
+One full sample: every collector of the host and of the job's processes once, here with 32 sleeping
 processes. The C program (floor.c, compiled now) reads the same files: those our collectors hold,
-each once, and of every process stat, io, schedstat and wchan. psutil reads what it knows of the
-same facts (it knows no pressure, no run delay, no reclaim, no cgroup and no TCP counters).
+each once, and of every process stat, io, schedstat and wchan. psutil reads the same facts as far as
+it can (no pressure, run delay, reclaim, cgroup or TCP counters).
 
-Every collector counts in full, also those that are asked only every 500 ms or every second.
+Every collector counts in full, even one that normally runs only every 500 ms or every second.
 
-Back to back, CPU time (user + system), the programs in turn; medians over the turns. A sleeping
-thread costs us less than the C program, since we read no file twice that cannot have changed and
-parse nothing that reads as it did; "all had run" is the dearest case, in which every thread was on
-a CPU since the last sample, 100 ms ago, and its process has new figures in both its files.
+CPU time (user + system) back to back, the programs in turn; medians over the turns. A sleeping
+thread costs us less than the C program: a file that cannot have changed is not read twice, and
+unchanged text is not parsed. "all had run" is the most expensive case: every thread was on a CPU
+since the last sample, 100 ms ago, and both files of its process have new values.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What does a sample of the job's TCP connections cost, among those of everybody else?
+"""What does a sample of the job's TCP connections cost among connections of other processes?
 
     python bench/sockets_cost.py
 
-CPU time (user + system) of the collector `sockets`, which samples once a second: 60 samples a
-second apart by its own clock, so that lists, looks at descriptors and rest come as they do in a
-recording. The connections are real ones between two sockets of this machine's own address; those
-that count as the job's are taken for connections to elsewhere, which costs the same.
+CPU time (user + system) of the collector `sockets`, which samples once a second: 60 samples that
+are a second apart by its own clock, so that lists, reads of descriptors and pauses come as in a
+recording. The connections are real ones between two sockets of this machine's own address. Those
+that count as the job's are treated as connections to another node, which costs the same.
 """
 
 from __future__ import annotations

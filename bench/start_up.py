@@ -1,4 +1,4 @@
-"""How long until a command of ours does something? Beside a bare Python in the same run."""
+"""How long does a command of ours take to start? Beside a bare Python in the same run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What does a look of `clusterprof top` cost at a job of many nodes? CPU and memory by size.
+"""What does one refresh of `clusterprof top` cost for a job of many nodes? CPU and memory by size.
 
 8 to 1,024 ranks, 160 metrics a node at 10 Hz and 200 spans a second of each rank: the recordings of
-`_cluster_recording.py`, 75 s of them, on clocks that agree. The first look reads what there is and
-analyses the last minute, as `--once` does; every further one analyses it anew.
+`_cluster_recording.py`, 75 s of them, on synchronous clocks. The first refresh reads all data and
+analyzes the last minute, as `--once` does; every further one analyzes it again.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def main() -> None:
             size = write_job(job, ranks // RANKS, plain, late, apart_ns=0)
             command = [sys.executable, "-c", LOOK, str(job), str((SECONDS + 1) * 10**9), str(ranks)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found = json.loads(done.stdout)
+            measured = json.loads(done.stdout)
             remove(job)
-            first, again = found["spent"]
+            first, again = measured["spent"]
             target = f" (target {TARGET_CPU_S:g})" if ranks == TARGET_RANKS else ""
             print(
                 f"{ranks:5} ranks, {size / 1e6:3.0f} MB: first look {first:5.2f} CPU-s{target}, "
                 f"{first / ranks * 1e3:.1f} ms a rank; then {again:5.2f} CPU-s a look; "
-                f"{found['bytes'] / 2**20:.0f} MiB"
+                f"{measured['bytes'] / 2**20:.0f} MiB"
             )
-        print("\n".join(f"      {line.strip()}" for line in found["lines"]))
+        print("\n".join(f"      {line.strip()}" for line in measured["lines"]))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What writing costs: CPU, bytes and bytes per number, beside JSON lines in the same run.
+"""What does writing cost? CPU, bytes and bytes per number, beside JSON lines in the same run.
 
     python bench/write_path.py [seconds]
 
 The load (`_write_load.py`): per second 8 ranks x 200 spans and 160 metrics at 10 Hz of 8
 accelerators and one host, made before the clock starts. All writers get the same records and
 write to the same file system; CPU is user + system time of this process. JSON lines are written
-once by the standard library and once by msgspec, the fastest there is.
+once by the standard library and once by msgspec, the fastest available.
 """
 
 from __future__ import annotations

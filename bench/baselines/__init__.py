@@ -1,7 +1,7 @@
-"""Rules of others and of thumb, each as an `Answer` to a recording: see `registry`.
+"""Rules of other tools and rules of thumb, each as an `Answer` to a recording: see `registry`.
 
-The root of the project, whose `tests.support` has the synthetic jobs, and the folder of the lab are
-put on the import path here, so that `bench` is all that a caller needs there.
+This module puts the root of the project (for the synthetic jobs of `tests.support`) and the folder
+of the lab on the import path; a caller needs only `bench` there.
 """
 
 import sys

@@ -29,7 +29,7 @@ from baselines.sagemaker import busy_percent
 from baselines.seen import see
 from baselines.tables import Rank, Seen
 from clusterprof.probe import layout
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import UNATTRIBUTED
 from clusterprof_lab.truth import Truth
 
@@ -55,8 +55,11 @@ def split(recording: Path, truth: Truth) -> Answer:
         return Answer(TOOL, None, culprits=_stragglers(seen))
     idle, host = np.sum(parts, axis=0) / seen.in_step_ns
     families = {"cpu": host, "launch": 0.0, UNATTRIBUTED: idle - host}
-    said = [Said("cpu", None, host, covers=HOSTS_WORK), Said(UNATTRIBUTED, None, idle - host)]
-    causes = tuple(sorted((s for s in said if s.share_ratio), key=lambda s: -(s.share_ratio or 0)))
+    named = [
+        NamedCause("cpu", None, host, covers=HOSTS_WORK),
+        NamedCause(UNATTRIBUTED, None, idle - host),
+    ]
+    causes = tuple(sorted((s for s in named if s.share_ratio), key=lambda s: -(s.share_ratio or 0)))
     blamed = _stragglers(seen)
     return Answer(TOOL, causes, families, culprits=blamed, lost_ratio=float(idle), leaves=False)
 
@@ -83,14 +86,14 @@ def _stragglers(seen: Seen) -> tuple[int, ...] | None:
     if not by_kind:
         return None
     spread = {
-        name: sum(np.std([stay.blocked_ns for stay in stays.values()]) for stays in some)
-        for name, some in by_kind.items()
+        name: sum(np.std([stay.blocked_ns for stay in stays.values()]) for stays in meetings)
+        for name, meetings in by_kind.items()
     }
     chosen = by_kind[max(spread, key=lambda name: spread[name])]
     last: Counter[int] = Counter()
     for stays in chosen:
-        order = sorted(stays.values(), key=lambda one: (-one.arrive_ns, one.rank))
-        last.update({one.rank: 1 for one in order[:CANDIDATES]})
+        order = sorted(stays.values(), key=lambda stay: (-stay.arrive_ns, stay.rank))
+        last.update({stay.rank: 1 for stay in order[:CANDIDATES]})
     return tuple(rank for rank, _ in sorted(last.items(), key=lambda e: (-e[1], e[0])))[:CANDIDATES]
 
 

@@ -1,7 +1,7 @@
-"""The operations between ranks of a recording, matched; and the job as `rules.RULES` want it.
+"""Match the operations between ranks of a recording, and build the job that `rules.RULES` expect.
 
-Where no operations were seen, the end of a step stands for the operation in which all ranks meet:
-that is what the authors of such rules assume of a synchronous job.
+Without recorded operations, the end of a step stands for the operation in which all ranks meet: the
+authors of such rules assume this of a synchronous job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stay:
     arrive_ns: int
     leave_ns: int
     blocked_ns: int
-    """How long its host stood in it."""
+    """How long its host was in it."""
     kind: int
 
 
@@ -91,9 +91,9 @@ def ends_of_steps(seen: Seen) -> Met:
 @lru_cache(maxsize=1)
 def job_of(seen: Seen) -> Job | None:
     """Return the recording as the rules want it; None when there is no rank or no step."""
-    found = operations(seen)
-    pairs = {key: stays for key, stays in found.items() if len(key) > 2}
-    for met in (found, {**pairs, **ends_of_steps(seen)}):
+    matched = operations(seen)
+    pairs = {key: stays for key, stays in matched.items() if len(key) > 2}
+    for met in (matched, {**pairs, **ends_of_steps(seen)}):
         if met:
             job = _job(seen, met)
             if _even(job):
@@ -114,8 +114,8 @@ def _even(job: Job) -> bool:
 
 def _job(seen: Seen, met: Met) -> Job:
     number_of = {rank: at for at, rank in enumerate(sorted(seen.ranks))}
-    order = sorted(met, key=lambda key: (max(one.leave_ns for one in met[key].values()), key))
-    stays = [one for key in order for _, one in sorted(met[key].items())]
+    order = sorted(met, key=lambda key: (max(stay.leave_ns for stay in met[key].values()), key))
+    stays = [stay for key in order for _, stay in sorted(met[key].items())]
     row = np.array([(number_of[s.rank], s.arrive_ns, s.leave_ns, s.blocked_ns) for s in stays])
     teams: dict[tuple[int, ...], int] = {}
     label = [teams.setdefault((key[0], *sorted(key[2:])), len(teams)) for key in order]

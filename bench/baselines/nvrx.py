@@ -113,9 +113,9 @@ def _gpu(rank: Rank) -> np.ndarray | None:
     starts, ends = rank.steps[:, 0], rank.steps[:, 1]
     t_ns = np.column_stack([starts, np.maximum(ends, starts + 1)])
     percent = [busy_percent(rank, row) for row in t_ns]
-    if any(one is None for one in percent):
+    if any(busy is None for busy in percent):
         return None
-    return np.array([one[0] for one in percent if one is not None]) * (ends - starts) / 100
+    return np.array([busy[0] for busy in percent if busy is not None]) * (ends - starts) / 100
 
 
 SECTIONS: Mapping[str, Callable[[Rank], np.ndarray | None]] = {

@@ -1,8 +1,7 @@
-"""A recording as the rules of `rules.py` want it, and two rules that need counters.
+"""A recording in the form that `rules.py` expects, and two rules that need counters.
 
 Only for recordings of nodes that share a monotonic clock, as those of `clusterprof_lab.real` do:
-the rules compare arrivals on a common clock. What was before a rank's first wait for data is left
-out.
+the rules compare arrivals on a common clock. Time before a rank's first data wait is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Recorded:
     iowait_ratio: dict[int, float]
     """By rank, of its node's CPUs."""
     au_ratio: dict[int, float]
-    """By rank: time it neither waited for data nor stood in operations, of its time in steps."""
+    """By rank: time it neither waited for data nor was in operations, of its time in steps."""
 
     def iowait_above(self) -> int:
         """The first rank of the node with most I/O wait, -1 when none is above the limit."""
@@ -86,7 +85,7 @@ def _spans(records: list[Any]) -> dict[int, np.ndarray]:
             parts[record.pid].append(
                 np.stack([np.asarray(record.columns[n]) for n in names], axis=1)
             )
-    return {pid: np.concatenate(some) for pid, some in parts.items()}
+    return {pid: np.concatenate(blocks) for pid, blocks in parts.items()}
 
 
 def _iowait_ratio(records: list[Any]) -> float:
@@ -105,7 +104,7 @@ def _iowait_ratio(records: list[Any]) -> float:
 def _au(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> dict[int, float]:
     out = {}
     for rank, wait in waits.items():
-        lost = sum(int((some[:, 1] - some[:, 0]).sum()) for some in (wait, stays[rank]))
+        lost = sum(int((spans[:, 1] - spans[:, 0]).sum()) for spans in (wait, stays[rank]))
         whole = int(max(wait[:, 1].max(), stays[rank][:, 1].max()) - wait[:, 0].min())
         out[rank] = 1 - lost / whole
     return out

@@ -1,11 +1,11 @@
-"""Every baseline under its name: a recording in, an `Answer` out.
+"""All baselines by name: a recording in, an `Answer` out.
 
     from baselines.registry import RULES        # with `bench` on the import path
     answer = RULES["xprof"](folder / "recording", truth.read(folder))
 
-A rule may use the recording and `truth.clocks`, so that it has the common clock its authors assume;
-nothing else of the truth. What a tool does not claim is None. A recording that lacks what a rule
-needs makes it say nothing (`causes` and `culprits` None), which is never right.
+A rule may use the recording and `truth.clocks`, the common clock that its authors assume; nothing
+else of the truth. What a tool does not claim is None. If a recording lacks what a rule needs, the
+rule makes no claim (`causes` and `culprits` None), which is never right.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rules of thumb, and of others, that name the rank at fault: what blame is measured against.
+"""Rules of thumb, and of other tools, that name the rank at fault: blame is measured against them.
 
 Each takes a job (`tests/support/synthetic/jobs.py`) as a perfect recorder would have seen it,
-common clock included, and returns one rank. They get everything they ask for; none of them knows
-the truth.
+common clock included, and returns one rank. All their inputs are exact; none of them knows the
+truth.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def last_arriver(job: Job) -> int:
 
 
 def longest_waiter(job: Job) -> int:
-    """The rank that stood longest in operations: it is slow to get through them, it seems."""
+    """The rank that was longest in operations, as if it were slow in them."""
     return int(np.argmax(np.bincount(job.ops.rank, weights=job.ops.blocked_ns)))
 
 
@@ -49,7 +49,7 @@ def per_stage_max(job: Job) -> int:
     return int(np.argmax(np.bincount(who.ravel(), weights=amount.ravel(), minlength=job.ranks)))
 
 
-def stage_frontier(job: Job) -> int:
+def cumulative_stage_max(job: Job) -> int:
     """StageFrontier's increments, with one barrier per step, charged to who attains them.
 
     Only as far as they exceed the median rank's stage: a stage that takes all ranks the same time
@@ -67,8 +67,8 @@ def increments(table: np.ndarray) -> np.ndarray:
     d[r, k] is how long rank r was in stage k of a step, in order; F_k = max over r of the sum of
     d[r, j] for j <= k. The increments F_k - F_(k-1) add up to the step.
     """
-    frontier = np.cumsum(table, axis=2).max(axis=1)
-    return np.diff(frontier, axis=1, prepend=0)
+    latest = np.cumsum(table, axis=2).max(axis=1)
+    return np.diff(latest, axis=1, prepend=0)
 
 
 RULES: dict[str, Callable[[Job], int]] = {
@@ -77,7 +77,7 @@ RULES: dict[str, Callable[[Job], int]] = {
     "longest waiter": longest_waiter,
     "per-stage mean": per_stage_mean,
     "per-stage max": per_stage_max,
-    "stage frontier": stage_frontier,
+    "stage frontier": cumulative_stage_max,
 }
 
 

@@ -48,7 +48,7 @@ from clusterprof.signals import (
     GPU_MEMORY_TOTAL,
     GPU_MEMORY_USED,
 )
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import UNATTRIBUTED
 from clusterprof_lab.truth import Truth
 
@@ -80,18 +80,20 @@ def system_rules(recording: Path, truth: Truth) -> Answer:
     usages = list(_usages(seen))
     if not usages:
         return Answer(TOOL, None)
-    return Answer(TOOL, tuple(said for _, said in sorted(_system(usages), key=lambda one: -one[0])))
+    return Answer(
+        TOOL, tuple(cause for _, cause in sorted(_system(usages), key=lambda firing: -firing[0]))
+    )
 
 
 def all_rules(recording: Path, truth: Truth) -> Answer:
     """Answer with the framework rules, too: what the tool said until PyTorch 2.0."""
     seen = see(recording, truth.clocks)
-    found = [*_system(list(_usages(seen))), *_framework(seen)]
-    said = tuple(said for _, said in sorted(found, key=lambda one: -one[0]))
-    return Answer(f"{TOOL}, with framework rules", said if seen.ranks else None)
+    firings = [*_system(list(_usages(seen))), *_framework(seen)]
+    causes = tuple(cause for _, cause in sorted(firings, key=lambda firing: -firing[0]))
+    return Answer(f"{TOOL}, with framework rules", causes if seen.ranks else None)
 
 
-def _system(usages: list[Usage]) -> Iterator[tuple[float, Said]]:
+def _system(usages: list[Usage]) -> Iterator[tuple[float, NamedCause]]:
     """What fired, with the share of datapoints it fired on, in percent; symptoms last."""
     for family, busy, above in (("storage", "iowait", IOWAIT_ABOVE), ("cpu", "cpu", CPU_ABOVE)):
         seen = [(usage.gpu, getattr(usage, busy)) for usage in usages]
@@ -101,30 +103,30 @@ def _system(usages: list[Usage]) -> Iterator[tuple[float, Said]]:
             if other is not None
         ]
         if percent and max(percent) > BOTTLENECK_ABOVE:
-            yield float(max(percent)), Said(family, None, None)
+            yield float(max(percent)), NamedCause(family, None, None)
     if _distance(usages) > DISTANCE_ABOVE:
-        yield 3.0, Said("synchronization", "sync-imbalance", None)
-    if any(_small(one) for one in usages):
-        yield 2.0, Said("launch", None, None)
-    if any(_low(one.gpu) for one in usages):
-        yield 0.0, Said(UNATTRIBUTED, None, None)
+        yield 3.0, NamedCause("synchronization", "sync-imbalance", None)
+    if any(_small(usage) for usage in usages):
+        yield 2.0, NamedCause("launch", None, None)
+    if any(_low(usage.gpu) for usage in usages):
+        yield 0.0, NamedCause(UNATTRIBUTED, None, None)
 
 
-def _framework(seen: Seen) -> Iterator[tuple[float, Said]]:
+def _framework(seen: Seen) -> Iterator[tuple[float, NamedCause]]:
     low, high = WORKERS_PERCENT
     for node in seen.nodes:
-        ranks = [seen.ranks[one] for one in seen.of_node(node)]
+        ranks = [seen.ranks[rank] for rank in seen.of_node(node)]
         percent = 100 * sum(_workers(rank) for rank in ranks) / max(node.cpus, 1)
         loads = any(len(rank.of(layout.DATA_WAIT)) for rank in ranks)
         if node.cpus and loads and not low <= percent <= high:
-            yield 1.5, Said("cpu", "cpu-loader-config", None)
+            yield 1.5, NamedCause("cpu", "cpu-loader-config", None)
             break
     if any(_outliers(rank) > OUTLIERS for rank in seen.ranks.values()):
-        yield 0.0, Said(UNATTRIBUTED, None, None)
+        yield 0.0, NamedCause(UNATTRIBUTED, None, None)
     sampled = [rank for rank in seen.ranks.values() if rank.node.series]
     starts = [rank.steps[0, 0] - rank.node.span_ns[0] for rank in sampled]
     if starts and min(starts) > INITIALIZATION_NS:
-        yield 1.0, Said("startup", "startup", None, outside_steps=True)
+        yield 1.0, NamedCause("startup", "startup", None, outside_steps=True)
 
 
 def memory_increases(usage: Usage) -> bool:
@@ -137,7 +139,7 @@ def memory_increases(usage: Usage) -> bool:
 
 def _small(usage: Usage) -> bool:
     all_three = (usage.gpu, usage.cpu, usage.memory)
-    return all(one is not None and np.percentile(one, 95) < P95_BELOW for one in all_three)
+    return all(series is not None and np.percentile(series, 95) < P95_BELOW for series in all_three)
 
 
 def _low(gpu: np.ndarray) -> bool:
@@ -150,7 +152,9 @@ def _distance(usages: list[Usage]) -> float:
     bins = np.linspace(0, 100, 11)
     parts = [np.histogram(np.clip(usage.gpu, 0, 100), bins)[0] / len(usage.gpu) for usage in usages]
     table = np.reshape(parts, (-1, 10))
-    return max((float(np.abs(table - one).sum(axis=1).max()) / 2 for one in table), default=0.0)
+    return max(
+        (float(np.abs(table - histogram).sum(axis=1).max()) / 2 for histogram in table), default=0.0
+    )
 
 
 def _workers(rank: Rank) -> int:

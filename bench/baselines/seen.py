@@ -1,7 +1,7 @@
-"""A recording as plain tables on true time: what every baseline looks at.
+"""A recording as plain tables on true time: the input of every baseline.
 
-Only `truth.clocks` is used besides the recording, so that rules which compare ranks see a common
-clock, as their authors assume. Signals that were not recorded are simply not there.
+Only `truth.clocks` is used besides the recording, so that rules that compare ranks have a common
+clock, as their authors assume. Signals that were not recorded are absent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def see(recording: Path, clocks: Mapping[str, tuple[int, float]]) -> Seen:
     """Read all nodes of a recording; the last one read is kept."""
     files = sorted(path for path in recording.rglob("*") if path.is_file())
     stamp = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    return _see(recording, stamp, tuple(sorted((name, *one) for name, one in clocks.items())))
+    return _see(recording, stamp, tuple(sorted((name, *clock) for name, clock in clocks.items())))
 
 
 @lru_cache(maxsize=1)
@@ -43,10 +43,10 @@ def _see(recording: Path, stamp: Any, clocks: tuple[tuple[str, int, float], ...]
     for folder in folders:
         for job, rank in _Reading(folder, by_name).into(seen):
             jobs[job][rank.rank].append(rank)
-    found = [{number: _joined(job[number]) for number in sorted(job)} for job in jobs.values()]
+    joined = [{number: _joined(job[number]) for number in sorted(job)} for job in jobs.values()]
     # Two jobs on the same nodes have the same ranks: the larger one is looked at.
     seen.ranks |= max(
-        found, key=lambda job: sum(one.in_step_ns for one in job.values()), default={}
+        joined, key=lambda job: sum(rank.in_step_ns for rank in job.values()), default={}
     )
     return seen
 
@@ -76,11 +76,11 @@ class _Reading:
         self._series()
         seen.nodes.append(self.node)
         registered: dict[int, dict[str, Any]] = {}
-        for one in self.records:
-            if isinstance(one, Event) and one.kind == "process-registered":
-                registered[one.attributes["pid"]] = one.attributes
-            if isinstance(one, Event) and one.kind == "group-announced":
-                attributes = one.attributes
+        for record in self.records:
+            if isinstance(record, Event) and record.kind == "process-registered":
+                registered[record.attributes["pid"]] = record.attributes
+            if isinstance(record, Event) and record.kind == "group-announced":
+                attributes = record.attributes
                 seen.groups[attributes["group"]] = frozenset(attributes["ranks"])
         parents = self._threads()
         spans = self._spans()
@@ -93,7 +93,7 @@ class _Reading:
             marked = np.isin(table[:, KIND], _TRAINING).any()
             if rank is None or workers.get(pid) or not (marked or not spans):
                 continue  # a launcher, a worker, or a helper
-            mine = tuple(sorted(one for one, main in workers.items() if main == pid))
+            mine = tuple(sorted(worker for worker, main in workers.items() if main == pid))
             job = place.job or place.rendezvous
             out.append((job, self._rank(rank, pid, attributes, spans, mine)))
         return out
@@ -102,10 +102,10 @@ class _Reading:
         self, rank: int, pid: int, attributes: Mapping[str, Any], spans: dict, mine: tuple
     ) -> Rank:
         table = spans.get(pid, NO_SPANS)
-        loads = [spans[one] for one in (pid, *mine) if one in spans]
+        loads = [spans[process] for process in (pid, *mine) if process in spans]
         fetches = _by_start([load[load[:, KIND] == layout.FETCH] for load in loads])
         device = str(attributes.get("device") or "")
-        owned = [str(one.get("id")) for one in self.devices if one.get("pid") == pid]
+        owned = [str(entry.get("id")) for entry in self.devices if entry.get("pid") == pid]
         local = parse_identity(attributes).node_local_rank
         if not device and owned:
             device = owned[0]
@@ -123,8 +123,8 @@ class _Reading:
                     mask = record.masks[at] or bytes(len(t_ns))
                     kept = np.frombuffer(mask, np.uint8) == 0
                     parts[key].append((t_ns[kept], values[kept]))
-        for key, some in parts.items():
-            t_ns, values = (np.concatenate(column) for column in zip(*some))
+        for key, blocks in parts.items():
+            t_ns, values = (np.concatenate(column) for column in zip(*blocks))
             if len(t_ns):
                 order = np.argsort(t_ns, kind="stable")
                 self.node.series[key] = Series(t_ns[order], values[order])
@@ -141,7 +141,7 @@ class _Reading:
                 for column in (START, END):
                     table[:, column] = self.true(table[:, column])
                 parts[record.pid].append(table)
-        return {pid: _by_start(some) for pid, some in parts.items()}
+        return {pid: _by_start(blocks) for pid, blocks in parts.items()}
 
     def _threads(self) -> dict[int, int]:
         """Note run delays; return the parent of each process."""

@@ -57,7 +57,7 @@ class Rank:
     workers: tuple[int, ...]
     """Pids of its loader's workers."""
     steps: np.ndarray
-    """int64[s, 2]: start and end of each step; of the whole when none can be told."""
+    """int64[s, 2]: start and end of each step; of the whole recording when no step is known."""
 
     def of(self, *kinds: int) -> np.ndarray:
         """Return its spans of some kinds."""
@@ -99,4 +99,4 @@ class Seen:
 
     def of_node(self, node: Node) -> tuple[int, ...]:
         """Return the ranks that ran there."""
-        return tuple(sorted(one for one, rank in self.ranks.items() if rank.node is node))
+        return tuple(sorted(number for number, rank in self.ranks.items() if rank.node is node))

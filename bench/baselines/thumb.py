@@ -6,8 +6,8 @@
 | iowait > 5 % of a node's CPU time | storage, ranks of the worst node | leaf, amount |
 | AU < 90 % (MLPerf Storage, unet3d and resnet50) | storage, ranks least used | leaf, amount |
 
-They are given more than they ask for: matched operations on a common clock. The ranks of a job of
-one rank, or without operations: see `met`.
+They get more than they require: matched operations on a common clock. For a job of one rank, or
+without operations, see `met`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baselines.seen import see
 from baselines.tables import Node, Rank, Seen
 from clusterprof.probe import layout
 from clusterprof.signals import CPU_IDLE, CPU_IOWAIT, CPU_STEAL, CPU_SYSTEM, CPU_USER
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.truth import Truth
 
 _CPU = (CPU_USER.name, CPU_SYSTEM.name, CPU_IDLE.name, CPU_IOWAIT.name, CPU_STEAL.name)
@@ -51,7 +51,7 @@ def iowait(recording: Path, truth: Truth) -> Answer:
     by_node = [(ratio, node) for node in seen.nodes if (ratio := _iowait_ratio(node)) is not None]
     if not by_node:
         return Answer(tool, None)
-    ratio, node = max(by_node, key=lambda one: one[0])
+    ratio, node = max(by_node, key=lambda entry: entry[0])
     return _storage(tool, seen.of_node(node) if ratio > IOWAIT_ABOVE_RATIO else ())
 
 
@@ -62,11 +62,11 @@ def au(recording: Path, truth: Truth) -> Answer:
     if not used:
         return Answer(tool, None)
     least = sorted(used, key=lambda rank: (used[rank], rank))
-    return _storage(tool, tuple(one for one in least if used[one] < AU_PASSES_RATIO))
+    return _storage(tool, tuple(rank for rank in least if used[rank] < AU_PASSES_RATIO))
 
 
 def au_ratios(seen: Seen) -> dict[int, float]:
-    """By rank: time it neither waited for data nor stood in operations, of its time in steps."""
+    """By rank: time it neither waited for data nor was in operations, of its time in steps."""
     out = {}
     for number, rank in seen.ranks.items():
         if rank.in_step_ns and len(rank.of(layout.DATA_WAIT)):
@@ -76,7 +76,7 @@ def au_ratios(seen: Seen) -> dict[int, float]:
 
 
 def stood(rank: Rank) -> np.ndarray:
-    """Ns of each step in which its host stood in operations with other ranks."""
+    """Ns of each step in which its host was in operations with other ranks."""
     table = rank.of(layout.COLLECTIVE)
     form = table[:, 6] >> layout.FORM_SHIFT & layout.FORM_MASK
     return rank.spent(table[form != layout.ISSUE])
@@ -91,8 +91,8 @@ def _iowait_ratio(node: Node) -> float | None:
 
 
 def _storage(tool: str, culprits: tuple[int, ...]) -> Answer:
-    said = (Said("storage", None, None, culprits=culprits),) if culprits else ()
-    return Answer(tool, said, culprits=culprits, leaves=False)
+    causes = (NamedCause("storage", None, None, culprits=culprits),) if culprits else ()
+    return Answer(tool, causes, culprits=culprits, leaves=False)
 
 
 RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {

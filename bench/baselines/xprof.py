@@ -33,7 +33,7 @@ from baselines.seen import see
 from baselines.tables import END, START, B, C, Rank, Seen
 from baselines.thumb import stood
 from clusterprof.probe import layout
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import UNATTRIBUTED
 from clusterprof_lab.truth import Truth
 
@@ -57,7 +57,7 @@ def analysis(recording: Path, truth: Truth) -> Answer:
     """Say how input-bound a job is, and by what."""
     seen = see(recording, truth.clocks)
     waiting = [_waits(rank) for rank in seen.ranks.values()]
-    if not seen.in_step_ns or not any(len(one) for one in waiting):
+    if not seen.in_step_ns or not any(len(waits) for waits in waiting):
         return Answer(TOOL, None)
     ranks = list(seen.ranks.values())
     waited = _mean([float(rank.spent(_waits(rank)).sum()) / rank.in_step_ns for rank in ranks])
@@ -65,9 +65,9 @@ def analysis(recording: Path, truth: Truth) -> Answer:
     by_family = _shared(breakdown(seen), waited if waited >= MODERATELY else 0.0)
     leaves = {"cpu": "cpu-preprocess", "h2d": "h2d-copy"}
     order = sorted(((ratio, name) for name, ratio in by_family.items() if ratio > 0), reverse=True)
-    causes = [Said(family, leaves.get(family), ratio) for ratio, family in order]
+    causes = [NamedCause(family, leaves.get(family), ratio) for ratio, family in order]
     if met >= COLLECTIVES:
-        causes.append(Said("network", None, met))
+        causes.append(NamedCause("network", None, met))
     return Answer(TOOL, tuple(causes))
 
 

@@ -18,9 +18,9 @@ def main(path: str) -> None:
             {
                 "version": version("nsys-ai"),
                 "window_ms": sum(bubble["total_span_ms"] for bubble in bubbles),
-                "idle_ms": sum(one["bubble_ms"] for one in bubbles),
-                "exposed_comm_ms": sum(one.get("nccl_only_ms", 0.0) for one in overlap),
-                "idle_of_kernels_only_ms": sum(one.get("idle_ms", 0.0) for one in overlap),
+                "idle_ms": sum(bubble["bubble_ms"] for bubble in bubbles),
+                "exposed_comm_ms": sum(row.get("nccl_only_ms", 0.0) for row in overlap),
+                "idle_of_kernels_only_ms": sum(row.get("idle_ms", 0.0) for row in overlap),
             }
         )
     )
@@ -34,8 +34,8 @@ def _skill(name: str, path: str) -> list[dict[str, Any]]:
         text=True,
         check=True,
     )
-    found: list[dict[str, Any]] = json.loads(made.stdout[made.stdout.index("[") :])
-    return found
+    rows: list[dict[str, Any]] = json.loads(made.stdout[made.stdout.index("[") :])
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""clusterprof on one trace: what its books say, as one line of JSON."""
+"""clusterprof on one trace: the totals of its ledger, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _INPUT = ("input", "storage", "cpu")
 def main(path: Path) -> None:
     made = analyze_with_details([path])
     ranks = made.report.ranks
-    books = [one for node in made.across.nodes for one in node.ranks]
+    results = [rank for node in made.across.nodes for rank in node.ranks]
     window_ns = sum(rank.in_step_ns for rank in ranks)
     lost_ns = sum(rank.lost_ns for rank in ranks)
-    busy = [book.accumulator.totals.get("busy") for book in books]
+    busy = [result.accumulator.totals.get("busy") for result in results]
     measured = any(rank.device for rank in ranks)
     idle_ns = window_ns - sum(ns or 0 for ns in busy) if measured else None
     data_ns = sum(
         ns for rank in ranks for cause, ns in rank.buckets if cause.split("-")[0] in _INPUT
     )
-    waits = [one.accumulator.totals.get("wait", 0) for one in books]
+    waits = [rank.accumulator.totals.get("wait", 0) for rank in results]
     print(
         json.dumps(
             {

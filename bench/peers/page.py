@@ -18,10 +18,10 @@ def page(known: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     parts += ["### Share of the step spent waiting for data\n", _table(known, _data)]
     parts += ["### CPU time of the whole run, including start-up\n", _table(known, _cpu)]
     failed = [
-        f"* {tool}, `{trace}`: {said[tool]['error']}"
-        for trace, said in sorted(known.items())
+        f"* {tool}, `{trace}`: {answers[tool]['error']}"
+        for trace, answers in sorted(known.items())
         for tool in _TOOLS
-        if "error" in said.get(tool, {})
+        if "error" in answers.get(tool, {})
     ]
     parts += ["### Failures\n", "\n".join(failed) or "Nothing.", ""]
     return "\n".join(parts)
@@ -37,42 +37,44 @@ def replace_generated_part(text: str, part: str) -> str:
 def _versions(known: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     lines = []
     for tool in _TOOLS:
-        found = {str(said.get(tool, {}).get("version") or "") for said in known.values()} - {""}
-        lines.append(f"* {tool} {', '.join(sorted(found)) or '(from source)'}")
+        versions = {
+            str(answers.get(tool, {}).get("version") or "") for answers in known.values()
+        } - {""}
+        lines.append(f"* {tool} {', '.join(sorted(versions)) or '(from source)'}")
     return "\n".join(lines) + "\n"
 
 
 def _table(known: Mapping[str, Mapping[str, Mapping[str, Any]]], cell: Any) -> str:
     lines = ["| trace | " + " | ".join(_TOOLS) + " |", "|---|" + "---:|" * len(_TOOLS)]
-    for trace, said in sorted(known.items()):
+    for trace, answers in sorted(known.items()):
         cells = []
         for tool in _TOOLS:
-            one = said.get(tool)
-            cells.append("" if one is None else "fails" if "error" in one else cell(one))
+            answer = answers.get(tool)
+            cells.append("" if answer is None else "fails" if "error" in answer else cell(answer))
         if any(cells):
             lines.append(f"| {trace} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _ms(one: Mapping[str, Any], name: str) -> str:
-    value, window = one.get(name), one.get("window_ms")
+def _ms(answer: Mapping[str, Any], name: str) -> str:
+    value, window = answer.get(name), answer.get("window_ms")
     if value is None:
         return ""
     return f"{value:,.3f} ms ({value / window:.1%})" if window else f"{value:,.3f} ms"
 
 
-def _idle(one: Mapping[str, Any]) -> str:
-    return _ms(one, "idle_ms")
+def _idle(answer: Mapping[str, Any]) -> str:
+    return _ms(answer, "idle_ms")
 
 
-def _exposed(one: Mapping[str, Any]) -> str:
-    return _ms(one, "exposed_comm_ms")
+def _exposed(answer: Mapping[str, Any]) -> str:
+    return _ms(answer, "exposed_comm_ms")
 
 
-def _data(one: Mapping[str, Any]) -> str:
-    value = one.get("dataloader_pct")
+def _data(answer: Mapping[str, Any]) -> str:
+    value = answer.get("dataloader_pct")
     return "" if value is None else f"{value:.1f} %"
 
 
-def _cpu(one: Mapping[str, Any]) -> str:
-    return f"{one['cpu_s']:.1f} s" if "cpu_s" in one else ""
+def _cpu(answer: Mapping[str, Any]) -> str:
+    return f"{answer['cpu_s']:.1f} s" if "cpu_s" in answer else ""

@@ -1,11 +1,11 @@
-"""The numbers of other tools beside ours, on the same traces; each in an environment of its own.
+"""The numbers of other tools beside ours on the same traces; each tool in its own environment.
 
     make peers                          # all traces, all tools; writes docs/agreement.md
     python -m bench.peers.run HTA       # one tool
 
-A tool that cannot be installed here is left out and the page says why. TraceLens is in no package
-index: `CLUSTERPROF_TRACELENS` names a checkout of it. Traces are other people's and lie beside the
-project (`../shared/data`); without them there is nothing to compare.
+A tool that cannot be installed here is left out, and the page gives the reason. TraceLens is in no
+package index: `CLUSTERPROF_TRACELENS` names a checkout of it. The traces are from third parties and
+lie beside the project (`../shared/data`); without them there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def main(names: Sequence[str]) -> None:
         python, why = _python(peer)
         for path in _traces(peer.reads):
             key = str(path.relative_to(DATA))
-            said = _ask(peer, python, path) if python else {"error": why}
-            known.setdefault(key, {})[peer.name] = said
-            print(f"{peer.name:18} {key}: {json.dumps(said)[:150]}", flush=True)
+            answer = _ask(peer, python, path) if python else {"error": why}
+            known.setdefault(key, {})[peer.name] = answer
+            print(f"{peer.name:18} {key}: {json.dumps(answer)[:150]}", flush=True)
     RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     from bench.peers.page import page, replace_generated_part
 
@@ -85,12 +85,12 @@ def main(names: Sequence[str]) -> None:
 
 
 def _traces(formats: str) -> list[Path]:
-    found = []
+    paths = []
     if "kineto" in formats:
-        found += [path for folder in KINETO for path in sorted((DATA / folder).glob("*.json.gz"))]
+        paths += [path for folder in KINETO for path in sorted((DATA / folder).glob("*.json.gz"))]
     if "nsys" in formats:
-        found += sorted((DATA / "nsys-sqlite").glob("mfu*.sqlite*"))
-    return found
+        paths += sorted((DATA / "nsys-sqlite").glob("mfu*.sqlite*"))
+    return paths
 
 
 def _python(peer: Peer) -> tuple[str, str]:
@@ -139,9 +139,9 @@ def _ask(peer: Peer, python: str, path: Path) -> dict[str, Any]:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if run.returncode:
         return {"error": _last(run.stderr)}
-    said: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
+    answer: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
     used = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
-    return {**said, "cpu_s": round(used, 2)}
+    return {**answer, "cpu_s": round(used, 2)}
 
 
 def _last(text: str) -> str:

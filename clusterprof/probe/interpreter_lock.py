@@ -82,7 +82,8 @@ def _watch_lock(stop: Any, ended: Any) -> None:
             delayed_ns = int(pread(schedstat, 64, 0).split()[1])
             due_ns += delayed_ns - before_ns
             if now - due_ns >= max(LATE_NS, int(sys.getswitchinterval() * 1.6e9)):
-                ring.emit(layout.INTERPRETER_WAIT, due_ns, now, int(length_s * 1e9))
+                # Reading the file gave the lock away: until now others kept it again.
+                ring.emit(layout.INTERPRETER_WAIT, due_ns, monotonic_ns(), int(length_s * 1e9))
                 short_until = beats + SHORT_PAUSES
     except (OSError, ValueError, IndexError):
         pass

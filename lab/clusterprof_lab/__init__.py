@@ -1,1 +1,1 @@
-"""Jobs with known faults, real and synthetic, and the score of those who explain them."""
+"""Jobs with known faults, real and synthetic, and scores of the tools that diagnose them."""

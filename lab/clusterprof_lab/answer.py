@@ -1,7 +1,8 @@
-"""What a tool says of one run, in the words of the corpus: all that the scorer looks at.
+"""A tool's answer about one run, in the terms of the corpus: all that the scorer reads of the tool.
 
 Any tool can be scored: write one `answer.json` per run (`dump`), or a function from a recording to
-an `Answer`. What a tool does not claim is None, and is then never counted as right or wrong.
+an `Answer`. None means that the tool does not claim it; it then counts neither as right nor as
+wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NamedCause:
     """One cause a tool names."""
 
     family: str
@@ -31,7 +32,7 @@ class Said:
     """Ranks it blames, most first; () = says nobody is to blame; None = not claimed."""
     outside_steps: bool = False
     covers: tuple[str, ...] = ()
-    """Further groups that the tool's word means as well and does not tell apart ("input-bound"
+    """Further groups that the tool's word stands for and does not distinguish ("input-bound"
     is the loader's CPU or its storage); () = it means `family` alone."""
 
 
@@ -41,7 +42,7 @@ class Answer:
 
     tool: str
     """Name and version."""
-    causes: tuple[Said, ...] | None
+    causes: tuple[NamedCause, ...] | None
     """Largest first; () = says nothing is wrong; None = claims no causes at all."""
     family_ratio: Mapping[str, float] | None = None
     """Share of the in-step time by group, "unattributed" included; None = not claimed."""
@@ -69,7 +70,7 @@ def load(path: Path) -> Answer:
     if document.pop("format", "") != FORMAT or document.pop("schema", 0) != SCHEMA:
         raise ValueError(f"{path}: not an answer of schema {SCHEMA}")
     causes = document.get("causes")
-    document["causes"] = None if causes is None else tuple(_said(cause) for cause in causes)
+    document["causes"] = None if causes is None else tuple(_parse_cause(cause) for cause in causes)
     if document.get("culprits") is not None:
         document["culprits"] = tuple(document["culprits"])
     try:
@@ -78,10 +79,10 @@ def load(path: Path) -> Answer:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _said(one: dict[str, Any]) -> Said:
-    blamed = one.get("culprits")
+def _parse_cause(fields: dict[str, Any]) -> NamedCause:
+    blamed = fields.get("culprits")
     lists = {
         "culprits": None if blamed is None else tuple(blamed),
-        "covers": tuple(one.get("covers", ())),
+        "covers": tuple(fields.get("covers", ())),
     }
-    return Said(**{"leaf": None, "share_ratio": None, **one, **lists})
+    return NamedCause(**{"leaf": None, "share_ratio": None, **fields, **lists})

@@ -1,6 +1,6 @@
 """The causes a truth may name, each with its top-level group: the taxonomy the corpus is scored in.
 
-It is of the corpus, not of any tool: a cause here need not be one that `clusterprof` knows.
+The taxonomy belongs to the corpus, not to a tool: `clusterprof` need not know every cause in it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Is the gate to be trusted? Repeated runs of the same jobs, clean and with a planted regression.
+"""Is the gate reliable? Repeated runs of the same jobs, clean and with a planted regression.
 
     python -m clusterprof_lab.repeats [--jobs 3] [--runs 20] [--steps 120] [--baselines 5]
                                       [--jitter 0.1]
 
-Each job is simulated and recorded again and again: the same layout and times, all that is random
-drawn anew, and its compute up to 1 % longer or shorter from run to run (standard deviation 0.3 %).
-Some runs are baselines. Of the others half are clean and half have loaders of every node that read
-from a slow disk, so that a step takes 5 % longer. Exits with 1 when a target is missed.
+Each job is simulated and recorded many times. Its layout and times stay the same; random numbers
+are drawn anew, and compute varies from run to run by up to 1 % (standard deviation 0.3 %). Some
+runs are baselines. Half of the others are clean; in the other half the loaders of every node read
+from a slow disk, which makes a step 5 % longer. Exits with 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     clean: Counter[str] = Counter()
     planted: Counter[str] = Counter()
     blamed = flips = 0
-    one = None
+    last_report = None
     for number in range(options.jobs):
         job = Job(number, options.steps, options.jitter)
         before = [job.report(f"baseline{i}", i, 0.0) for i in range(options.baselines)]
@@ -74,14 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if ratio:
                     rows = compare_runs(before[0], report, (), Policy(allow_unlike=("order",))).rows
                     blamed += rows[0].name.startswith("storage") and rows[0].significance == "more"
-                one = report
+                last_report = report
         print(f"job {number}: {job.plan.nodes} nodes, clean {dict(clean)}, slow {dict(planted)}")
-    if one is not None:
+    if last_report is not None:
         rules = [parse_any_rule(rule) for rule in RULES[:3]]
-        says = {judge_runs(one, rules, Policy()).lines for _ in range(200)}
+        says = {judge_runs(last_report, rules, Policy()).lines for _ in range(200)}
         flips = len(says) - 1
     slow = options.jobs * options.runs
-    told = planted["fail"] + planted["cannot tell"]
+    detected = planted["fail"] + planted["cannot tell"]
     print(f"false failures: {clean['fail']} of {slow} clean runs (at most {FALSE_AT_MOST})")
     print(
         f"a regression of {PLANTED_RATIO:.0%}: found {planted['fail']} of {slow}, cannot tell"
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print(f"compare names its cause first: {blamed} of {slow}")
     print(f"200 verdicts on one run: {flips} flips")
-    good = clean["fail"] <= FALSE_AT_MOST and told >= FOUND_AT_LEAST * slow and not flips
+    good = clean["fail"] <= FALSE_AT_MOST and detected >= FOUND_AT_LEAST * slow and not flips
     return 0 if good else 1
 
 
@@ -98,7 +98,7 @@ class Job:
 
     def __init__(self, number: int, steps: int, jitter: float | None) -> None:
         """Draw it; its number decides everything that does not vary from run to run."""
-        scenario = next(one for one in load_corpus() if one.id == SCENARIO)
+        scenario = next(scenario for scenario in load_corpus() if scenario.id == SCENARIO)
         trial = Trial(scenario, "mild", 1000 + number, "dev")
         plan, faults = draw(trial, RANKS)
         plan = replace(plan, nodes=2, per_node=RANKS // 2, steps=steps)
@@ -113,17 +113,17 @@ class Job:
         self._size = self._sized()
 
     def report(self, name: str, number: int, slower: float) -> Report:
-        """Run it, record it and analyse the recording; `slower`: by how much of a step."""
+        """Run it, record it and analyze the recording; `slower`: by how much of a step."""
         folder = Path(tempfile.mkdtemp(prefix="clusterprof-repeats-"))
         try:
             self._record(folder, number, slower > 0)
-            found = analyze(folder)
+            report = analyze(folder)
         finally:
             shutil.rmtree(folder)
-        assert found.likeness is not None
+        assert report.likeness is not None
         # All of them begin at the same simulated time.
-        facts = replace(found.likeness, started_at_ns=number + 1, recordings=(f"run {number}",))
-        return replace(found, title=name, likeness=facts)
+        facts = replace(report.likeness, started_at_ns=number + 1, recordings=(f"run {number}",))
+        return replace(report, title=name, likeness=facts)
 
     def _record(self, folder: Path, number: int, slow: bool) -> None:
         random = np.random.default_rng([self._number, number])

@@ -139,7 +139,7 @@ def _only(path: Path, given: Mapping[str, Any], known: set[str], needed: set[str
 
 def _wanted(path: Path, truth: Mapping[str, Any]) -> Wanted:
     family, leaves = truth["family"], tuple(truth["leaves"])
-    also = tuple((one[0], one[1]) for one in truth.get("also", ()))
+    also = tuple((pair[0], pair[1]) for pair in truth.get("also", ()))
     if family and family not in FAMILIES:
         raise ScenarioError(f"{path}: family {family!r} is none of {', '.join(FAMILIES)}")
     for leaf in (*leaves, *(leaf for _, leaf in also)):

@@ -1,13 +1,13 @@
-"""What was true of one run: `truth.json` beside its `recording/`.
+"""The truth of one run: `truth.json` beside its `recording/`.
 
     FOLDER/recording/    as `clusterprof record` leaves it
     FOLDER/truth.json    this
 
-Times are integer nanoseconds of device time. `lost` is what devices stood still (or spun in a
-collective, or ran slowed) inside steps, split to the nanosecond among (cause, culprit, who felt
-it): the sum over everything is the lost time, summed by culprit it is what each caused, by rank
-what each lost itself. It comes from the generator or from the stopwatches of the job and its
-injector, never from a recording.
+Times are integer nanoseconds of device time. `lost` is the time inside steps in which devices were
+idle, busy-waited in a collective or were throttled, split to the nanosecond among (cause, culprit,
+victim). The sum over all rows is the lost time, the sum by culprit is what each rank caused, the
+sum by rank is what each rank lost. The truth comes from the generator, or from the stopwatches of
+the job and its injector, never from a recording.
 """
 
 from __future__ import annotations
@@ -96,16 +96,16 @@ class Truth:
     def family_ns(self) -> dict[str, int]:
         """Lost time inside steps by top-level group."""
         out: dict[str, int] = {}
-        for one in self.lost:
-            family = FAMILY_OF.get(one.cause, UNATTRIBUTED)
-            out[family] = out.get(family, 0) + one.ns
+        for loss in self.lost:
+            family = FAMILY_OF.get(loss.cause, UNATTRIBUTED)
+            out[family] = out.get(family, 0) + loss.ns
         return out
 
     def caused_ns(self) -> dict[int | None, int]:
         """Lost time inside steps by culprit."""
         out: dict[int | None, int] = {}
-        for one in self.lost:
-            out[one.culprit] = out.get(one.culprit, 0) + one.ns
+        for loss in self.lost:
+            out[loss.culprit] = out.get(loss.culprit, 0) + loss.ns
         return out
 
 
@@ -114,7 +114,7 @@ def write(truth: Truth, folder: Path) -> None:
     document = {"format": "clusterprof-truth", **asdict(truth)}
     for name in ("lost", "outside"):
         document[name] = [
-            [one["cause"], one["culprit"], one["rank"], one["ns"]] for one in document[name]
+            [row["cause"], row["culprit"], row["rank"], row["ns"]] for row in document[name]
         ]
     (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -126,9 +126,9 @@ def read(folder: Path) -> Truth:
         raise ValueError(f"{folder / FILE}: not a truth of schema {SCHEMA}")
     document["places"] = tuple(Place(**place) for place in document["places"])
     document["injected"] = tuple(
-        Injected(one["cause"], tuple(one["culprits"])) for one in document["injected"]
+        Injected(fault["cause"], tuple(fault["culprits"])) for fault in document["injected"]
     )
-    document["clocks"] = {node: tuple(one) for node, one in document["clocks"].items()}
+    document["clocks"] = {node: tuple(clock) for node, clock in document["clocks"].items()}
     for name in ("lost", "outside"):
         document[name] = _rows(document[name])
     return Truth(**document)

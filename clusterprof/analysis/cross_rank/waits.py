@@ -22,13 +22,13 @@ from clusterprof.analysis.attribution.accumulator import (
     merge_accumulators,
 )
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
+from clusterprof.analysis.attribution.network.comm_threads import DELAYED, estimate_host_overhead_ns
 from clusterprof.analysis.attribution.rank.claims import (
     EVIDENCE_SCALE,
     JITTER,
     PEERS_UNKNOWN,
     WITH_PEERS,
 )
-from clusterprof.analysis.attribution.rank.comm_threads import DELAYED, estimate_host_overhead_ns
 from clusterprof.analysis.attribution.rank.time_spent import CONTENTION, UNEXPLAINED
 from clusterprof.analysis.attribution.taxonomy import CLAIMABLE_CAUSES
 from clusterprof.analysis.attribution.wait_for.blame import (

@@ -24,12 +24,12 @@ import numpy as np
 
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
-from clusterprof.analysis.attribution.rank.claims import JITTER
-from clusterprof.analysis.attribution.rank.comm_threads import (
+from clusterprof.analysis.attribution.network.comm_threads import (
     DELAYED,
     ON_CPU,
     estimate_host_overhead_ns,
 )
+from clusterprof.analysis.attribution.rank.claims import JITTER
 from clusterprof.analysis.attribution.taxonomy import CAUSES, CLAIMABLE_CAUSES
 from clusterprof.analysis.attribution.wait_for.blame import (
     IMBALANCE,

@@ -215,3 +215,45 @@ def find_containing(t_ns: Int, intervals: Pair) -> Int:
     row = np.searchsorted(start, t_ns, side="right") - 1
     inside = (row >= 0) & (np.asarray(t_ns) < end[np.maximum(row, 0)])
     return np.where(inside, row, -1)
+
+
+def allocate_by_wait_age(group: Int, age_ns: Int, room_ns: Int, amount_ns: Int) -> Int:
+    """Redistribute the amounts of each group's rows: max(0, age - q), as far as there is room.
+
+    age_ns: int64[n], how long the wait of a row had lasted at its end. q, the duration of
+    the queue, is chosen so that each group keeps its sum. Rows of one group are contiguous.
+    room_ns, amount_ns: int64[n]. Returns int64[n], ns.
+    """
+    undecided = _find_undecided_rows(group, room_ns, amount_ns)
+    if not undecided.size:
+        return amount_ns
+    group, age_ns, room_ns = group[undecided], age_ns[undecided], room_ns[undecided]
+    starts = np.append(True, group[1:] != group[:-1])
+    heads, group_of_row = np.flatnonzero(starts), np.cumsum(starts) - 1
+    total = np.add.reduceat(amount_ns[undecided], heads)
+
+    def allocate(queued_ns: Int) -> Int:
+        return np.minimum(np.maximum(age_ns - queued_ns[group_of_row], 0), room_ns)
+
+    low, high = np.full(heads.size, -1), np.maximum.reduceat(age_ns, heads)
+    while (high - low > 1).any():  # the smallest q of which no more than the sum is left
+        middle = (low + high) >> 1
+        fits = np.add.reduceat(allocate(middle), heads) <= total
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    part = allocate(high)
+    more = allocate(high - 1) > part  # one nanosecond each, from the first row on
+    before: Int = np.cumsum(more) - more
+    missing = total - np.add.reduceat(part, heads)
+    out = amount_ns.copy()
+    out[undecided] = part + (more & (before - before[heads][group_of_row] < missing[group_of_row]))
+    return out
+
+
+def _find_undecided_rows(group: Int, room_ns: Int, amount_ns: Int) -> Int:
+    """Return the rows of groups of several rows that are neither empty nor full."""
+    starts = np.append(True, group[1:] != group[:-1])
+    heads = np.flatnonzero(starts)
+    amount, room = np.add.reduceat(amount_ns, heads), np.add.reduceat(room_ns, heads)
+    several = np.diff(np.append(heads, group.size)) > 1
+    doubt = several & (amount > 0) & (amount < room)
+    return np.flatnonzero(doubt[np.cumsum(starts) - 1])

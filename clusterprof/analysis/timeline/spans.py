@@ -228,6 +228,10 @@ class SyncSpans(SpanView):
     """Number of calls that the span stands for."""
 
 
+MAX_BEAT_NS = 5_000_000
+"""The probe's thread sleeps again within this time of a wait for the interpreter lock."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class InterpreterWaitSpans(SpanView):
     """Waits of the probe's own thread for the interpreter lock, int64[n] columns."""
@@ -240,10 +244,13 @@ class InterpreterWaitSpans(SpanView):
     def find_holds(self) -> tuple[Int, Int]:
         """Find when the lock was kept: int64[n] starts and ends, ns, disjoint and sorted.
 
-        It was taken at some time in the pause before the wait, on average in its middle.
+        It was taken at some time in the pause before the wait, on average in its middle; where the
+        pause began at the end of another wait, as soon as that had ended.
         """
+        begin = self.start_ns - self.pause_ns
         start = self.start_ns - self.pause_ns // 2
-        start[1:] = np.maximum(start[1:], self.end_ns[:-1])
+        follows = begin[1:] <= self.end_ns[:-1] + MAX_BEAT_NS
+        start[1:] = np.where(follows, self.end_ns[:-1], np.maximum(start[1:], self.end_ns[:-1]))
         return start, self.end_ns
 
 

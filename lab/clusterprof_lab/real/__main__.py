@@ -1,8 +1,8 @@
-"""`clusterprof-lab run|list`: scenarios of the corpus as real jobs, each beside its truth.
+"""`clusterprof-lab run|list`: scenarios of the corpus as real jobs, each with its truth.
 
-Every trial leaves `OUT/<trial>/recording` and `OUT/<trial>/truth.json`. What cannot be run here is
-told with its reason and written to `OUT/not-run.json`; it is never a pass. Exit codes: 0 all that
-could be run was run, 1 a job failed, 2 wrong options, 4 nothing could be run.
+Every trial leaves `OUT/<trial>/recording` and `OUT/<trial>/truth.json`. A trial that cannot run on
+this machine is listed with the reason in `OUT/not-run.json`; it never counts as a pass. Exit codes:
+0 all trials that can run here did, 1 a job failed, 2 wrong options, 4 no trial could run.
 """
 
 from __future__ import annotations
@@ -80,26 +80,26 @@ def _run(wanted: Sequence[Trial], out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     not_run: dict[str, str] = {}
     failed = done = 0
-    for one in wanted:
-        reason = trials.why_not_here(one.scenario)
+    for trial in wanted:
+        reason = trials.why_not_here(trial.scenario)
         if reason:
-            not_run[one.name] = reason
-            print(f"{one.name}: not run: {reason}", flush=True)
+            not_run[trial.name] = reason
+            print(f"{trial.name}: not run: {reason}", flush=True)
             continue
-        if (out / one.name / "truth.json").exists():
+        if (out / trial.name / "truth.json").exists():
             done += 1
-            print(f"{one.name}: there already", flush=True)
+            print(f"{trial.name}: there already", flush=True)
             continue
         began = time.monotonic()
         try:
-            trials.run(one, out)
+            trials.run(trial, out)
         except (RuntimeError, OSError) as error:
             failed += 1
-            not_run[one.name] = f"failed: {error}"
-            print(f"{one.name}: {error}", file=sys.stderr, flush=True)
+            not_run[trial.name] = f"failed: {error}"
+            print(f"{trial.name}: {error}", file=sys.stderr, flush=True)
             continue
         done += 1
-        print(f"{one.name}: {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{trial.name}: {time.monotonic() - began:.0f} s", flush=True)
     (out / "not-run.json").write_text(json.dumps(not_run, indent=1) + "\n")
     print(f"{done} of {len(wanted)} run")
     if failed:

@@ -1,14 +1,15 @@
-"""Every nanosecond of a device inside steps: computing, or lost to what and through whom.
+"""The ledger of a job: every nanosecond of a device inside steps is compute, or lost to a cause.
 
-Per rank the time from its first step to its last is cut into pieces: the device computed (its log),
-was in an operation with others, or stood still; a piece that it stood still is charged to what the
-host did then. The last rank at an operation keeps the others waiting for exactly the time by
-which it had spent more since all were together; what it had more of shares the wait in proportion,
-under the same culprits. Integers throughout: what is lost adds up to the nanosecond.
+The time of each rank from its first step to its last is cut into pieces: the device computed (its
+log), was in an operation with other ranks, or was idle. An idle piece is charged to what the host
+did at that time. The last rank to arrive at an operation makes the others wait; the wait is exactly
+the difference of what they had spent since all ranks were last together. What the late rank spent
+more than the others shares this wait in proportion, under the same culprits. Integers throughout:
+the lost time adds up to the nanosecond.
 
     device log   compute        idle             operation 7       idle
-    host                        data wait        (whatever)        checkpoint
-    charged      -              the loader's     last comer's,     checkpoint
+    host                        data wait        (not used)        checkpoint
+    charged      -              the loader's     late rank's,      checkpoint
                                 own time         then transfer
 """
 
@@ -19,7 +20,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from clusterprof_lab.real.told import Item, Life, Phase
+from clusterprof_lab.real.stopwatches import Item, Life, Phase
 from clusterprof_lab.truth import OTHER
 
 WORK, TRANSFER = "work", "transfer"
@@ -64,11 +65,11 @@ def pieces(life: Life) -> list[Piece]:
         Piece(operation.come_ns, operation.left_ns, (), operation.key)
         for operation in life.operations
     ]
-    for one in life.busy:
-        if one.what == "compute":
-            useful = one.end_ns - one.start_ns - one.slowed_ns
-            weights = ((WORK, useful), (THROTTLED, one.slowed_ns))
-            fixed.append(Piece(one.start_ns, one.end_ns, weights))
+    for busy in life.busy:
+        if busy.what == "compute":
+            useful = busy.end_ns - busy.start_ns - busy.slowed_ns
+            weights = ((WORK, useful), (THROTTLED, busy.slowed_ns))
+            fixed.append(Piece(busy.start_ns, busy.end_ns, weights))
     at_ns = life.began_ns
     for piece in sorted(fixed):
         start_ns, end_ns = max(piece.start_ns, at_ns), min(piece.end_ns, life.ended_ns)
@@ -84,14 +85,14 @@ def pieces(life: Life) -> list[Piece]:
 def _idle(start_ns: int, end_ns: int, host: Sequence[Piece]) -> list[Piece]:
     """Charge a gap to what the host did; `host` is sorted and leaves no gap between its pieces."""
     out = []
-    first = max(0, bisect_right(host, start_ns, key=lambda one: one.start_ns) - 1)
+    first = max(0, bisect_right(host, start_ns, key=lambda piece: piece.start_ns) - 1)
     for row in range(first, len(host)):
-        one = host[row]
-        if one.start_ns >= end_ns:
+        piece = host[row]
+        if piece.start_ns >= end_ns:
             break
-        begin_ns, until_ns = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
+        begin_ns, until_ns = max(piece.start_ns, start_ns), min(piece.end_ns, end_ns)
         if begin_ns < until_ns:
-            out.append(Piece(begin_ns, until_ns, one.weights))
+            out.append(Piece(begin_ns, until_ns, piece.weights))
     return out
 
 
@@ -99,7 +100,7 @@ def _host(life: Life) -> Iterator[Piece]:
     """Yield what the host did from the first step to the last: injected, copies, phases, loop."""
     claims = [Piece(start, end, ((cause, 1),)) for start, end, cause in life.injected]
     claims += [
-        Piece(one.start_ns, one.end_ns, ((COPY, 1),)) for one in life.busy if one.what == "copy"
+        Piece(busy.start_ns, busy.end_ns, ((COPY, 1),)) for busy in life.busy if busy.what == "copy"
     ]
     step = 0
     for phase in life.phases:
@@ -125,13 +126,13 @@ def _disjoint(claims: Sequence[Piece]) -> list[Piece]:
     edges = sorted({t for claim in claims for t in (claim.start_ns, claim.end_ns)})
     place = {t: row for row, t in enumerate(edges)}
     owner: list[Piece | None] = [None] * len(edges)
-    for one in claims:
-        for row in range(place[one.start_ns], place[one.end_ns]):
-            owner[row] = owner[row] or one
+    for claim in claims:
+        for row in range(place[claim.start_ns], place[claim.end_ns]):
+            owner[row] = owner[row] or claim
     return [
-        Piece(edges[row], edges[row + 1], one.weights)
-        for row, one in enumerate(owner)
-        if one is not None
+        Piece(edges[row], edges[row + 1], claim.weights)
+        for row, claim in enumerate(owner)
+        if claim is not None
     ]
 
 
@@ -145,7 +146,7 @@ def _loop(life: Life, start_ns: int, end_ns: int) -> Iterator[Piece]:
                 phase for phase in life.phases if before_ns <= phase.start_ns < end_of_step_ns
             ]
             length_ns = end_of_step_ns - before_ns - sum(o.end_ns - o.start_ns for o in inside)
-            late_ns = so_far_ns - delay_ns - sum(one.delay_ns for one in inside)
+            late_ns = so_far_ns - delay_ns - sum(phase.delay_ns for phase in inside)
             late_ns = max(0, min(late_ns, length_ns)) if delay_ns else 0
             own = STARTUP if before_ns == life.began_ns and life.steps > 1 else LOOP
             yield Piece(at_ns, stop_ns, ((own, length_ns - late_ns), (CONTENTION, late_ns)))
@@ -164,15 +165,15 @@ def _data_wait(
     sends the finished one has to wait for its interpreter.
     """
     out: list[Piece] = []
-    for one in items:
-        read_ns = one.read_ns - one.begun_ns
-        read_late_ns = min(one.read_delay_ns, read_ns)
-        user_ns = min(one.read_user_ns, read_ns - read_late_ns)
+    for item in items:
+        read_ns = item.read_ns - item.begun_ns
+        read_late_ns = min(item.read_delay_ns, read_ns)
+        user_ns = min(item.read_user_ns, read_ns - read_late_ns)
         rest_ns = read_ns - read_late_ns - user_ns
         parts = ((STORAGE, rest_ns), (CONTENTION, read_late_ns), (DECODE, user_ns))
-        out.append(Piece(one.begun_ns, one.read_ns, parts))
-        out.append(_decoding(one, BLOCKED))
-    out += [_decoding(one, HAND_OVER) for one in behind]
+        out.append(Piece(item.begun_ns, item.read_ns, parts))
+        out.append(_decoding(item, BLOCKED))
+    out += [_decoding(item, HAND_OVER) for item in behind]
     inside = [
         piece._replace(start_ns=begin, end_ns=end)
         for piece in out
@@ -183,29 +184,31 @@ def _data_wait(
         early = min(items[0].begun_ns, phase.end_ns)
         inside.append(Piece(phase.start_ns, early, ((STARTUP, 1),)))
     # What is left of the wait: items are put together, packed, sent and unpacked.
-    rest_ns = phase.end_ns - phase.start_ns - sum(one.end_ns - one.start_ns for one in inside)
+    rest_ns = phase.end_ns - phase.start_ns - sum(piece.end_ns - piece.start_ns for piece in inside)
     late_ns = min(phase.delay_ns, rest_ns)
     way = ((HAND_OVER, rest_ns - late_ns), (CONTENTION, late_ns))
     return [*inside, Piece(phase.start_ns, phase.end_ns, way)]
 
 
-def _decoding(one: Item, rest: str) -> Piece:
-    decode_ns = one.made_ns - one.read_ns
-    busy_ns = min(one.decode_cpu_ns, decode_ns)
-    late_ns = min(one.decode_delay_ns, decode_ns - busy_ns)
+def _decoding(item: Item, rest: str) -> Piece:
+    decode_ns = item.made_ns - item.read_ns
+    busy_ns = min(item.decode_cpu_ns, decode_ns)
+    late_ns = min(item.decode_delay_ns, decode_ns - busy_ns)
     parts = ((DECODE, busy_ns), (CONTENTION, late_ns), (rest, decode_ns - busy_ns - late_ns))
-    return Piece(one.read_ns, one.made_ns, parts)
+    return Piece(item.read_ns, item.made_ns, parts)
 
 
-def felt(lives: Mapping[int, Life]) -> list[Sums]:
+def sum_losses(lives: Mapping[int, Life]) -> list[Sums]:
     """Return what each rank lost, by (part, culprit): OWN is itself, NOBODY no rank."""
     cut = {rank: pieces(life) for rank, life in lives.items()}
     members: dict[Key, dict[int, Piece]] = defaultdict(dict)
-    for rank, some in cut.items():
-        for piece in some:
+    for rank, rank_pieces in cut.items():
+        for piece in rank_pieces:
             if piece.key is not None:
                 members[piece.key][rank] = piece
-    rows: dict[int, Iterator[Piece]] = {rank: iter(some) for rank, some in cut.items()}
+    rows: dict[int, Iterator[Piece]] = {
+        rank: iter(rank_pieces) for rank, rank_pieces in cut.items()
+    }
     spent: dict[int, Sums] = {rank: defaultdict(int) for rank in lives}
     lost: dict[int, Sums] = {rank: defaultdict(int) for rank in lives}
     whole = {"device", "all"}
@@ -218,8 +221,8 @@ def felt(lives: Mapping[int, Life]) -> list[Sums]:
         _meet(members[key], spent, lost)
         if key[0] in whole and len(members[key]) == len(lives):
             common_ns = min(member.end_ns for member in members[key].values())
-            for rank, one in members[key].items():
-                spent[rank] = defaultdict(int, {(TRANSFER, NOBODY): one.end_ns - common_ns})
+            for rank, piece in members[key].items():
+                spent[rank] = defaultdict(int, {(TRANSFER, NOBODY): piece.end_ns - common_ns})
     for rank, row in rows.items():
         for piece in row:
             _spend(piece, spent[rank], lost[rank])
@@ -233,7 +236,10 @@ def _in_order(
 
     A sender may go on before its receiver has come: times alone do not order them.
     """
-    left = {rank: deque(one.key for one in some if one.key) for rank, some in cut.items()}
+    left = {
+        rank: deque(piece.key for piece in rank_pieces if piece.key)
+        for rank, rank_pieces in cut.items()
+    }
     while any(left.values()):
         heads = {row[0] for row in left.values() if row}
         ready = [key for key in heads if all(left[rank][0] == key for rank in members[key])]
@@ -255,13 +261,13 @@ def _meet(
 ) -> None:
     """Charge an operation: waits until the last has come, then the transfer."""
     latest_ns = max(member.start_ns for member in members.values())
-    last = next(rank for rank, one in members.items() if one.start_ns == latest_ns)
-    found = {}
-    for rank, one in members.items():
-        wait_ns = max(0, min(latest_ns, one.end_ns) - one.start_ns)  # a sender need not wait
-        found[rank] = _shares(rank, last, spent, wait_ns)
-        found[rank].append(((TRANSFER, NOBODY), one.end_ns - one.start_ns - wait_ns))
-    for rank, shares in found.items():
+    last = next(rank for rank, piece in members.items() if piece.start_ns == latest_ns)
+    shares_by_rank = {}
+    for rank, piece in members.items():
+        wait_ns = max(0, min(latest_ns, piece.end_ns) - piece.start_ns)  # a sender need not wait
+        shares_by_rank[rank] = _shares(rank, last, spent, wait_ns)
+        shares_by_rank[rank].append(((TRANSFER, NOBODY), piece.end_ns - piece.start_ns - wait_ns))
+    for rank, shares in shares_by_rank.items():
         for key, ns in shares:
             lost[rank][key] += ns
             spent[rank][key] += ns

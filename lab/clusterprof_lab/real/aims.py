@@ -1,8 +1,8 @@
-"""Faults that lie in the script or in the cable: how strong they must be to cost their share.
+"""Faults in the script or in the cable: how strong they must be to cost their share.
 
-A scenario names one of them in `real: {fault: …}`; what is not here is a fault of the environment
-(`real/faults/`). Amounts follow from the share aimed at: of a step that takes `step_ms` without the
-fault, `stall_ms` more make the step take the share longer.
+A scenario names one of them in `real: {fault: …}`; names that are not here are faults of the
+environment (`real/faults/`). The amount follows from the share: a step takes `step_ms` without the
+fault, and `stall_ms` more make it longer by the share.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Made:
     flow_mbit: float = 0.0
     """What others send from the first node to the last meanwhile."""
     restarts: int = 0
-    """How often ranks that fail are started anew."""
+    """How often failed ranks are restarted."""
     ends_badly: bool = False
     """The job hangs and has to be ended."""
 
@@ -86,9 +86,9 @@ def _stall(name: str) -> Callable[[Aim], Made]:
 
 def _every(name: str, *parts: tuple[str, Callable[[Aim], float | int]]) -> Callable[[Aim], Made]:
     """A pause every few steps, each so much longer."""
-    every = 4
-    pause = (f"{name}-ms", lambda aim: aim.stall_ms * every)
-    return _script((f"{name}-every", lambda aim: every), pause, *parts)
+    interval_steps = 4
+    pause = (f"{name}-ms", lambda aim: aim.stall_ms * interval_steps)
+    return _script((f"{name}-every", lambda aim: interval_steps), pause, *parts)
 
 
 def _throttle(aim: Aim) -> Made:

@@ -1,4 +1,4 @@
-/* A cable between TAP interfaces: a learning switch whose links are as bad as they are told to be.
+/* A cable between TAP interfaces: a learning switch with configurable faults of its links.
  *
  *     cable FD...            one descriptor of a TAP interface per port
  *
@@ -7,7 +7,7 @@
  * rate, and delivers after the delay and a random part of the jitter, never out of order.
  *
  * Orders come on stdin, one per line; the cable ends when stdin does, so it cannot outlive the
- * process that laid it:
+ * process that started it:
  *
  *     set PORT RATE_BITS_PER_S DELAY_NS JITTER_NS LOSS_PER_MILLION QUEUE_BYTES
  *     count                                          answered with one line of JSON

@@ -1,4 +1,4 @@
-"""Somebody else's traffic: `flow.py take`, or `flow.py ADDRESS MBIT` sends as much per second."""
+"""Traffic of another tenant: `flow.py take`, or `flow.py ADDRESS MBIT` sends MBIT a second."""
 
 from __future__ import annotations
 

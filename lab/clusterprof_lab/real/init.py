@@ -1,7 +1,7 @@
-"""Process 1 of a node: gives it what a machine of its own would have, then reaps and waits.
+"""Process 1 of a node: sets up what a machine of its own would have, then reaps and waits.
 
-It ends when its stdin does, and with process 1 the kernel ends every process of the node: nothing
-is left of a node whose test has died.
+It ends when its stdin does. The kernel then ends every process of the node, so nothing is left of a
+node whose test has died.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One training job over all nodes: the same command on each, recorded or not, and what it said."""
+"""One training job over all nodes, the same command on each, recorded or not, and its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RECORDER_ENDS_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NodeOutput:
     """What the command of one node left on stdout and stderr."""
 
     node: Node
@@ -49,7 +49,7 @@ def train(
     options: Sequence[Sequence[str]],
     out: Path | None,
     run_id: str,
-) -> list[Said]:
+) -> list[NodeOutput]:
     """Run torchrun on every node, meeting at the first; return what each node said.
 
     `options`: of the script, node by node. `out`: the recording's folder, None = not recorded.
@@ -73,16 +73,18 @@ def train(
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         runs.append(node.start(*command, folder=Path.cwd(), env=environment(), **pipes))
     end = time.monotonic() + _ENOUGH_S
-    said = []
+    outputs = []
     for node, run in zip(nodes, runs):
         stdout, stderr = run.communicate(timeout=max(1.0, end - time.monotonic()))
-        said.append(Said(node, run.returncode, stdout, stderr))
-    for one in said:
-        if one.exit_code:
-            raise RuntimeError(f"{one.node.name} exited with {one.exit_code}: {one.stderr[-2000:]}")
+        outputs.append(NodeOutput(node, run.returncode, stdout, stderr))
+    for output in outputs:
+        if output.exit_code:
+            raise RuntimeError(
+                f"{output.node.name} exited with {output.exit_code}: {output.stderr[-2000:]}"
+            )
     for node in nodes:
         wait_for_recorder(node)
-    return said
+    return outputs
 
 
 def wait_for_recorder(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Starts a training job on this machine or on nodes, recorded or not, and waits for its end."""
+"""Start a training job on this machine or on nodes, recorded or not, and wait for its end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Seat:
     """Control groups that the ranks enter."""
     environment: Mapping[str, str] = field(default_factory=dict)
     restarts: int = 0
-    """How often torchrun may start failed ranks anew."""
+    """How often torchrun may restart failed ranks."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +104,17 @@ def start(
 def finish(running: Sequence[subprocess.Popen[Any]], folder: Path, hangs: bool) -> tuple[int, ...]:
     """Wait for the end; one that hangs is asked to end, as a scheduler does."""
     end = time.monotonic() + ENOUGH_S
-    while any(one.poll() is None for one in running):
+    while any(process.poll() is None for process in running):
         late = time.monotonic() > end
         if late or (hangs and _silent_s(folder) > HANG_S):
-            for one in running:
-                if one.poll() is None:
-                    one.terminate()
-                    one.wait(timeout=60)
+            for process in running:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(timeout=60)
             if late:
                 raise RuntimeError(f"the job did not end in {ENOUGH_S:.0f} s: see {folder}")
         time.sleep(0.1)
-    return tuple(int(one.returncode) for one in running)
+    return tuple(int(process.returncode) for process in running)
 
 
 def _silent_s(folder: Path) -> float:
@@ -147,24 +147,24 @@ def _cpu_s() -> tuple[float, float, float]:
     all_of = psutil.cpu_times()
     whole = sum(all_of) - all_of.guest - all_of.guest_nice  # these two are in user and nice
     busy = whole - all_of.idle - all_of.iowait
-    found = {
-        one.pid: one.info
-        for one in psutil.process_iter(["ppid", "cpu_times"])
-        if one.info["cpu_times"] is not None
+    processes = {
+        process.pid: process.info
+        for process in psutil.process_iter(["ppid", "cpu_times"])
+        if process.info["cpu_times"] is not None
     }
     own = float(all_of.irq + all_of.softirq)
-    for pid in found:
-        if _kin(pid, found):
-            own += sum(found[pid]["cpu_times"][:4])  # user, system, and of children both
+    for pid in processes:
+        if _kin(pid, processes):
+            own += sum(processes[pid]["cpu_times"][:4])  # user, system, and of children both
     return busy, whole, own
 
 
-def _kin(pid: int, found: Mapping[int, Any]) -> bool:
+def _kin(pid: int, processes: Mapping[int, Any]) -> bool:
     """Return whether a process is this one, or descends from it or from the kernel's own."""
-    while pid in found:
+    while pid in processes:
         if pid in (os.getpid(), _KTHREADD):
             return True
-        pid = found[pid]["ppid"]
+        pid = processes[pid]["ppid"]
     return False
 
 
@@ -184,7 +184,7 @@ def stopped(out: Path) -> int:
     except NoRecording:
         return 0
     return sum(
-        any(getattr(one, "kind", "") == "recorder-stopped" for one in NodeReader(folder))
+        any(getattr(record, "kind", "") == "recorder-stopped" for record in NodeReader(folder))
         for folder in folders
     )
 

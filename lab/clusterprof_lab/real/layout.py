@@ -1,4 +1,4 @@
-"""How the job of a scenario lies on machines."""
+"""How the job of a scenario is spread over machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial for real, where the scorer wants it: its recording, and its truth beside it."""
+"""Make one trial as a real job where the scorer expects it: its recording and its truth."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A node of a cluster that is not there: namespaces with a host name, an address and a CPU.
+"""A node of an emulated cluster: namespaces with a host name, an address and a CPU.
 
 A node has its own network, processes, host name, boot id, /dev/shm and /etc/hosts, so each has a
-recorder of its own. Shared with the machine, and to be kept in mind when judging a recording:
-/proc/stat, /proc/diskstats, /proc/loadavg and /proc/pressure show all nodes, control groups are
-the machine's, and CLOCK_MONOTONIC is one clock, which is what makes the truth comparable.
+recorder of its own. All nodes share the rest with the machine, which matters when a recording is
+judged: /proc/stat, /proc/diskstats, /proc/loadavg and /proc/pressure show all nodes, control groups
+are the machine's, and CLOCK_MONOTONIC is one clock. The common clock makes the truth comparable.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Real jobs that are their own clean run: the fault goes on and off in blocks of steps.
+"""Real jobs that contain their own clean run: the fault goes on and off in blocks of steps.
 
-python -m clusterprof_lab.real.paired --split dev --out DIR       what is there is kept
+python -m clusterprof_lab.real.paired --split dev --out DIR       finished trials are kept
 
-Two jobs of one machine differ by more than the fault between them, if the machine is busy. So here
-a job trains steps without its fault, then with it, with it, without it, and so on
-(`scripts/turns`): the mean step of either half is of the same processes in the same minute, and
-what the machine does more and more is in both alike. The fault is on and off by the options of the
-script, by the path of what it reads (both disks or servers are there), or by who switches it
-outside the job, who is asked before the first step of each turn. Every trial leaves
-`DIR/<trial>/recording`, its stopwatches, and `paired.json`: what
-`python -m clusterprof_lab whatif --paired DIR` needs.
+On a busy machine two jobs differ by more than their fault. Therefore one job trains blocks of steps
+without the fault, with it, with it, without it, and so on (`scripts/turns`). Both halves then have
+the same processes and the same minutes, and a slow drift of the machine affects both alike. The
+fault is switched by options of the script, by the path of the data (both disks or servers exist),
+or by a switch outside the job, which is set before the first step of each block. Every trial leaves
+`DIR/<trial>/recording`, its stopwatches, and `paired.json`, the input of
+`python -m clusterprof_lab whatif --paired DIR`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from clusterprof_lab.real.cable import Link
 from clusterprof_lab.real.faults.base import Options, Place
 from clusterprof_lab.real.launch import Seat
 from clusterprof_lab.real.layout import Layout, layout_of
-from clusterprof_lab.real.told import told
+from clusterprof_lab.real.stopwatches import read_stopwatches
 from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
 
 FILE, FORMAT, SCHEMA = "paired.json", "clusterprof-paired", 1
@@ -51,7 +50,7 @@ class _Fault:
 
     switches: list[Switch] = field(default_factory=list)
     period_steps: int = 1
-    """After so many steps it begins anew."""
+    """Steps after which the fault repeats."""
 
     def __call__(self, on: bool) -> None:
         for switch in self.switches:
@@ -84,10 +83,10 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
             at = seat.words.index("--fault")
             seat.words = (*seat.words[:at], *turns, *seat.words[at:])
         ended = trials.job_of(stack, seats, folder, stopwatches, False, real)
-    lives = told(stopwatches)
+    lives = read_stopwatches(stopwatches)
     if [life.steps for life in lives] != [steps] * layout.world:
         raise RuntimeError(f"{trial.name}: not all ranks trained: {launch.failed(stopwatches)}")
-    said = {
+    document = {
         "format": FORMAT,
         "schema": SCHEMA,
         "scenario": scenario.id,
@@ -103,7 +102,7 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
         "period_steps": fault.period_steps,
         "disturbed_ratio": round(ended.disturbed_ratio, 4),
     }
-    (folder / FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return folder
 
 
@@ -147,7 +146,7 @@ def _apply(
 
 
 def period_steps(script: Sequence[str]) -> int:
-    """Return after how many steps the script's fault begins anew: every so many, or all turns."""
+    """Return the number of steps after which the script's fault repeats, of all its turns."""
     numbers = {}
     for word in script:
         name, _, value = word.removeprefix("--").partition("=")
@@ -162,9 +161,9 @@ def _environment(
     stack: ExitStack, seats: Sequence[Seat], number: int, folder: Path, aim: Aim
 ) -> tuple[Options, Options]:
     """Apply a fault of the environment to a seat; return what it gets without and with it."""
-    seat, first = seats[number], sum(one.ranks for one in seats[:number])
+    seat, first = seats[number], sum(other.ranks for other in seats[:number])
     fault = trials.environment_faults()[aim.given["fault"]]
-    nodes = [one.node for one in seats if one.node is not None]
+    nodes = [other.node for other in seats if other.node is not None]
     where = folder / (f"fault-{seat.node.name}" if seat.node is not None else "fault")
     where.mkdir()
     place = Place(
@@ -192,8 +191,8 @@ def _stopped(pid: int, stop: bool) -> None:
     """
     with suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
-        for one in top.children(recursive=True):
-            one.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
+        for child in top.children(recursive=True):
+            child.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
         if not stop:
             top.send_signal(signal.SIGCONT)
 
@@ -241,7 +240,7 @@ def why_not(scenario: Scenario) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for, one job after another; 0 all run, 1 one failed, 4 none could be."""
     options = _parse(argv)
-    corpus = {one.id: one for one in load_corpus()}
+    corpus = {scenario.id: scenario for scenario in load_corpus()}
     names = options.scenario or list(corpus)
     unknown = sorted(set(names) - set(corpus))
     if unknown:
@@ -252,27 +251,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     began, failed, done = time.monotonic(), 0, 0
     for name in names:
         for seed in range(options.seeds):
-            one = Trial(corpus[name], options.severity, seed, options.split)
-            reason = why_not(one.scenario)
+            trial = Trial(corpus[name], options.severity, seed, options.split)
+            reason = why_not(trial.scenario)
             if reason:
                 if options.scenario:
-                    print(f"{one.name}: not run: {reason}", flush=True)
+                    print(f"{trial.name}: not run: {reason}", flush=True)
                 continue
-            if (out / one.name / FILE).exists():
+            if (out / trial.name / FILE).exists():
                 done += 1
                 continue
-            _clear(out / one.name)
+            _clear(out / trial.name)
             then = time.monotonic()
             try:
-                run(one, out, options.block_steps, options.blocks)
+                run(trial, out, options.block_steps, options.blocks)
             except (RuntimeError, OSError) as error:
                 failed += 1
-                print(f"{one.name}: {error}", file=sys.stderr, flush=True)
+                print(f"{trial.name}: {error}", file=sys.stderr, flush=True)
                 continue
             done += 1
             now = time.monotonic()
             print(
-                f"{one.name}: {now - then:.0f} s, {(now - began) / 60:.1f} min in all", flush=True
+                f"{trial.name}: {now - then:.0f} s, {(now - began) / 60:.1f} min in all", flush=True
             )
     print(f"{done} there, {failed} failed")
     return 1 if failed else 0 if done else 4

@@ -1,4 +1,4 @@
-"""A Slurm of its own over the lab's nodes: one controller, one slurmd per node, no munge."""
+"""A private Slurm over the lab's nodes: one controller, one slurmd per node, no munge."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ def why_not_slurm() -> str:
 
 
 def configuration(nodes: Sequence[Node], folder: Path) -> str:
-    """Return a slurm.conf: everybody is root and believed, nothing is confined or accounted."""
+    """Return a slurm.conf: all users are root and trusted, without confinement or accounting."""
     places = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs=2" for node in nodes)
     # Plugins are sought where the programs were installed, which may be elsewhere than compiled in.
     prefix = Path(str(program("slurmctld"))).parent.parent
-    plugins = "".join(f"PluginDir={found}\n" for found in prefix.glob("lib/*/slurm-wlm"))
+    plugins = "".join(
+        f"PluginDir={plugins_folder}\n" for plugins_folder in prefix.glob("lib/*/slurm-wlm")
+    )
     return f"""{plugins}ClusterName=lab
 SlurmctldHost={nodes[0].name}({nodes[0].address})
 AuthType=auth/none

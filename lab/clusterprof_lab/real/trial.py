@@ -1,4 +1,4 @@
-"""One trial for real: a clean job, the job with its fault recorded, and the truth of both."""
+"""One trial as a real job: a clean job, the recorded job with its fault, and the truth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clusterprof_lab.real.cable import Cable, Link, build
 from clusterprof_lab.real.launch import Machine, Seat
 from clusterprof_lab.real.layout import Layout, layout_of
 from clusterprof_lab.real.node import Node
-from clusterprof_lab.real.told import told
+from clusterprof_lab.real.stopwatches import read_stopwatches
 from clusterprof_lab.scenario import Scenario, Trial
 
 RECORDS_BYTES = 64 << 20
@@ -60,7 +60,7 @@ def environment_faults() -> Mapping[str, Any]:
 
 
 def culprits_of(scenario: Scenario, layout: Layout, random: np.random.Generator) -> list[int]:
-    """Draw who is at fault, by rank; of a node all its ranks (numbered node by node)."""
+    """Draw the culprits as ranks; of a node all its ranks (numbered node by node)."""
     real, world = scenario.real or {}, layout.world
     if "culprits" in real:
         return [rank % world for rank in real["culprits"]]
@@ -100,10 +100,10 @@ def run(trial: Trial, out: Path) -> Path:
             seat.restarts = made.restarts
         parameters["script"] = list(seats[0].words)
         ended = job_of(stack, seats, folder, stopwatches, made.ends_badly, real)
-    lives = told(stopwatches)
+    lives = read_stopwatches(stopwatches)
     if not any(life.steps for life in lives):
         raise RuntimeError(f"{trial.name}: no rank trained: {launch.failed(stopwatches)}")
-    found = verdict.truth_of(
+    run_truth = verdict.truth_of(
         trial,
         lives,
         _numbered(scenario, culprits, layout, lives),
@@ -112,7 +112,7 @@ def run(trial: Trial, out: Path) -> Path:
         ended.disturbed_ratio,
         ended.ended_ns if made.ends_badly else 0,
     )
-    truth.write(found, folder)
+    truth.write(run_truth, folder)
     return folder
 
 
@@ -142,8 +142,8 @@ def job_of(
         other.mkdir()
         words = [word for word in seats[0].words if not word.startswith("--folder")]
         second = [Seat(None, 1, (*words, f"--folder={other}"))]
-        neighbour = launch.start(second, None, f"{run_id}-second", other)
-        stack.callback(launch.finish, neighbour, other, False)
+        neighbor = launch.start(second, None, f"{run_id}-second", other)
+        stack.callback(launch.finish, neighbor, other, False)
     machine = Machine()
     running = launch.start(seats, None if late else recording, run_id, stopwatches)
     if late:
@@ -216,9 +216,9 @@ def linked(
         build(program.parent)
     jumbo = not any(link.loss_ratio for link in made.links.values())
     cable = stack.enter_context(Cable(program, nodes, 9000 if jumbo else 1500))
-    for one in nodes:
-        cable.be(one.index, made.links.get(one.index, Link()))
-        cable.one_way(one.index, made.one_way.get(one.index, 0))
+    for linked_node in nodes:
+        cable.be(linked_node.index, made.links.get(linked_node.index, Link()))
+        cable.one_way(linked_node.index, made.one_way.get(linked_node.index, 0))
     if made.flow_mbit:
         flow(nodes, made.flow_mbit)
     return cable
@@ -280,11 +280,11 @@ def clean_step_ns(layout: Layout, out: Path) -> float:
             codes = launch.finish(
                 launch.start(seats, None, f"lab-{folder.name}", folder), folder, hangs=False
             )
-            lives = told(folder)
+            lives = read_stopwatches(folder)
             if any(codes) or not any(life.steps for life in lives):
                 raise RuntimeError(f"the clean job failed: {launch.failed(folder)}")
             length = sum(life.ended_ns - life.began_ns for life in lives)
             step_ns = length / sum(life.steps for life in lives)
-            said = {"step_ns": step_ns, "disturbed_ratio": machine.disturbed_ratio()}
-            file.write_text(json.dumps(said) + "\n")
+            measured = {"step_ns": step_ns, "disturbed_ratio": machine.disturbed_ratio()}
+            file.write_text(json.dumps(measured) + "\n")
     return float(json.loads(file.read_text())["step_ns"])

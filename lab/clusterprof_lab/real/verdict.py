@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterprof_lab.families import FAMILY_OF
 from clusterprof_lab.real import account
-from clusterprof_lab.real.told import Life, last_life
+from clusterprof_lab.real.stopwatches import Life, last_life
 from clusterprof_lab.scenario import Trial, Wanted
 from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
 
@@ -52,8 +52,8 @@ def lost_rows(
     """
     by_rank = {life.rank: life for life in lives}
     sums: dict[tuple[str, int | None, int], int] = {}
-    for rank, felt in zip(sorted(by_rank), account.felt(by_rank)):
-        for (part, culprit), ns in felt.items():
+    for rank, losses in zip(sorted(by_rank), account.sum_losses(by_rank)):
+        for (part, culprit), ns in losses.items():
             who = {account.OWN: rank, account.NOBODY: None}.get(culprit, culprit)
             cause = leaf_of(part, wanted)
             if part == account.WORK and stages is not None and who not in stages:

@@ -1,1 +1,1 @@
-"""Other tools, run for real on the jobs of the corpus; each answers as an `Answer`."""
+"""Other tools, run on the real jobs of the corpus; each result is an `Answer`."""

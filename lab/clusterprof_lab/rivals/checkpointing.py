@@ -1,4 +1,4 @@
-"""An ordinary loop that saves its model, fsync included, every few steps: a job to try rivals on.
+"""An ordinary loop that saves its model with fsync every few steps: a job to try other tools on.
 
 Compute is emulated by sleep in a custom autograd function, as in `real/scripts/train_ddp.py`.
 """

@@ -1,13 +1,13 @@
-"""TraceML on the real jobs of the corpus: the same trials, run once more under it instead of us.
+"""TraceML on the real jobs of the corpus: the same trials, run under it instead of clusterprof.
 
     python -m clusterprof_lab.rivals.corpus --python VENV/bin/python --slice ci --out ANSWERS
 
-Same script, same fault of the same size, same ranks at fault; the clean run that sizes are taken
-from is not under it. Leaves `ANSWERS/real.<trial>.json`, and `ANSWERS/not-run.json` with the reason
-of what could not be run. Then `python -m clusterprof_lab.score --answers TraceML=ANSWERS`.
+Script, fault, size of the fault and culprit ranks are the same; the clean run that sizes the fault
+runs without TraceML. Leaves `ANSWERS/real.<trial>.json`, and in `ANSWERS/not-run.json` the reason
+for each trial that could not run. Then `python -m clusterprof_lab.score --answers TraceML=ANSWERS`.
 
-Known limits: jobs on one machine only (its launcher wants a network of its own between nodes), no
-job that is meant to end badly or that starts before it.
+Known limits: only jobs on one machine (its launcher needs a network of its own between nodes), and
+no job that is meant to fail or to start before it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def instead_of_recording(python: Path, logs: Path) -> Iterator[None]:
 
     def command(seats: Sequence[Any], seat: Any, out: Path | None, run_id: str) -> list[str]:
         words = usual(seats, seat, out, run_id)
-        if out is None:  # the clean job, or a neighbour
+        if out is None:  # the clean job, or a neighbor
             return words
         enter = words[: words.index(sys.executable)]
         return [*enter, *traceml.command(python, seat.ranks, logs, launch.SCRIPT, seat.words)]
@@ -116,13 +116,13 @@ def _ask(trials: Sequence[Trial], python: Path, version: str, out: Path) -> int:
     for number, trial in enumerate(trials, 1):
         with tempfile.TemporaryDirectory(prefix="clusterprof-rival-") as name:
             try:
-                said = answer_to(trial, python, version, shared, Path(name))
+                answer = answer_to(trial, python, version, shared, Path(name))
             except NotRun as reason:
                 not_run[trial.name] = str(reason)
                 print(f"{number}/{len(trials)} {trial.name}: not run: {reason}", flush=True)
                 continue
-        dump(said, out / f"real.{trial.name}.json")
-        words = ", ".join(one.family for one in said.causes or ()) or "nothing"
+        dump(answer, out / f"real.{trial.name}.json")
+        words = ", ".join(cause.family for cause in answer.causes or ()) or "nothing"
         print(f"{number}/{len(trials)} {trial.name}: {words}", flush=True)
     (out / "not-run.json").write_text(json.dumps(not_run, indent=1) + "\n", encoding="utf-8")
     print(f"{len(trials) - len(not_run)} of {len(trials)} answered")

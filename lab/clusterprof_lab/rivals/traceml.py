@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof_lab.answer import Answer, Said, dump
+from clusterprof_lab.answer import Answer, NamedCause, dump
 
 JOB = Path(__file__).with_name("traceml_job.py")
 TIMEOUT_S = 300.0
@@ -76,19 +76,19 @@ def answer(summary: Mapping[str, Any], version: str) -> Answer:
     kind = (section.get("diagnosis") or {}).get("kind", "NO_DATA")
     if kind in _UNDECIDED:
         return Answer(tool, None)
-    issues = [one for one in section.get("issues") or () if one["kind"] in _CAUSES]
-    causes = tuple(_said(issue) for issue in issues)
+    issues = [issue for issue in section.get("issues") or () if issue["kind"] in _CAUSES]
+    causes = tuple(_parse_cause(issue) for issue in issues)
     ranks = (section.get("metadata") or {}).get("global_ranks_seen") or 1
     blamed = causes[0].culprits if causes else None
     return Answer(tool, causes, culprits=(blamed or ()) if ranks > 1 else None)
 
 
-def _said(issue: Mapping[str, Any]) -> Said:
+def _parse_cause(issue: Mapping[str, Any]) -> NamedCause:
     family, leaf, covers = _CAUSES[issue["kind"]]
     if issue["kind"].endswith("STRAGGLER"):
         ranks = tuple(int(rank) for rank in issue.get("ranks") or ())
-        return Said(family, leaf, None, culprits=ranks, covers=covers)
-    return Said(family, leaf, issue.get("score"), covers=covers)
+        return NamedCause(family, leaf, None, culprits=ranks, covers=covers)
+    return NamedCause(family, leaf, issue.get("score"), covers=covers)
 
 
 def version_of(python: Path) -> str:
@@ -99,8 +99,8 @@ def version_of(python: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotRun(f"{python}: {error}") from error
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        raise NotRun(f"{python} has no traceml-ai with torch: {said}")
+        message = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
+        raise NotRun(f"{python} has no traceml-ai with torch: {message}")
     return done.stdout.strip()
 
 
@@ -159,9 +159,9 @@ def _last_words(output: Path) -> str:
 
 
 def _free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -186,11 +186,11 @@ def main() -> int:
     options = parser.parse_args()
     job = Job(options.script, options.arguments, options.ranks)
     try:
-        said = run(job, options.out.absolute(), options.python.absolute())
+        verdict = run(job, options.out.absolute(), options.python.absolute())
     except NotRun as reason:
         print(f"not run: {reason}", file=sys.stderr)
         return 4
-    dump(said, options.out / "answer.json")
+    dump(verdict, options.out / "answer.json")
     print((options.out / "answer.json").read_text(encoding="utf-8"), end="")
     return 0
 

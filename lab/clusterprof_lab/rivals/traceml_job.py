@@ -45,10 +45,10 @@ def main() -> None:
 @functools.cache
 def model() -> torch.nn.Module:
     """Return the module that has most parameters and is no other's child; DDP's wrapper counts."""
-    found = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
-    inner = {id(child) for one in found for child in list(one.modules())[1:]}
-    outer = [one for one in found if id(one) not in inner]
-    return max(outer, key=lambda one: sum(part.numel() for part in one.parameters()))
+    modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
+    inner = {id(child) for module in modules for child in list(module.modules())[1:]}
+    outer = [module for module in modules if id(module) not in inner]
+    return max(outer, key=lambda module: sum(part.numel() for part in module.parameters()))
 
 
 if __name__ == "__main__":

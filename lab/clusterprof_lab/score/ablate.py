@@ -1,7 +1,7 @@
 """Metamorphic checks: with one signal less, time moves up the tree or to "unattributed" only.
 
 storage-local -> storage -> unattributed       allowed
-storage-local -> cpu-preprocess                sideways: a false cause that a signal held back
+storage-local -> cpu-preprocess                sideways: a false cause that a signal had prevented
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Sideways:
 def ablate(
     recording: Path, folder: Path, signals: tuple[Less, ...] = ABLATIONS
 ) -> tuple[Sideways, ...]:
-    """Analyse a recording once more without each signal; return what went sideways."""
+    """Analyze a recording once more without each signal; return what went sideways."""
     whole = analyze(recording)
     out: list[Sideways] = []
     for less in signals:
@@ -84,7 +84,7 @@ def compared(whole: Report, without: Report, signal: str) -> list[Sideways]:
     """Return each leaf that grew, and each family that grew as a whole."""
     before, after = _points(whole), _points(without)
     bound = any(rank.source == "host-spans" for rank in without.ranks) and not any(
-        one.source == "host-spans" for one in whole.ranks
+        rank.source == "host-spans" for rank in whole.ranks
     )
     out = []
     for id_ in after:
@@ -93,8 +93,8 @@ def compared(whole: Report, without: Report, signal: str) -> list[Sideways]:
             out.append(Sideways(signal, id_, grew, bound))
     for family, points in _families(after, without).items():
         grew = points - _families(before, whole).get(family, 0.0)
-        leaf_told = any(family_of(one.to, without) == family for one in out)
-        if family != UNATTRIBUTED and grew > SIDEWAYS_FROM and not leaf_told:
+        leaf_listed = any(family_of(sideways.to, without) == family for sideways in out)
+        if family != UNATTRIBUTED and grew > SIDEWAYS_FROM and not leaf_listed:
             out.append(Sideways(signal, family, grew, bound))
     return out
 

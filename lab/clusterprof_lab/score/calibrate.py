@@ -1,4 +1,4 @@
-"""How often what was said with some confidence is right, and what to say instead.
+"""How often claims with a given confidence are right, and the confidence to print instead.
 
     python -m clusterprof_lab.score --slice ci --uncalibrated --out FOLDER
     python -m clusterprof_lab.score.calibrate --store FOLDER/score.json    # split dev, nothing else
@@ -6,8 +6,8 @@
 writes the tables of `clusterprof.analysis.attribution.confidence`, one per kind of
 visibility. Claims are gathered in groups of `LEAST_CLAIMS` before they are fitted.
 
-Isotonic regression by pooling adjacent violators: the closest to the outcomes, in squares, of all
-functions that never fall as the confidence rises.
+Isotonic regression by pooling adjacent violators: of all functions that never fall as the
+confidence rises, the least-squares fit to the outcomes.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ def reliability(pairs: Sequence[tuple[float, bool]]) -> tuple[tuple[Bin, ...], f
     for sure, right in pairs:
         held.setdefault(min(BINS - 1, max(0, int(sure * BINS))), []).append((sure, right))
     bins = []
-    for number, some in sorted(held.items()):
-        said = sum(sure for sure, _ in some) / len(some)
-        right = sum(right for _, right in some) / len(some)
-        bins.append(Bin(number / BINS, (number + 1) / BINS, said, right, len(some)))
-    ece = sum(one.n * abs(one.right - one.said) for one in bins) / max(len(pairs), 1)
+    for number, bin_pairs in sorted(held.items()):
+        confidence = sum(sure for sure, _ in bin_pairs) / len(bin_pairs)
+        right = sum(right for _, right in bin_pairs) / len(bin_pairs)
+        bins.append(Bin(number / BINS, (number + 1) / BINS, confidence, right, len(bin_pairs)))
+    ece = sum(bin_.n * abs(bin_.right - bin_.said) for bin_ in bins) / max(len(pairs), 1)
     return tuple(bins), ece
 
 
 def ece_over(jobs: Sequence[Sequence[tuple[float, bool]]]) -> Figure:
     """Return the ECE over the claims of all jobs, with a bootstrap of whole jobs."""
-    claims = [one for one in jobs if one]
+    claims = [job for job in jobs if job]
     if not claims:
         return NO_FIGURE
     # of each job and bin: claims, their confidence, how many were right
     sums = np.zeros((len(claims), BINS, 3))
-    for job, some in enumerate(claims):
-        for sure, right in some:
+    for job, job_claims in enumerate(claims):
+        for sure, right in job_claims:
             sums[job, min(BINS - 1, max(0, int(sure * BINS)))] += 1, sure, right
 
     def ece(of: np.ndarray) -> np.ndarray:
@@ -130,8 +130,8 @@ def _part(block: Sequence[float]) -> float:
 def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
     """Fit (confidence, probability of being right), both rising, by groups of claims.
 
-    It begins at (0, 0): what is said with less certainty than any claim that was measured, as where
-    most of the time has no cause, is not as certain as they were.
+    It begins at (0, 0): below the lowest measured confidence, as where most of the time has no
+    cause, the probability falls.
     """
     ordered = sorted(pairs)
     grouped: list[tuple[float, bool]] = []
@@ -166,24 +166,32 @@ def select_claims(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[str, 
             by_kind.setdefault(VISIBILITY_OF_MODE[mode], []).append((job, sure, right))
             if testbed in KEPT_APART:
                 apart.setdefault(VISIBILITY_OF_MODE[mode], []).append((job, sure, right))
-    by_kind |= {kind: some for kind, some in apart.items() if len(some) >= 2 * LEAST_CLAIMS}
-    return {k: some for k, some in sorted(by_kind.items()) if len(some) >= 2 * LEAST_CLAIMS}
+    by_kind |= {
+        kind: kind_claims
+        for kind, kind_claims in apart.items()
+        if len(kind_claims) >= 2 * LEAST_CLAIMS
+    }
+    return {
+        k: kind_claims
+        for k, kind_claims in sorted(by_kind.items())
+        if len(kind_claims) >= 2 * LEAST_CLAIMS
+    }
 
 
 def fit_tables(claims: Sequence[Sequence[Any]]) -> dict[str, list[tuple[float, float]]]:
     """Fit a table for each kind of visibility with enough claims."""
     return {
-        kind: fit_table([(sure, right) for _, sure, right in some])
-        for kind, some in select_claims(claims).items()
+        kind: fit_table([(sure, right) for _, sure, right in kind_claims])
+        for kind, kind_claims in select_claims(claims).items()
     }
 
 
 def cross_validate(claims: Sequence[Sequence[Any]]) -> dict[str, tuple[float, float, int]]:
     """Return by kind (ECE before, ECE after, claims), each fifth calibrated on the other jobs."""
     checked = {}
-    for kind, some in select_claims(claims).items():
+    for kind, kind_claims in select_claims(claims).items():
         folds: list[list[tuple[float, bool]]] = [[] for _ in range(FOLDS)]
-        for job, sure, right in some:
+        for job, sure, right in kind_claims:
             scenario_and_seed = job.split(".", 1)[-1]  # of all testbeds and modes
             folds[zlib.crc32(scenario_and_seed.encode()) % FOLDS].append((sure, right))
         after = []
@@ -191,8 +199,8 @@ def cross_validate(claims: Sequence[Sequence[Any]]) -> dict[str, tuple[float, fl
             others = [pair for fold in folds[:number] + folds[number + 1 :] for pair in fold]
             known, hit_rates = zip(*fit_table(others))
             after += [(float(np.interp(sure, known, hit_rates)), right) for sure, right in mine]
-        before = [(sure, right) for _, sure, right in some]
-        checked[kind] = (reliability(before)[1], reliability(after)[1], len(some))
+        before = [(sure, right) for _, sure, right in kind_claims]
+        checked[kind] = (reliability(before)[1], reliability(after)[1], len(kind_claims))
     return checked
 
 

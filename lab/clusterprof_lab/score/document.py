@@ -27,7 +27,7 @@ def document(
     Claims, from which confidence is learnt (how sure, whether right, which leaf, mode, testbed,
     run), and what went wrong are of the split dev only: the other is not looked at.
     """
-    rows = [row for one in done for row in one.rows]
+    rows = [row for result in done for row in result.rows]
     ours = [row for row in rows if row.tool == TOOL]
     full = [row for row in ours if row.mode == "M0"]
     return {
@@ -65,26 +65,26 @@ def document(
 
 def _score(score: Score) -> dict[str, Any]:
     return {
-        "figures": {name: _rounded(asdict(one)) for name, one in score.figures.items()},
-        "by_cause": {name: _rounded(asdict(one)) for name, one in score.by_cause.items()},
+        "figures": {name: _rounded(asdict(figure)) for name, figure in score.figures.items()},
+        "by_cause": {name: _rounded(asdict(figure)) for name, figure in score.by_cause.items()},
         "confusion": {name: dict(line) for name, line in score.confusion.items()},
-        "reliability": [_rounded(asdict(one)) for one in score.reliability],
+        "reliability": [_rounded(asdict(bin_)) for bin_ in score.reliability],
     }
 
 
-def _rounded(one: dict[str, Any]) -> dict[str, Any]:
-    return {k: round(v, 6) if isinstance(v, float) else v for k, v in one.items()}
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
 
 
 def _coverage(done: Sequence[Done]) -> dict[str, Any]:
     missing: dict[tuple[str, str, str], int] = {}
-    for one in done:
-        if one.not_run:
-            key = _scenario_of(one.work), one.work.testbed, one.not_run
+    for result in done:
+        if result.not_run:
+            key = _scenario_of(result.work), result.work.testbed, result.not_run
             missing[key] = missing.get(key, 0) + 1
     return {
         "planned": len(done),
-        "scored": sum(not one.not_run for one in done),
+        "scored": sum(not result.not_run for result in done),
         "not_run": [
             {"scenario": scenario, "testbed": testbed, "trials": n, "reason": reason}
             for (scenario, testbed, reason), n in missing.items()
@@ -115,18 +115,18 @@ def _scenario(testbed: str, name: str, rows: Sequence[Row]) -> dict[str, Any]:
         "group": mine[0].group,
         "trials": len(mine),
         "right": sum(not wrong(row) for row in mine),
-        **{figure: _rounded(asdict(one)) for figure, one in figures.items()},
+        **{figure: _rounded(asdict(value)) for figure, value in figures.items()},
     }
 
 
 def _ablation(done: Sequence[Done], split: str) -> dict[str, Any]:
-    asked = [one for one in done if one.sideways is not None]
-    found = [
-        {"trial": one.work.name if split == "dev" else "", **_rounded(asdict(step))}
-        for one in asked
-        for step in one.sideways or ()
+    asked = [result for result in done if result.sideways is not None]
+    moves = [
+        {"trial": result.work.name if split == "dev" else "", **_rounded(asdict(step))}
+        for result in asked
+        for step in result.sideways or ()
     ]
-    return {"runs": len(asked), "signals": len(ABLATIONS), "sideways": found}
+    return {"runs": len(asked), "signals": len(ABLATIONS), "sideways": moves}
 
 
 def _wrong(row: Row) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The same recording with its accelerators as a vendor's driver shows them.
 
-An emulated device says at any instant how long it was busy. NVML says it in whole percents
-of periods of 1/6 s to 1 s, which end whenever the driver likes and are handed over late,
-several at once. With GPM each second sample has the exact mean since the one before.
-PCIe traffic is one measurement a second; with GPM it is a mean as well. The driver is
-drawn per trial, the phase of its periods per device.
+An emulated device reports at any instant how long it was busy. NVML reports whole percents of
+periods of 1/6 s to 1 s; the driver decides when they end, and hands over several at once, late.
+With GPM each second sample is the exact mean since the sample before. PCIe traffic is one
+measurement a second, with GPM also a mean. The driver is drawn per trial, the phase of its periods
+per device.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class DriverView:
     def _convert_header(self, header: Header) -> Header:
         status = {_NVIDIA: "available", _EMULATED: "absent"}
         collectors = [
-            {**one, "status": status.get(str(one.get("name")), one.get("status"))}
-            for one in header.collectors
+            {**collector, "status": status.get(str(collector.get("name")), collector.get("status"))}
+            for collector in header.collectors
         ]
         devices = [_convert_device(device) for device in header.devices]
         return replace(header, devices=devices, collectors=collectors)

@@ -61,13 +61,16 @@ def over_trials(
     kept = [np.asarray(trial, float) for trial in trials if len(trial)]
     if not kept:
         return NO_FIGURE
-    every = np.concatenate(kept)
-    value = float(every.mean() if what is None else what(every))
+    all_values = np.concatenate(kept)
+    value = float(all_values.mean() if what is None else what(all_values))
     if len(kept) == 1:
         return Figure(value, None, None, 1)
     drawn = draws(len(kept))
     if what is None:
-        sums, sizes = np.array([one.sum() for one in kept]), np.array([one.size for one in kept])
+        sums, sizes = (
+            np.array([trial.sum() for trial in kept]),
+            np.array([trial.size for trial in kept]),
+        )
         values = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
     else:
         values = np.array([what(np.concatenate([kept[row] for row in rows])) for rows in drawn])

@@ -1,9 +1,9 @@
-"""One answer beside one truth: what is right, what is wrong, by how much.
+"""Compare one answer with one truth: what is right, what is wrong, by how much.
 
     judged = judge(answer, truth, scenario.wanted)
 
-Every field is None where the tool claims nothing, or where the run asks no such question; what is
-None is never counted. Shares are in points: hundredths of the in-step time of all ranks.
+A field is None where the tool makes no such claim or the run does not ask the question; None is
+never counted. Shares are in points: hundredths of the in-step time of all ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.score.leading import first_of, group_of, leading_group, leading_leaf, meant
@@ -55,8 +55,8 @@ class Judged:
     emitted_groups: tuple[tuple[str, float | None, bool], ...] = ()
     """The same of causes that stop at their group."""
     wrong_first_sure: bool | None = None
-    """True when the first cause is said with `SURE_FROM` or more and is wrong: another group than
-    the one wanted; of a null one said `FALSE_FROM` points above the truth."""
+    """True when the first cause has a confidence of `SURE_FROM` or more and is wrong: another group
+    than the wanted one; in a null, a share `FALSE_FROM` points above the truth."""
     culprit_right: bool | None = None
     """Of runs with a rank, a node or several ranks at fault."""
     nobody_right: bool | None = None
@@ -76,9 +76,9 @@ class Judged:
 
 
 def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
-    """Lay an answer beside the truth of its run."""
+    """Compare an answer with the truth of its run."""
     true = _points(truth.family_ns(), truth.in_step_ns)
-    said = _said_points(answer)
+    claimed_points = _said_points(answer)
     first, second = first_of(answer, wanted)
     group = group_of(answer, wanted)
     all_wanted = wanted
@@ -86,12 +86,16 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
     wanted = leading_group(all_wanted, true, group)
     null = not wanted.family
     errors = None
-    apart = not any(one.covers for one in answer.causes or ())
+    apart = not any(cause.covers for cause in answer.causes or ())
     if answer.family_ratio is not None and apart:  # else it gives no amount to a single group
-        errors = {name: abs(said.get(name, 0.0) - true.get(name, 0.0)) for name in FAMILIES}
-    false = _false_causes(answer, said, true, null)
+        errors = {
+            name: abs(claimed_points.get(name, 0.0) - true.get(name, 0.0)) for name in FAMILIES
+        }
+    false = _false_causes(answer, claimed_points, true, null)
     active = tuple(
-        name for name in FAMILIES if max(said.get(name, 0.0), true.get(name, 0.0)) >= ACTIVE_FROM
+        name
+        for name in FAMILIES
+        if max(claimed_points.get(name, 0.0), true.get(name, 0.0)) >= ACTIVE_FROM
     )
     return Judged(
         wanted=wanted.family or NOTHING,
@@ -134,16 +138,16 @@ def _said_points(answer: Answer) -> dict[str, float]:
     if answer.family_ratio is not None:
         return {name: 100.0 * ratio for name, ratio in answer.family_ratio.items()}
     out: dict[str, float] = {}
-    for one in answer.causes or ():
-        if not one.outside_steps:
+    for cause in answer.causes or ():
+        if not cause.outside_steps:
             # a cause without an amount is a claim all the same
-            share = FALSE_FROM if one.share_ratio is None else 100.0 * one.share_ratio
-            out[one.family] = out.get(one.family, 0.0) + share
+            share = FALSE_FROM if cause.share_ratio is None else 100.0 * cause.share_ratio
+            out[cause.family] = out.get(cause.family, 0.0) + share
     return out
 
 
-def _group_name(said: Said, wanted: Wanted) -> str:
-    return wanted.family if wanted.family in meant(said) else said.family
+def _group_name(cause: NamedCause, wanted: Wanted) -> str:
+    return wanted.family if wanted.family in meant(cause) else cause.family
 
 
 def _names_leaves(answer: Answer, wanted: Wanted) -> bool:
@@ -151,8 +155,8 @@ def _names_leaves(answer: Answer, wanted: Wanted) -> bool:
     return answer.causes is not None and bool(wanted.leaves) and answer.leaves
 
 
-def _leaf_in(said: Said | None, wanted: Wanted) -> bool:
-    return said is not None and said.leaf in wanted.leaves
+def _leaf_in(cause: NamedCause | None, wanted: Wanted) -> bool:
+    return cause is not None and cause.leaf in wanted.leaves
 
 
 def _emitted(
@@ -161,19 +165,19 @@ def _emitted(
     inside = _points(_by_cause(truth, outside=False), truth.in_step_ns)
     outside = _by_cause(truth, outside=True)
     out = []
-    for one in answer.causes or ():
-        if one.leaf is None or (one.share_ratio is not None and _small(one.share_ratio)):
+    for cause in answer.causes or ():
+        if cause.leaf is None or (cause.share_ratio is not None and _small(cause.share_ratio)):
             continue
-        alike = wanted.leaves if one.leaf in wanted.leaves else (one.leaf,)
-        if one.outside_steps:
-            if one.leaf == STARTUP and STARTUP not in outside:
+        accepted = wanted.leaves if cause.leaf in wanted.leaves else (cause.leaf,)
+        if cause.outside_steps:
+            if cause.leaf == STARTUP and STARTUP not in outside:
                 continue  # every run starts up: a truth need not say so
-            right = any(outside.get(leaf, 0) > 0 for leaf in alike)
+            right = any(outside.get(leaf, 0) > 0 for leaf in accepted)
         else:
-            true = sum(inside.get(leaf, 0.0) for leaf in alike)
-            share = EMITTED_FROM if one.share_ratio is None else 100.0 * one.share_ratio
+            true = sum(inside.get(leaf, 0.0) for leaf in accepted)
+            share = EMITTED_FROM if cause.share_ratio is None else 100.0 * cause.share_ratio
             right = true >= RIGHT_RATIO * share
-        out.append((one.leaf, one.confidence_ratio, right))
+        out.append((cause.leaf, cause.confidence_ratio, right))
     return tuple(out)
 
 
@@ -182,20 +186,21 @@ def _emitted_groups(
 ) -> tuple[tuple[str, float | None, bool], ...]:
     return tuple(
         (
-            one.family,
-            one.confidence_ratio,
-            sum(true.get(name, 0.0) for name in meant(one)) >= RIGHT_RATIO * 100 * one.share_ratio,
+            cause.family,
+            cause.confidence_ratio,
+            sum(true.get(name, 0.0) for name in meant(cause))
+            >= RIGHT_RATIO * 100 * cause.share_ratio,
         )
-        for one in answer.causes or ()
-        if one.leaf is None
-        and not one.outside_steps
-        and one.share_ratio is not None
-        and not _small(one.share_ratio)
+        for cause in answer.causes or ()
+        if cause.leaf is None
+        and not cause.outside_steps
+        and cause.share_ratio is not None
+        and not _small(cause.share_ratio)
     )
 
 
 def _wrong_first_sure(
-    first: Said | None, wanted: Wanted, false: tuple[str, ...] | None
+    first: NamedCause | None, wanted: Wanted, false: tuple[str, ...] | None
 ) -> bool | None:
     if first is None or first.confidence_ratio is None:
         return None if first is not None else False
@@ -209,14 +214,14 @@ def _small(share_ratio: float) -> bool:
 
 def _by_cause(truth: Truth, outside: bool) -> dict[str, int]:
     out: dict[str, int] = {}
-    for one in truth.outside if outside else truth.lost:
-        out[one.cause] = out.get(one.cause, 0) + one.ns
+    for loss in truth.outside if outside else truth.lost:
+        out[loss.cause] = out.get(loss.cause, 0) + loss.ns
     return out
 
 
 def guilty(truth: Truth) -> frozenset[int]:
     """Return the ranks at fault, of all that was injected."""
-    return frozenset(rank for one in truth.injected for rank in one.culprits)
+    return frozenset(rank for fault in truth.injected for rank in fault.culprits)
 
 
 def _culprit_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
@@ -229,35 +234,37 @@ def _culprit_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
 def _nobody_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
     if answer.culprits is None or wanted.culprit != "nobody":
         return None
-    ranks_ns = sum(one.ns for one in truth.lost if one.culprit is not None and one.cause != OTHER)
+    ranks_ns = sum(
+        loss.ns for loss in truth.lost if loss.culprit is not None and loss.cause != OTHER
+    )
     if 100.0 * ranks_ns >= EMITTED_FROM * max(truth.in_step_ns, 1):
         return None  # ranks did cause something, if not what the scenario is about
     return not answer.culprits or answer.culprits[0] in guilty(truth)
 
 
 def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
-    """Each of several faults has its cause named, and somebody at fault for it first."""
-    faults = [one for one in truth.injected if one.culprits]
+    """Each of several faults has its cause named, with a rank at fault for it first."""
+    faults = [fault for fault in truth.injected if fault.culprits]
     if len(faults) < 2 or not wanted.also or answer.culprits is None:
         return None
-    told = [one for one in answer.causes or () if one.culprits is not None]
-    if not told:  # no cause has culprits of its own: take those of the run
+    causes = [cause for cause in answer.causes or () if cause.culprits is not None]
+    if not causes:  # no cause has culprits of its own: take those of the run
         leading = answer.culprits[: len(faults)]
-        return all(set(leading) & set(one.culprits) for one in faults)
+        return all(set(leading) & set(fault.culprits) for fault in faults)
     return all(
         any(
-            FAMILY_OF.get(fault.cause) in meant(said)
-            and bool(said.culprits)
-            and said.culprits[0] in fault.culprits
-            and not _small(said.share_ratio or 1.0)
-            for said in told
+            FAMILY_OF.get(fault.cause) in meant(cause)
+            and bool(cause.culprits)
+            and cause.culprits[0] in fault.culprits
+            and not _small(cause.share_ratio or 1.0)
+            for cause in causes
         )
         for fault in faults
     )
 
 
 def _inverted(answer: Answer, truth: Truth) -> bool | None:
-    """Who is blamed first caused next to nothing, while somebody caused much."""
+    """The rank blamed first caused next to nothing, while another caused much."""
     if answer.culprits is None or not truth.in_step_ns:
         return None
     if not answer.culprits:
@@ -272,14 +279,14 @@ def _inverted(answer: Answer, truth: Truth) -> bool | None:
 
 
 def _false_causes(
-    answer: Answer, said: Mapping[str, float], true: Mapping[str, float], null: bool
+    answer: Answer, claimed_points: Mapping[str, float], true: Mapping[str, float], null: bool
 ) -> tuple[str, ...] | None:
     if answer.causes is None and answer.family_ratio is None:
         return None
-    means = {one.family: meant(one) for one in answer.causes or () if not one.outside_steps}
+    means = {cause.family: meant(cause) for cause in answer.causes or () if not cause.outside_steps}
     out = []
-    for name, points in said.items():
-        real = sum(true.get(one, 0.0) for one in set(means.get(name, (name,))))
+    for name, points in claimed_points.items():
+        real = sum(true.get(family, 0.0) for family in set(means.get(name, (name,))))
         false = points - real >= FALSE_FROM if null else real < TRUE_BELOW
         if name != UNATTRIBUTED and points >= FALSE_FROM and false:
             out.append(name)
@@ -287,7 +294,7 @@ def _false_causes(
 
 
 def _unattributed(answer: Answer, true: Mapping[str, float], null: bool) -> float | None:
-    """What nobody caused by truth is rightly left without a cause: only what is beyond counts."""
+    """By truth some time has no cause; only what exceeds it counts as unattributed."""
     if null or answer.family_ratio is None or answer.lost_ratio is None:
         return None
     if 100.0 * answer.lost_ratio < LOST_FROM:

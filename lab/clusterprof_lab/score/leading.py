@@ -1,7 +1,7 @@
-"""What should come first, and what does: of groups of causes by their sums, of leaves one by one.
+"""The dominant cause by truth and by answer: groups of causes by their sums, leaves one by one.
 
-The dominant cause is the group that cost most, all its leaves together; a tool that says how much
-each cause cost is asked for the sum as well. A tool that gives no amounts is taken at its order.
+The dominant cause is the group that cost most, all its leaves added up. A tool that gives an amount
+for each cause is judged by the same sum. A tool without amounts is judged by its order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILY_OF, UNATTRIBUTED
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.truth import OTHER, Truth
@@ -21,28 +21,28 @@ TIE_BELOW = 1.0
 """Two faults whose costs differ by fewer points are equally large."""
 
 
-def first_of(answer: Answer, wanted: Wanted) -> tuple[Said | None, Said | None]:
+def first_of(answer: Answer, wanted: Wanted) -> tuple[NamedCause | None, NamedCause | None]:
     """Return the two largest causes where the scenario's lie: inside steps, or outside."""
     named = _named(answer, wanted)
     return (named[0] if named else None), (named[1] if len(named) > 1 else None)
 
 
-def group_of(answer: Answer, wanted: Wanted) -> Said | None:
+def group_of(answer: Answer, wanted: Wanted) -> NamedCause | None:
     """Return the largest cause of the group that cost most, all causes of a group together."""
     named = _named(answer, wanted)
-    if not named or wanted.outside_steps or any(one.covers for one in named):
+    if not named or wanted.outside_steps or any(cause.covers for cause in named):
         return named[0] if named else None
     sums = answer.family_ratio or _sums(named)
-    return max(named, key=lambda one: sums.get(one.family, 0.0))  # the first of equal ones
+    return max(named, key=lambda cause: sums.get(cause.family, 0.0))  # the first of equal ones
 
 
-def meant(said: Said) -> tuple[str, ...]:
-    """Return all groups that a tool's word means without telling them apart."""
-    return (said.family, *said.covers)
+def meant(cause: NamedCause) -> tuple[str, ...]:
+    """Return all groups that a tool's word stands for: it does not distinguish them."""
+    return (cause.family, *cause.covers)
 
 
-def leading_group(wanted: Wanted, true: Mapping[str, float], said: Said | None) -> Wanted:
-    """Return what is wanted with the group that leads by its `true` points.
+def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: NamedCause | None) -> Wanted:
+    """Return `wanted` with the group that leads by its `true` points.
 
     Of several faults the largest leads; what the job loses without any fault leads when it cost
     more than a mild one. Of two within a point it is the one that is said.
@@ -50,47 +50,47 @@ def leading_group(wanted: Wanted, true: Mapping[str, float], said: Said | None) 
     if not wanted.family or wanted.outside_steps:
         return wanted
     leaves = dict(_faults(wanted))
-    points = {name: one for name, one in true.items() if name != UNATTRIBUTED}
+    points = {name: amount for name, amount in true.items() if name != UNATTRIBUTED}
     points.update({family: points.get(family, 0.0) for family in leaves})
-    chosen = _leading(points, [said is not None and name in meant(said) for name in points])
+    chosen = _leading(points, [claimed is not None and name in meant(claimed) for name in points])
     return replace(wanted, family=chosen, leaves=leaves.get(chosen, ()))
 
 
-def leading_leaf(wanted: Wanted, truth: Truth, said: Said | None) -> Wanted:
-    """Return what is wanted with the leaves that lead, likewise; a fault's leaves count as one."""
+def leading_leaf(wanted: Wanted, truth: Truth, claimed: NamedCause | None) -> Wanted:
+    """Return `wanted` with the leading leaves; a fault's leaves count as one."""
     if not wanted.family or wanted.outside_steps:
         return wanted
     faults = [leaves for _, leaves in _faults(wanted)]
-    for one in truth.lost:
-        if one.cause != OTHER and not any(one.cause in leaves for leaves in faults):
-            faults.append((one.cause,))
+    for loss in truth.lost:
+        if loss.cause != OTHER and not any(loss.cause in leaves for leaves in faults):
+            faults.append((loss.cause,))
     points = {leaves: points_of(truth, leaves) for leaves in faults}
-    said_there = [said is not None and said.leaf in leaves for leaves in faults]
+    said_there = [claimed is not None and claimed.leaf in leaves for leaves in faults]
     chosen = _leading(points, said_there)
     return replace(wanted, family=FAMILY_OF.get(chosen[0], wanted.family), leaves=chosen)
 
 
 def points_of(truth: Truth, leaves: Sequence[str]) -> float:
     """Return what leaves cost inside steps, in points."""
-    ns = sum(one.ns for one in truth.lost if one.cause in leaves)
+    ns = sum(loss.ns for loss in truth.lost if loss.cause in leaves)
     return 100.0 * ns / truth.in_step_ns if truth.in_step_ns else 0.0
 
 
-def _named(answer: Answer, wanted: Wanted) -> list[Said]:
+def _named(answer: Answer, wanted: Wanted) -> list[NamedCause]:
     return [
-        one
-        for one in answer.causes or ()
-        if one.outside_steps == wanted.outside_steps and one.family != UNATTRIBUTED
+        cause
+        for cause in answer.causes or ()
+        if cause.outside_steps == wanted.outside_steps and cause.family != UNATTRIBUTED
     ]
 
 
-def _sums(named: Sequence[Said]) -> Mapping[str, float]:
+def _sums(named: Sequence[NamedCause]) -> Mapping[str, float]:
     """Sum amounts by group; nothing where one is without."""
     out: dict[str, float] = {}
-    for one in named:
-        if one.share_ratio is None:
+    for cause in named:
+        if cause.share_ratio is None:
             return {}
-        out[one.family] = out.get(one.family, 0.0) + one.share_ratio
+        out[cause.family] = out.get(cause.family, 0.0) + cause.share_ratio
     return out
 
 
@@ -98,14 +98,14 @@ def _faults(wanted: Wanted) -> list[tuple[str, tuple[str, ...]]]:
     return [(wanted.family, wanted.leaves), *((family, (leaf,)) for family, leaf in wanted.also)]
 
 
-def _leading(points: Mapping[_Name, float], said: Sequence[bool]) -> _Name:
+def _leading(points: Mapping[_Name, float], claimed: Sequence[bool]) -> _Name:
     most = max(points.values())
     near = [
-        (there, one, name)
-        for (name, one), there in zip(points.items(), said)
-        if one >= most - TIE_BELOW
+        (there, amount, name)
+        for (name, amount), there in zip(points.items(), claimed)
+        if amount >= most - TIE_BELOW
     ]
-    return max(near, key=lambda one: one[:2])[2]
+    return max(near, key=lambda candidate: candidate[:2])[2]
 
 
 def missed(truth: Truth, wanted: Wanted, aimed: float | None) -> str:
@@ -116,7 +116,7 @@ def missed(truth: Truth, wanted: Wanted, aimed: float | None) -> str:
     if aimed is None or not wanted.family or wanted.outside_steps:
         return ""
     families = {family for family, _ in _faults(wanted)}
-    ns = sum(one.ns for one in truth.lost if FAMILY_OF.get(one.cause) in families)
+    ns = sum(loss.ns for loss in truth.lost if FAMILY_OF.get(loss.cause) in families)
     cost = 100.0 * ns / truth.in_step_ns if truth.in_step_ns else 0.0
     if cost >= 50.0 * aimed:
         return ""

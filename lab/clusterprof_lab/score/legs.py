@@ -1,14 +1,14 @@
 """The legs of the score side by side, never averaged: jobs of different origin and visibility.
 
-Legs of the corpus come from the stored scores. The others are measured elsewhere and given
-by hand, one file per leg under `lab/results/legs/`:
+Legs of the corpus come from the stored scores. The others are measured elsewhere and entered by
+hand, one file per leg under `lab/results/legs/`:
 
     {"format": "clusterprof-leg", "schema": 1, "leg": "independent-lab", "hooks": true,
      "date": "2026-11-22", "clusterprof": "0.1.0", "source": "25 faults, real torchrun jobs",
      "figures": {"family_top1": {"hits": 18, "n": 25}, "bucket_error_active_mean": {"value": 5.0}}}
 
-`leg` is a key of `GIVEN`; one file per value of `hooks`. Figures that are missing are not
-measured. Parts have `hits` and `n`, all others a `value` and perhaps `n`.
+`leg` is a key of `GIVEN`; one file per value of `hooks`. A missing figure was not measured. Parts
+have `hits` and `n`; other figures have a `value`, and `n` where it is known.
 """
 
 from __future__ import annotations
@@ -75,7 +75,11 @@ class Leg:
     def rank(self) -> tuple[float, float]:
         """Return what sorts the worst leg first, and those that are not measured last."""
         values = [(target, self.figures.get(target.figure)) for target in LEG_TARGETS]
-        known = [(t, one["value"]) for t, one in values if one and one["value"] is not None]
+        known = [
+            (t, measured["value"])
+            for t, measured in values
+            if measured and measured["value"] is not None
+        ]
         if not known:
             return (1.0, 0.0)
         met = sum(target.meets(value, self.hooks) for target, value in known) / len(known)
@@ -95,7 +99,7 @@ def load_given(folder: Path) -> list[Leg]:
             raise ValueError(f"{path}: not a leg of schema {SCHEMA}")
         if document["leg"] not in GIVEN:
             raise ValueError(f"{path}: leg {document['leg']!r} is none of {', '.join(GIVEN)}")
-        figures = {name: _read_figure(one) for name, one in document["figures"].items()}
+        figures = {name: _read_figure(values) for name, values in document["figures"].items()}
         name = f"{GIVEN[document['leg']]} ({document['source']}; {document['date']})"
         legs.append(Leg(name, bool(document["hooks"]), figures))
     for words in GIVEN.values():
@@ -111,16 +115,16 @@ def _read_figure(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"value": float(given["value"]), "low": None, "high": None, "n": given.get("n", "")}
 
 
-def list_legs(beside: Sequence[Column], given: Sequence[Leg]) -> list[Leg]:
-    """List all legs, worst first. beside: columns of the score that counts."""
+def list_legs(columns: Sequence[Column], given: Sequence[Leg]) -> list[Leg]:
+    """List all legs, worst first. columns: columns of the score that counts."""
     legs = list(given)
-    for column in beside:
+    for column in columns:
         document, testbed = column
         words = named(column).replace(testbed, _TESTBED_WORDS.get(testbed, testbed), 1)
         for mode, (view, hooks) in _HOOKED_MODES.items():
             scores = scores_of(document, testbed=testbed, tool=TOOL, mode=mode)
             legs.append(Leg(words + view, hooks, scores[0]["figures"] if scores else {}))
-    if not any(testbed == _SECOND_SHAPE for _, testbed in beside):
+    if not any(testbed == _SECOND_SHAPE for _, testbed in columns):
         legs.append(Leg(_TESTBED_WORDS[_SECOND_SHAPE], True, {}))
     return sorted(legs, key=Leg.rank)
 
@@ -135,9 +139,9 @@ def write_legs(legs: Sequence[Leg]) -> str:
 
 
 def _write_cell(leg: Leg, target: LegTarget) -> str:
-    one = leg.figures.get(target.figure)
-    if one is None or one["value"] is None:
+    measured = leg.figures.get(target.figure)
+    if measured is None or measured["value"] is None:
         return NOT_MEASURED
-    met = target.meets(one["value"], leg.hooks)
-    text = figure(one, LINES[target.figure][1], digits=1, trials=one["n"] != "")
+    met = target.meets(measured["value"], leg.hooks)
+    text = figure(measured, LINES[target.figure][1], digits=1, trials=measured["n"] != "")
     return f"{'✓' if met else '✗'} {text}"

@@ -1,4 +1,4 @@
-"""Lists of a score: time that moved to another cause without a signal, and wrong answers."""
+"""Lists of a score: time that changed its cause when a signal was removed, and wrong answers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from clusterprof_lab.score.markdown import Document, cell, table
 def ablation(document: Document) -> str:
     """Return the time that moved to another cause when a signal was left out."""
     got = document["ablation"]
-    found = [sideway for sideway in got["sideways"] if not sideway["bound"]]
-    bound_count = len(got["sideways"]) - len(found)
+    moves = [sideway for sideway in got["sideways"] if not sideway["bound"]]
+    bound_count = len(got["sideways"]) - len(moves)
     text = (
         f"Each of {got['signals']} signals was left out of {got['runs']} runs."
-        f" In {len(found)} cases more than half a point moved to another cause.\n"
+        f" In {len(moves)} cases more than half a point moved to another cause.\n"
         f"In {bound_count} more cases the loss is an upper bound, because no device was measured.\n"
     )
-    if not found:
+    if not moves:
         return text
     counts: dict[tuple[str, str], list[float]] = {}
-    for one in found:
-        counts.setdefault((one["signal"], one["to"]), []).append(one["points"])
+    for move in moves:
+        counts.setdefault((move["signal"], move["to"]), []).append(move["points"])
     lines = [
         [signal, to, str(len(points)), f"{max(points):.1f}"]
         for (signal, to), points in sorted(counts.items())
@@ -32,7 +32,7 @@ def wrongs(document: Document) -> str:
     if document["split"] != "dev":
         return f"{document['wrong_count']} runs and modes, not shown: the split stays unseen.\n"
     lines = [
-        [one["trial"], one["mode"], ", ".join(one["what"]), cell(one["said"]), cell(one["true"])]
-        for one in sorted(document["wrong"], key=lambda one: one["mode"])
+        [run["trial"], run["mode"], ", ".join(run["what"]), cell(run["said"]), cell(run["true"])]
+        for run in sorted(document["wrong"], key=lambda run: run["mode"])
     ]
     return table(["run", "mode", "wrong in", "said", "true"], lines)

@@ -74,23 +74,23 @@ def percent(ratio: float, digits: int | None = None) -> str:
 
 
 def figure(
-    one: Mapping[str, Any] | None,
+    measured: Mapping[str, Any] | None,
     how: str,
     none: str = NOT_CLAIMED,
     digits: int | None = None,
     trials: bool = True,
 ) -> str:
     """Return a figure with its interval and its trials: "93 % (88–96; 121)"."""
-    if one is None or one["value"] is None:
+    if measured is None or measured["value"] is None:
         return none
-    value, low, high = one["value"], one["low"], one["high"]
+    value, low, high = measured["value"], measured["low"], measured["high"]
     places = digits if how == "part" else 3 if how == "number" else 0 if value > 99 else 1
 
     def written(number: float) -> str:
         return percent(number, places) if how == "part" else f"{number:.{places}f}"
 
     around = [] if low is None else [f"{written(low)}–{written(high)}"]
-    around += [str(one["n"])] if trials else []
+    around += [str(measured["n"])] if trials else []
     sign = " %" if how == "part" else ""
     return written(value) + sign + (f" ({'; '.join(around)})" if around else "")
 
@@ -148,10 +148,10 @@ def not_run(documents: Sequence[Document]) -> str:
     """Return why runs were not made, reason by reason; "" when all were."""
     why: dict[tuple[str, str], list[str]] = {}
     for document in documents:
-        for one in document["coverage"]["not_run"]:
-            scenarios = why.setdefault((cell(one["reason"]), one["testbed"] or "-"), [])
-            if one["scenario"] not in scenarios:
-                scenarios.append(one["scenario"])
+        for entry in document["coverage"]["not_run"]:
+            scenarios = why.setdefault((cell(entry["reason"]), entry["testbed"] or "-"), [])
+            if entry["scenario"] not in scenarios:
+                scenarios.append(entry["scenario"])
     if not why:
         return ""
     lines = [[", ".join(names), testbed, reason] for (reason, testbed), names in why.items()]
@@ -160,42 +160,46 @@ def not_run(documents: Sequence[Document]) -> str:
 
 def targets(documents: Sequence[Document]) -> str:
     """Return every target with what was measured, side by side."""
-    beside = columns(documents)
+    shown = columns(documents)
     lines = []
     for target in TARGETS:
         for mode in target.modes:
             cells = []
-            for document, testbed in beside:
+            for document, testbed in shown:
                 got = scores_of(document, tool=TOOL, mode=mode, testbed=testbed)
                 asked = got and target.testbed in ("", testbed)
-                one = got[0]["figures"][target.figure] if asked else None
-                text = figure(one, LINES[target.figure][1], NO_TRIAL, digits=1, trials=False)
-                met = one is not None and one["value"] is not None and target.meets(one["value"])
+                measured = got[0]["figures"][target.figure] if asked else None
+                text = figure(measured, LINES[target.figure][1], NO_TRIAL, digits=1, trials=False)
+                met = (
+                    measured is not None
+                    and measured["value"] is not None
+                    and target.meets(measured["value"])
+                )
                 cells.append(text if text == NO_TRIAL else f"{'✓' if met else '✗'} {text}")
             if any(cell != NO_TRIAL for cell in cells) or not target.testbed:
                 lines.append([target.name, mode, target.words, *cells])
-    return table(["target", "mode", "wanted", *map(named, beside)], lines)
+    return table(["target", "mode", "wanted", *map(named, shown)], lines)
 
 
 def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
     """Return all tools below each other, with everything seen (M0), by some figures.
 
-    Tools that claim none of these are told below.
+    Tools that claim none of these are listed below the table.
     """
     scores = scores_of(document, testbed=testbed, mode="M0")
-    scores.sort(key=lambda one: one["tool"] != TOOL)
+    scores.sort(key=lambda score: score["tool"] != TOOL)
     lines, mute = [], []
-    for one in scores:
-        if all(one["figures"][name]["value"] is None for name in names):
-            mute.append(one["tool"])
+    for score in scores:
+        if all(score["figures"][name]["value"] is None for name in names):
+            mute.append(score["tool"])
             continue
         cells = []
         for name in names:
-            # where nobody has a figure, no run asked
+            # where no tool has a figure, no run asked
             asked = any(each["figures"][name]["value"] is not None for each in scores)
             none = NOT_CLAIMED if asked else NO_TRIAL
-            cells.append(figure(one["figures"][name], LINES[name][1], none))
-        tool = f"**{one['tool']}**" if one["tool"] == TOOL else cell(one["tool"])
+            cells.append(figure(score["figures"][name], LINES[name][1], none))
+        tool = f"**{score['tool']}**" if score["tool"] == TOOL else cell(score["tool"])
         lines.append([tool, *cells])
     text = table(["", *names.values()], lines)
     if mute:
@@ -209,14 +213,14 @@ def _filled(text: str) -> str:
 
 def versions(document: Document) -> str:
     """Return what the other tools of a table call themselves, where that says more."""
-    said = [
+    labels = [
         label
         for name, label in document["tools"].items()
         if name != TOOL and not label.endswith("(rule of thumb)")
     ]
-    if not said:
+    if not labels:
         return ""
-    return _filled("Scored versions: " + "; ".join(said) + ".")
+    return _filled("Scored versions: " + "; ".join(labels) + ".")
 
 
 def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
@@ -232,23 +236,24 @@ def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES))
         ]
         for name in names
     ]
-    return table(["", *(one["mode"] for one in scores)], lines)
+    return table(["", *(score["mode"] for score in scores)], lines)
 
 
 def confusion(score: Mapping[str, Any]) -> str:
     """Return wanted by said, families that occur only."""
     matrix = score["confusion"]
     order = (*FAMILIES, NOTHING)
-    said = [name for name in order if any(name in line for line in matrix.values())]
+    claimed = [name for name in order if any(name in line for line in matrix.values())]
     lines = []
     for name in order:
         if name in matrix:
-            cells = [str(matrix[name].get(one, "")) for one in said]
+            cells = [str(matrix[name].get(family, "")) for family in claimed]
             cells = [
-                f"**{cell}**" if one == name and cell else cell for one, cell in zip(said, cells)
+                f"**{cell}**" if family == name and cell else cell
+                for family, cell in zip(claimed, cells)
             ]
             lines.append([f"**{name}**", *cells])
-    return table(["true \\ said", *(_short(name) for name in said)], lines)
+    return table(["true \\ said", *(_short(name) for name in claimed)], lines)
 
 
 def _short(family: str) -> str:
@@ -257,24 +262,27 @@ def _short(family: str) -> str:
     )
 
 
-def by_cause(beside: Sequence[Column]) -> str:
+def by_cause(shown: Sequence[Column]) -> str:
     """Return the bucket error of each group, where it is active."""
-    found = {
+    groups_by_column = {
         named(column): scores_of(column[0], testbed=column[1], tool=TOOL, mode="M0")[0]["by_cause"]
-        for column in beside
+        for column in shown
     }
     lines = [
-        [name, *(figure(one.get(name), "points", NO_TRIAL) for one in found.values())]
+        [
+            name,
+            *(figure(groups.get(name), "points", NO_TRIAL) for groups in groups_by_column.values()),
+        ]
         for name in FAMILIES
-        if any(name in one for one in found.values())
+        if any(name in groups for groups in groups_by_column.values())
     ]
-    return table(["group", *found], lines)
+    return table(["group", *groups_by_column], lines)
 
 
-def scenarios(beside: Sequence[Column]) -> str:
+def scenarios(shown: Sequence[Column]) -> str:
     """Return every scenario: group right, leaf right, culprit right, points off."""
-    found: dict[str, dict[int, str]] = {}
-    for place, (document, testbed) in enumerate(beside):
+    rows: dict[str, dict[int, str]] = {}
+    for place, (document, testbed) in enumerate(shown):
         for scenario in document["scenarios"]:
             if scenario["testbed"] != testbed:
                 continue
@@ -286,16 +294,16 @@ def scenarios(beside: Sequence[Column]) -> str:
                 asked = (scenario["no_false_cause"],)
             off = figure(scenario["bucket_error_active_mean"], "points", NO_TRIAL).split(" (")[0]
             cell = " · ".join([*map(_hits, asked), off])
-            found.setdefault(scenario["scenario"], {})[place] = cell
+            rows.setdefault(scenario["scenario"], {})[place] = cell
     lines = [
-        [name, *(cells.get(place, "") for place in range(len(beside)))]
-        for name, cells in found.items()
+        [name, *(cells.get(place, "") for place in range(len(shown)))]
+        for name, cells in rows.items()
     ]
-    return table(["scenario", *map(named, beside)], lines)
+    return table(["scenario", *map(named, shown)], lines)
 
 
-def _hits(one: Mapping[str, Any]) -> str:
-    return NO_TRIAL if one["hits"] is None else f"{one['hits']}/{one['n']}"
+def _hits(measured: Mapping[str, Any]) -> str:
+    return NO_TRIAL if measured["hits"] is None else f"{measured['hits']}/{measured['n']}"
 
 
 def cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Every figure of the score, from all the judged runs of one tool in one mode."""
+"""All figures of the score, computed from the judged runs of one tool in one mode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
     tool: str
     mode: str
     easy: bool | None
-    """True when the rule "slowest total compute" names who is at fault; None = it was not asked."""
+    """True when the rule "slowest total compute" names the culprit; None = it was not applied."""
     judged: Judged
     said: str = ""
     true: str = ""
@@ -68,24 +68,24 @@ def tables(rows: Sequence[Row]) -> dict[tuple[str, str, str], Score]:
     sets: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         sets.setdefault((row.testbed, row.tool, row.mode), []).append(row)
-    return {key: scored(some) for key, some in sets.items()}
+    return {key: scored(group) for key, group in sets.items()}
 
 
 def wrong(row: Row) -> tuple[str, ...]:
     """Return in what a run is wrong, for the list of runs to go and look at."""
-    one = row.judged
+    run = row.judged
     asked: dict[str, bool | None] = {
-        "family": one.family_right,
-        "leaf": None if one.abstained and row.mode in NO_LEAVES else one.leaf_top1,
-        "culprit": one.culprit_right,
-        "blamed though nobody's": one.nobody_right,
-        "not both": one.both_found,
-        "inversion": None if one.inverted is None else not one.inverted,
-        "residual": _whole(one),
+        "family": run.family_right,
+        "leaf": None if run.abstained and row.mode in NO_LEAVES else run.leaf_top1,
+        "culprit": run.culprit_right,
+        "blamed though nobody's": run.nobody_right,
+        "not both": run.both_found,
+        "inversion": None if run.inverted is None else not run.inverted,
+        "residual": _whole(run),
     }
     out = [name for name, right in asked.items() if right is False]
-    out += [f"false {name}" for name in one.false_causes or ()]
-    most = max(one.errors.items(), key=lambda p: p[1]) if one.errors else ("", 0.0)
+    out += [f"false {name}" for name in run.false_causes or ()]
+    most = max(run.errors.items(), key=lambda p: p[1]) if run.errors else ("", 0.0)
     if most[1] >= WRONG_FROM_POINTS:
         out.append(f"{most[0]} off by {most[1]:.1f}")
     return tuple(out)
@@ -96,33 +96,33 @@ NO_LEAVES = ("M2", "M3")
 """Modes in which to stop at the group is all that can be done."""
 
 
-def _dominant(one: Judged) -> bool | None:
+def _dominant(run: Judged) -> bool | None:
     """Right or wrong, where a leaf was named first."""
-    return one.leaf_top1 if one.said_leaf is not None else None
+    return run.leaf_top1 if run.said_leaf is not None else None
 
 
 def _precision(judged: Sequence[Judged]) -> Figure:
-    right = [right for one in judged for _, _, right in one.emitted]
+    right = [right for run in judged for _, _, right in run.emitted]
     return wilson(sum(right), len(right))
 
 
-def _false(one: Judged) -> bool | None:
-    return None if one.false_causes is None else bool(one.false_causes)
+def _false(run: Judged) -> bool | None:
+    return None if run.false_causes is None else bool(run.false_causes)
 
 
-def _whole(one: Judged) -> bool | None:
-    return None if one.residual_ns is None else one.residual_ns == 0
+def _whole(run: Judged) -> bool | None:
+    return None if run.residual_ns is None else run.residual_ns == 0
 
 
 def _largest_residual(judged: Sequence[Judged]) -> Figure:
-    known = [abs(one.residual_ns) for one in judged if one.residual_ns is not None]
+    known = [abs(run.residual_ns) for run in judged if run.residual_ns is not None]
     return Figure(float(max(known)), None, None, len(known)) if known else NO_FIGURE
 
 
 def _by_cause(judged: Sequence[Judged]) -> dict[str, Figure]:
     out = {}
     for name in FAMILIES:
-        trials = [[one.errors[name]] for one in judged if one.errors and name in one.active]
+        trials = [[run.errors[name]] for run in judged if run.errors and name in run.active]
         if trials:
             out[name] = over_trials(trials)
     return out
@@ -130,18 +130,18 @@ def _by_cause(judged: Sequence[Judged]) -> dict[str, Figure]:
 
 def _confusion(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
     out: dict[str, dict[str, int]] = {}
-    for one in judged:
-        if one.said is not None:
-            line = out.setdefault(one.wanted, {})
-            line[one.said] = line.get(one.said, 0) + 1
+    for run in judged:
+        if run.said is not None:
+            line = out.setdefault(run.wanted, {})
+            line[run.said] = line.get(run.said, 0) + 1
     return out
 
 
 def _claims(judged: Sequence[Judged]) -> list[tuple[float, bool]]:
     return [
         (sure, right)
-        for one in judged
-        for _, sure, right in (*one.emitted, *one.emitted_groups)
+        for run in judged
+        for _, sure, right in (*run.emitted, *run.emitted_groups)
         if sure is not None
     ]
 
@@ -183,25 +183,25 @@ FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = {
     "bucket_error_p95": lambda rows: over_trials(_errors(rows, False), p95),
     "bucket_error_active_mean": lambda rows: over_trials(_errors(rows, True)),
     "bucket_error_active_p95": lambda rows: over_trials(_errors(rows, True), p95),
-    "family_top1": _each(lambda one: one.family_right),
-    "leaf_top1": _each(lambda one: one.leaf_top1),
-    "leaf_top2": _each(lambda one: one.leaf_top2),
-    "leaf_abstained": _each(lambda one: one.abstained),
+    "family_top1": _each(lambda run: run.family_right),
+    "leaf_top1": _each(lambda run: run.leaf_top1),
+    "leaf_top2": _each(lambda run: run.leaf_top2),
+    "leaf_abstained": _each(lambda run: run.abstained),
     "leaf_precision": _each(_dominant),
     "leaf_precision_all": lambda rows: _precision([row.judged for row in rows]),
     "culprit_top1": lambda rows: _culprits(rows, False),
     "culprit_top1_easy": lambda rows: _culprits(rows, True),
-    "nobody_blamed": _each(lambda one: one.nobody_right),
-    "both_found": _each(lambda one: one.both_found),
-    "inversions": _each(lambda one: one.inverted),
+    "nobody_blamed": _each(lambda run: run.nobody_right),
+    "both_found": _each(lambda run: run.both_found),
+    "inversions": _each(lambda run: run.inverted),
     "false_on_nulls": lambda rows: _falsely(rows, True),
     "false_anywhere": lambda rows: _falsely(rows, False),
-    "unattributed": _means(lambda one: one.unattributed_ratio),
+    "unattributed": _means(lambda run: run.unattributed_ratio),
     "ece": _ece,
-    "wrong_first_sure": _each(lambda one: one.wrong_first_sure),
+    "wrong_first_sure": _each(lambda run: run.wrong_first_sure),
     "conserved": _each(_whole),
     "residual_ns": lambda rows: _largest_residual([row.judged for row in rows]),
-    "gain_error": _means(lambda one: one.gain_error),
+    "gain_error": _means(lambda run: run.gain_error),
 }
 
 

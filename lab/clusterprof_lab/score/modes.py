@@ -1,10 +1,10 @@
-"""The degraded modes M0 to M4: the same run seen with less, and what is then true of it.
+"""The degraded modes M0 to M4: the same run with fewer signals, and the truth that remains visible.
 
 M0 everything · M1 no spans of collectives, forward and backward · M2 no spans at all · M3 the
 accelerators' counters alone · M4 one rank of many
 
-D0, D2: the leg "driver". Accelerators as a vendor's driver shows them and nothing marked on
-them; with the spans of Python (D0), and without any (D2).
+D0, D2: the leg "driver". Accelerators as a vendor's driver shows them, without marks in the trace;
+with the spans of Python (D0), and without any (D2).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def in_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Path:
 
 
 def rank_alone(truth: Truth) -> int:
-    """Return the one rank that M4 sees: who is at fault in every other run, else a bystander."""
+    """Return the rank that M4 sees: in every other run a culprit, else a bystander."""
     ranks = sorted(place.rank for place in truth.places)
     at_fault = [rank for rank in ranks if rank in guilty(truth)]
     others = [rank for rank in ranks if rank not in guilty(truth)]
@@ -71,24 +71,24 @@ def true_in_mode(truth: Truth, wanted: Wanted, mode: str) -> tuple[Truth, Wanted
     if mode != "M4":
         return truth, wanted
     rank = rank_alone(truth)
-    lost = tuple(_seen_alone(one, rank) for one in truth.lost if one.rank == rank)
+    lost = tuple(_seen_alone(loss, rank) for loss in truth.lost if loss.rank == rank)
     injected = tuple(
-        replace(one, culprits=(rank,)) for one in truth.injected if rank in one.culprits
+        replace(fault, culprits=(rank,)) for fault in truth.injected if rank in fault.culprits
     )
     seen = replace(
         truth,
         places=tuple(place for place in truth.places if place.rank == rank),
         lost=lost,
-        outside=tuple(one for one in truth.outside if one.rank == rank),
+        outside=tuple(loss for loss in truth.outside if loss.rank == rank),
         injected=injected,
     )
     return seen, _wanted_alone(seen, wanted)
 
 
-def _seen_alone(one: Lost, rank: int) -> Lost:
-    if one.culprit in (rank, None):
-        return one
-    return replace(one, cause=UNKNOWN_PEER, culprit=None)
+def _seen_alone(loss: Lost, rank: int) -> Lost:
+    if loss.culprit in (rank, None):
+        return loss
+    return replace(loss, cause=UNKNOWN_PEER, culprit=None)
 
 
 def _wanted_alone(seen: Truth, wanted: Wanted) -> Wanted:
@@ -96,9 +96,9 @@ def _wanted_alone(seen: Truth, wanted: Wanted) -> Wanted:
     if not wanted.family or wanted.outside_steps:
         return replace(wanted, culprit="nobody" if not seen.injected else "rank", also=())
     by_cause: dict[str, int] = {}
-    for one in seen.lost:
-        if one.cause != OTHER:
-            by_cause[one.cause] = by_cause.get(one.cause, 0) + one.ns
+    for loss in seen.lost:
+        if loss.cause != OTHER:
+            by_cause[loss.cause] = by_cause.get(loss.cause, 0) + loss.ns
     if not by_cause:
         return Wanted("", (), "nobody")
     by_family: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""A report of clusterprof, in the words every tool answers in.
+"""Convert a report of clusterprof to an `Answer`.
 
-The families of a report are those of the corpus. Culprits of the run as a whole are ranks by what
-all ranks lost because of them, over everything the report blames somebody for.
+The families of a report are those of the corpus. Culprits of the run as a whole are ranks, ordered
+by what all ranks lost because of them, summed over everything the report blames on a rank.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from pathlib import Path
 from clusterprof import __version__
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import UNATTRIBUTED, Finding, RankLedger, Report
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILIES, FAMILY_OF
 
 TOOL = "clusterprof"
 STRUCTURAL = "net-transfer"
-"""That data take time on their way is no fault: what that wins is not added."""
+"""Any transfer takes time, which is no fault: its gain is not added."""
 GAIN_FROM_RATIO = 0.03
-"""What fixing smaller findings would win is not added up."""
+"""Share of the in-step time; gains of smaller findings are not added."""
 BLAMED_RATIO = 0.25
-"""Ranks are blamed that caused at least this part of what the first one did."""
+"""A rank is blamed if it caused at least this part of what the first one caused."""
 
 
 def ours(recording: Path) -> Answer:
-    """Analyse a recording in this process."""
+    """Analyze a recording in this process."""
     return answer_of(analyze(recording))
 
 
 def answer_of(report: Report) -> Answer:
-    """Say what a report says."""
+    """Convert a report to an answer."""
     families = dict.fromkeys(FAMILIES, 0)
     for id_, ns in bucket_ns(report).items():
         family = family_of(id_, report)
         families[family] = families.get(family, 0) + ns
     whole = max(report.in_step_ns, 1)
     inside = [finding for finding in report.findings if not finding.outside_steps]
-    large = [one for one in inside if one.share_ratio >= GAIN_FROM_RATIO]
+    large = [finding for finding in inside if finding.share_ratio >= GAIN_FROM_RATIO]
     gain_ns = _gain_ns(report, large)
     return Answer(
         tool=f"{TOOL} {__version__}",
-        causes=tuple(_said(one) for one in report.findings),
+        causes=tuple(_named_cause(finding) for finding in report.findings),
         family_ratio={name: ns / whole for name, ns in families.items()},
         culprits=_blamed(report),
         residual_ns=residual_ns(report),
@@ -53,9 +53,9 @@ def answer_of(report: Report) -> Answer:
 def _gain_ns(report: Report, large: Sequence[Finding]) -> int | None:
     """Return what fixing the large findings wins together, and no more than fixing all does."""
     gains = [
-        one.recoverable_ns
-        for one in large
-        if one.recoverable_ns is not None and one.cause.id != STRUCTURAL
+        finding.recoverable_ns
+        for finding in large
+        if finding.recoverable_ns is not None and finding.cause.id != STRUCTURAL
     ]
     worth = report.worth
     if len(gains) > 1 and worth is not None and worth.saved_ns is not None:
@@ -98,17 +98,17 @@ def residual_ns(report: Report) -> int:
         "lost_ns",
     ):
         gaps.append(getattr(report, name) - sum(getattr(rank, name) for rank in report.ranks))
-    felt = bucket_ns(report)
-    gaps.append(report.lost_ns - sum(felt.values()))
-    gaps.append(report.unattributed_ns - felt[UNATTRIBUTED])
+    victim_ns = bucket_ns(report)
+    gaps.append(report.lost_ns - sum(victim_ns.values()))
+    gaps.append(report.unattributed_ns - victim_ns[UNATTRIBUTED])
     gaps.append(report.unattributed_ns - sum(ns for _, ns in report.unattributed_reasons))
     gaps.append(report.outside_ns - sum(ns for _, ns in report.outside_buckets))
     gaps += [
-        finding.lost_ns - felt.get(finding.cause.id, 0)
+        finding.lost_ns - victim_ns.get(finding.cause.id, 0)
         for finding in report.findings
         if not finding.outside_steps
     ]
-    gaps += _felt_and_caused(report, felt)
+    gaps += _victim_less_culprit(report, victim_ns)
     return max(map(abs, gaps), default=0)
 
 
@@ -119,26 +119,30 @@ def _gaps(rank: RankLedger) -> Iterable[int]:
     yield rank.outside_ns - sum(ns for _, ns in rank.outside_buckets)
 
 
-def _felt_and_caused(report: Report, felt: dict[str, int]) -> Iterable[int]:
+def _victim_less_culprit(report: Report, victim_ns: dict[str, int]) -> Iterable[int]:
     if not any(rank.caused for rank in report.ranks) and not report.nobody:
         return  # ranks were not compared: nothing is said about who caused what
-    left = dict(felt)
+    left = dict(victim_ns)
     for id_, ns in (*(line for rank in report.ranks for line in rank.caused), *report.nobody):
         left[id_] = left.get(id_, 0) - ns
     yield sum(left.values())
     yield from left.values()
 
 
-def _said(one: Finding) -> Said:
-    leaf = None if one.cause.id in FAMILIES and one.cause.id not in FAMILY_OF else one.cause.id
-    ranks = tuple(who.rank for who in one.culprits if who.rank is not None)
-    return Said(
-        family=FAMILY_OF.get(one.cause.id, one.cause.family),
+def _named_cause(finding: Finding) -> NamedCause:
+    leaf = (
+        None
+        if finding.cause.id in FAMILIES and finding.cause.id not in FAMILY_OF
+        else finding.cause.id
+    )
+    ranks = tuple(who.rank for who in finding.culprits if who.rank is not None)
+    return NamedCause(
+        family=FAMILY_OF.get(finding.cause.id, finding.cause.family),
         leaf=leaf,
-        share_ratio=one.share_ratio,
-        confidence_ratio=one.confidence_ratio,
+        share_ratio=finding.share_ratio,
+        confidence_ratio=finding.confidence_ratio,
         culprits=ranks,
-        outside_steps=one.outside_steps,
+        outside_steps=finding.outside_steps,
     )
 
 
@@ -150,12 +154,12 @@ def _blamed(report: Report) -> tuple[int, ...]:
         if finding.outside_steps and finding.cause.family == "fail"
     ]
     if hung:  # whatever was slow before it stood still
-        ranks = [who.rank for one in hung for who in one.culprits if who.rank is not None]
+        ranks = [who.rank for finding in hung for who in finding.culprits if who.rank is not None]
         return tuple(dict.fromkeys(ranks))
     caused: dict[int, int] = {}
-    for one in report.findings:
-        for who in one.culprits:
-            if who.rank is not None and not one.outside_steps:
+    for finding in report.findings:
+        for who in finding.culprits:
+            if who.rank is not None and not finding.outside_steps:
                 ns = who.caused_ns
                 caused[who.rank] = caused.get(who.rank, 0) + ns
     order = sorted(caused, key=lambda rank: (-caused[rank], rank))

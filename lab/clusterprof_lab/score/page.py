@@ -60,8 +60,8 @@ def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
         if document.get("format") != FORMAT or document.get("schema") != SCHEMA:
             raise ValueError(f"{path}: not a score of schema {SCHEMA}")
         out.append(document)
-    # what counts is the split that nobody looked at
-    return sorted(out, key=lambda one: (one["split"] != "test", one["slice"] != "full"))
+    # the split that was not looked at counts
+    return sorted(out, key=lambda score: (score["split"] != "test", score["slice"] != "full"))
 
 
 def pages(folder: Path = RESULTS) -> dict[str, str]:
@@ -73,7 +73,7 @@ def pages(folder: Path = RESULTS) -> dict[str, str]:
 
 
 _CURVES = {"M0": "", "M2": ", no spans", "M4": ", one rank", "D0": ", driver's view"}
-"""Mode with a curve -> what is said of it; one for each kind of visibility."""
+"""Mode with a curve -> its caption; one for each kind of visibility."""
 
 
 def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
@@ -89,10 +89,10 @@ def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
 
 
 def _page(documents: Sequence[Document], given: Sequence[legs.Leg]) -> Iterator[str]:
-    """The stored score that counts most at length; the others beside it where there is room."""
-    beside = markdown.columns(documents)
-    first = beside[0][0] if beside else documents[0]
-    at_length = [column for column in beside if column[0] is first]
+    """The stored score that counts most in full; the others in extra columns."""
+    shown = markdown.columns(documents)
+    first = shown[0][0] if shown else documents[0]
+    at_length = [column for column in shown if column[0] is first]
     yield HEAD
     yield "## Legs\n"
     yield LEGS
@@ -124,25 +124,25 @@ def _page(documents: Sequence[Document], given: Sequence[legs.Leg]) -> Iterator[
     yield "## Confidence\n"
     yield CONFIDENCE
     yield f"![Reliability curve: confidence said against part right]({Path(PICTURE).name})\n"
-    yield from _details(documents, first, beside)
+    yield from _details(documents, first, shown)
 
 
 def _details(
-    documents: Sequence[Document], first: Document, beside: Sequence[markdown.Column]
+    documents: Sequence[Document], first: Document, shown: Sequence[markdown.Column]
 ) -> Iterator[str]:
     yield "## Errors by group\n"
-    yield markdown.by_cause(beside)
+    yield markdown.by_cause(shown)
     yield "## Every scenario\n"
     yield SCENARIOS
-    yield markdown.scenarios(beside)
+    yield markdown.scenarios(shown)
     yield "## One signal less\n"
     yield lists.ablation(first)
     if first["split"] == "dev":  # the other split is not looked at
         yield "## Where it is wrong\n"
-        full = [one for one in first["wrong"] if one["mode"] == "M0"]
-        shown = {**first, "wrong": full[:MOST_WRONG]}
+        full = [run for run in first["wrong"] if run["mode"] == "M0"]
+        first_wrong = {**first, "wrong": full[:MOST_WRONG]}
         yield f"Of {first['wrong_count']} runs and modes the first with everything seen.\n"
-        yield lists.wrongs(shown)
+        yield lists.wrongs(first_wrong)
     yield "## Not covered\n"
     missing = markdown.not_run(documents)
     yield NOT_COVERED + (MISSING if missing else "")
@@ -155,8 +155,8 @@ def store(score: Path, folder: Path = RESULTS) -> Path:
     """Keep a score for the page, named after split and slice, without what is for going to look."""
     document = json.loads(score.read_text(encoding="utf-8"))
     document["claims"] = []
-    full = [one for one in document["wrong"] if one["mode"] == "M0"]
-    document["wrong"] = [{**one, "folder": ""} for one in full[:MOST_WRONG]]
+    full = [run for run in document["wrong"] if run["mode"] == "M0"]
+    document["wrong"] = [{**run, "folder": ""} for run in full[:MOST_WRONG]]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{document['split']}-{document['slice']}.json"
     path.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -1,13 +1,13 @@
-"""Predictions beside the truth of jobs whose fault went on and off (`real/paired.py`).
+"""Predictions against the truth of jobs whose fault went on and off (`real/paired.py`).
 
-The truth is the mean step of the turns with the fault against those without it, of one job; the
-prediction is what an analysis says that sees only one turn with the fault, of all such turns
-together. The first steps of a turn count for neither: a loader that is ahead, a queue that runs
-dry.
-Both speak of the same steps, so that these vary is no noise: what they would have taken without the
-fault is, known as it is from other steps of the same job. That noise is that of means of a few
-steps each, as if those were independent; where the 95 % interval of the truth is wider than the
-target, nothing can be told of the prediction.
+The truth compares, within one job, the mean step of the turns with the fault and of those without
+it. The prediction comes from analyses that each see one turn with the fault; all such turns are
+combined. The first steps of a turn are left out of both: a loader may be ahead, a queue may still
+run dry.
+Truth and prediction are about the same steps, so the variation of these steps is not noise. Noise
+is in the step without the fault, which is known only from other steps of the same job: that of
+means over a few steps each, taken as independent. Where the 95 % interval of the truth is wider
+than the target, the prediction cannot be judged.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class Truth:
 
 def turns_of(folder: Path) -> list[Turn]:
     """Read the turns of a job, without their first steps; ValueError if it is no such job."""
-    said = document_of(folder)
+    job = document_of(folder)
     ends = _ends(folder / "stopwatches")
-    steps, length, first = len(ends[0]), said["in_turns"], said["warm_up"]
+    steps, length, first = len(ends[0]), job["in_turns"], job["warm_up"]
     on = [first <= step and (step - first) // length % 4 in (1, 2) for step in range(steps)]
-    whole = first + length * said["blocks"]
+    whole = first + length * job["blocks"]
     out, begin = [], 0
     for step in range(1, whole + 1):
         if step < whole and on[step] == on[begin]:
             continue
         left = step - begin - (SETTLES_STEPS if begin else first)
-        counts = range(step - max(left - left % said["period_steps"], 1), step)
+        counts = range(step - max(left - left % job["period_steps"], 1), step)
         row = [sum(end[k] - end[k - 1] for end in ends) / len(ends) for k in counts]
         out.append(Turn(on[begin], counts[0], step, tuple(row)))
         begin = step
@@ -95,17 +95,20 @@ def _ends(folder: Path) -> list[list[int]]:
 
 def truth_of(turns: Sequence[Turn]) -> Truth:
     """Return what the fault cost, and how sure that is."""
-    with_ns, with_variance, one = _mean(turns, True)
-    without_ns, without_variance, other = _mean(turns, False)
+    with_ns, with_variance, with_count = _mean(turns, True)
+    without_ns, without_variance, without_count = _mean(turns, False)
     ratio = without_ns / with_ns
     # Of the steps that were not trained without the fault, and of those by which they are guessed.
-    own = without_variance / one + without_variance / other
+    own = without_variance / with_count + without_variance / without_count
     error = math.sqrt(own) / with_ns
     varies = ratio * math.hypot(
-        math.sqrt(with_variance / one) / with_ns, math.sqrt(without_variance / other) / without_ns
+        math.sqrt(with_variance / with_count) / with_ns,
+        math.sqrt(without_variance / without_count) / without_ns,
     )
     return Truth(
-        100 * (1 - ratio), 100 * _t(other - 1) * error, 100 * _t(min(one, other) - 1) * varies
+        100 * (1 - ratio),
+        100 * _t(without_count - 1) * error,
+        100 * _t(min(with_count, without_count) - 1) * varies,
     )
 
 
@@ -115,9 +118,9 @@ def _t(free: int) -> float:
 
 def _mean(turns: Sequence[Turn], on: bool) -> tuple[float, float, int]:
     """Return the mean step of one half, the variance of stretches, and how many there are."""
-    some = [turn.steps_ns for turn in turns if turn.on == on]
-    mean = sum(map(sum, some)) / sum(map(len, some))
-    draws = [sum(part) / len(part) for row in some for part in _stretches(row)]
+    half = [turn.steps_ns for turn in turns if turn.on == on]
+    mean = sum(map(sum, half)) / sum(map(len, half))
+    draws = [sum(part) / len(part) for row in half for part in _stretches(row)]
     return mean, sum((d - mean) ** 2 for d in draws) / max(len(draws) - 1, 1), len(draws)
 
 
@@ -133,7 +136,7 @@ def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, 
     from clusterprof_lab.score.whatif import predicted
 
     named: list[str] = []
-    won = whole = 0.0
+    saved = whole = 0.0
     for turn in turns:
         if not turn.on:
             continue
@@ -145,11 +148,11 @@ def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, 
         length = report.worth.job_ns if report.worth is not None else None
         if not length:
             continue
-        some, points, _, _ = predicted(report, pair)
-        named += [name for name in some if name not in named]
-        won += points * length
+        causes, points, _, _ = predicted(report, pair)
+        named += [name for name in causes if name not in named]
+        saved += points * length
         whole += length
-    return tuple(named), won / whole if whole else 0.0
+    return tuple(named), saved / whole if whole else 0.0
 
 
 def pair_of(document: Mapping[str, Any], corpus: Mapping[str, Scenario]) -> Any:

@@ -1,9 +1,9 @@
-"""The paired clean run of each injected fault: the same job, the same random numbers, without it.
+"""The paired clean run of each injected fault: the same job and random numbers without the fault.
 
-A synthetic job is simulated once more with that fault's size 0 and all others as they were. Work
-that is only uneven ("skew") is evened out instead: without the fault there would be less of it, and
-no fix of an imbalance makes work vanish. A real job has one clean run for all its faults, measured
-once per layout on the same machine at another time.
+A synthetic job is simulated again with the size of that fault 0 and all others unchanged. Uneven
+work ("skew") is evened out instead: removing it would remove work, and no fix of an imbalance does
+that. A real job has one clean run for all its faults, measured once per layout on the same machine
+at another time.
 """
 
 from __future__ import annotations
@@ -79,5 +79,8 @@ def _evened(plan: Plan, faults: Faults, sizes: list[float], at: int) -> float:
     """Return the step time with each step's work of one fault spread evenly over the ranks."""
     fault = faults.all[at]
     noise = np.broadcast_to(fault.noise.mean(axis=0), fault.noise.shape)
-    even = [replace(one, noise=noise) if one is fault else one for one in faults.all]
+    even = [
+        replace(candidate, noise=noise) if candidate is fault else candidate
+        for candidate in faults.all
+    ]
     return step_ns(run(plan, Faults(tuple(even)).scaled(sizes)))

@@ -43,7 +43,7 @@ def reliability_picture(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]
         y = _TOP + 24 + 22 * number
         x = _LEFT + _SIDE + 24
         out.append(f'<circle class="c{number % _COLOURS}" cx="{x}" cy="{y - 4}" r="5"/>')
-        claims = sum(one["n"] for one in bins)
+        claims = sum(bin_["n"] for bin_ in bins)
         out.append(f'<text x="{x + 14}" y="{y}">{_safe(name)} ({claims} claims)</text>')
     if not curves:
         out.append(f'<text x="{_LEFT + 24}" y="{_TOP + 40}">no score has been stored yet</text>')
@@ -69,15 +69,15 @@ def _frame() -> list[str]:
     return out
 
 
-def _curve(colour: str, bins: Sequence[Mapping[str, Any]]) -> list[str]:
-    points = " ".join(f"{_x(one['said'])},{_y(one['right'])}" for one in bins)
-    out = [f'<polyline class="{colour} line" points="{points}"/>']
-    for one in bins:
-        sure = wilson(round(one["right"] * one["n"]), one["n"])
-        x = _x(one["said"])
+def _curve(color: str, bins: Sequence[Mapping[str, Any]]) -> list[str]:
+    points = " ".join(f"{_x(bin_['said'])},{_y(bin_['right'])}" for bin_ in bins)
+    out = [f'<polyline class="{color} line" points="{points}"/>']
+    for bin_ in bins:
+        sure = wilson(round(bin_["right"] * bin_["n"]), bin_["n"])
+        x = _x(bin_["said"])
         low, high = _y(sure.low or 0.0), _y(sure.high if sure.high is not None else 1.0)
-        out.append(f'<path class="{colour} bar" d="M{x} {low}V{high}"/>')
-        out.append(f'<circle class="{colour}" cx="{x}" cy="{_y(one["right"])}" r="4"/>')
+        out.append(f'<path class="{color} bar" d="M{x} {low}V{high}"/>')
+        out.append(f'<circle class="{color}" cx="{x}" cy="{_y(bin_["right"])}" r="4"/>')
     return out
 
 

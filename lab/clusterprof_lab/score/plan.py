@@ -27,7 +27,7 @@ _REAL_IN_CI = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-
 _NULL_SEEDS = {"ci": 4, "full": 64}
 """0 false of 6 x 64 bounds the true part to 1 % (Wilson, 95 %)."""
 _SEEDS = {("synth", "ci"): 2, ("synth", "full"): 3}
-"""1 where nothing is said."""
+"""1 by default."""
 TESTBEDS = ("synth", "sharded", "real")
 SHARDED_MODES = ("M0", "M2", "D0", "D2")
 _REAL_NULLS = 3
@@ -38,7 +38,7 @@ NOT_RECORDED = "not recorded: it takes hours, `--no-recording` was given"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One run to make, or one that lies there, and what to do with it."""
+    """One run to make, or an existing one, and what to do with it."""
 
     testbed: str
     """One of `TESTBEDS`; "" = of `folder`, whose truth says."""
@@ -50,7 +50,7 @@ class Work:
     ranks: int | None = None
     """Size of a large job; None = what the trial draws."""
     not_now: str = ""
-    """Why it is not made, when it does not lie there."""
+    """Why it is not made, if it does not exist."""
 
     @property
     def name(self) -> str:
@@ -128,5 +128,5 @@ def recorded(works: Sequence[Work], folder: Path, others: bool = True) -> list[W
 
 def lying_in(folder: Path, modes: tuple[str, ...], ablate: bool) -> list[Work]:
     """Return the runs under a folder: every folder with a truth, by name."""
-    found = sorted({path.parent for path in folder.rglob(FILE)})
-    return [Work("", None, path, modes, ablate) for path in found]
+    folders = sorted({path.parent for path in folder.rglob(FILE)})
+    return [Work("", None, path, modes, ablate) for path in folders]

@@ -1,7 +1,7 @@
-"""How far a score is, on stderr: one line that is written over, or on a file a line now and then.
+"""Progress of a score on stderr: one line that is overwritten; in a file, a line at times.
 
-Runs that were not made, and of the split dev those judged wrong, get a line that stays. What is
-right and wrong of the other split is not said.
+Runs that could not be made get a line that stays, and so do wrongly judged runs of the split dev.
+Results of runs of the split test are not shown.
 """
 
 from __future__ import annotations

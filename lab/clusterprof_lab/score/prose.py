@@ -86,11 +86,11 @@ make score-sabotage            # the score must notice three faults put into the
 """
 
 
-def headline(beside: Sequence[Column]) -> str:
+def headline(shown: Sequence[Column]) -> str:
     """Return the few figures that matter most, ours beside the best of the others."""
-    if not beside:
+    if not shown:
         return ""
-    document = beside[0][0]
+    document = shown[0][0]
     whole = "the whole corpus" if document["slice"] == "full" else f"slice {document['slice']}"
     says = "" if document["split"] == "test" else " **Preliminary: these seeds may be tuned on.**"
     out = [
@@ -102,29 +102,31 @@ def headline(beside: Sequence[Column]) -> str:
         ("family_top1", "the right group of causes comes first"),
         ("culprit_top1", "the rank at fault is blamed first"),
     ):
-        for column in beside:
+        for column in shown:
             ours = _figures(column, TOOL)[figure]
             if ours["value"] is not None:
-                lines.append([f"{words} ({column[1]})", _said(figure, ours), _best(column, figure)])
+                lines.append(
+                    [f"{words} ({column[1]})", _write_figure(figure, ours), _best(column, figure)]
+                )
     for figure, words in (
         ("inversions", "a rank that only waited is blamed first"),
         ("false_on_nulls", "a fault is reported in a healthy job"),
     ):
-        for column in beside:
+        for column in shown:
             ours = _figures(column, TOOL)[figure]
             if ours["value"] is not None:
-                lines.append([f"{words} ({column[1]})", _said(figure, ours), ""])
+                lines.append([f"{words} ({column[1]})", _write_figure(figure, ours), ""])
     return "\n".join([*out, markdown.table(["", TOOL, "best of the others"], lines)])
 
 
 def _figures(column: Column, tool: str) -> dict[str, Any]:
-    [found] = markdown.scores_of(column[0], testbed=column[1], tool=tool, mode="M0")
-    figures: dict[str, Any] = found["figures"]
+    [score] = markdown.scores_of(column[0], testbed=column[1], tool=tool, mode="M0")
+    figures: dict[str, Any] = score["figures"]
     return figures
 
 
-def _said(figure: str, one: dict[str, Any]) -> str:
-    return markdown.figure(one, markdown.LINES[figure][1])
+def _write_figure(figure: str, measured: dict[str, Any]) -> str:
+    return markdown.figure(measured, markdown.LINES[figure][1])
 
 
 def _best(column: Column, figure: str) -> str:
@@ -140,4 +142,4 @@ def _best(column: Column, figure: str) -> str:
     if not others:
         return markdown.NO_TRIAL
     _, tool, best = max(others, key=lambda other: other[:2])
-    return f"{_said(figure, best)} {tool}"
+    return f"{_write_figure(figure, best)} {tool}"

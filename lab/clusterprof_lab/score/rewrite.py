@@ -1,8 +1,7 @@
-"""The same recording with less in it: what a recorder without some of its sources had written.
+"""Rewrite a recording with fewer signals, as a recorder without some of its sources would write it.
 
-`Less` says what to leave out; `rewrite` reads a recording and writes another, node by node. Nothing
-is changed in what stays, and what is left out leaves a gap behind that says so, as an absent source
-does.
+`Less` lists what to leave out; `rewrite` reads a recording and writes another, node by node. The
+rest is unchanged. What is left out is replaced by a gap with a reason, as for an absent source.
 """
 
 from __future__ import annotations
@@ -111,9 +110,9 @@ def _alone(node: Path, rank: int) -> _Alone | None:
     parent_of: dict[int, int] = {}
     for record in NodeReader(node):
         if isinstance(record, Event) and record.kind == "process-registered":
-            found = _rank_in(record.attributes)
-            if found is not None:
-                rank_of[record.attributes["pid"]] = found
+            process_rank = _rank_in(record.attributes)
+            if process_rank is not None:
+                rank_of[record.attributes["pid"]] = process_rank
                 device_of[record.attributes["pid"]] = record.attributes.get("device", "")
         elif isinstance(record, Rows) and record.table == "processes":
             columns = dict(zip(record.names, record.columns))
@@ -124,7 +123,7 @@ def _alone(node: Path, rank: int) -> _Alone | None:
                 parent_of.setdefault(record.pid, parent)
     if rank not in rank_of.values():
         return None
-    mine = {pid for pid, one in rank_of.items() if one == rank}
+    mine = {pid for pid, process_rank in rank_of.items() if process_rank == rank}
     others = set(rank_of) - mine
     for pid in parent_of:
         at, seen = pid, set()
@@ -175,8 +174,8 @@ def _rewrite_node(
                     buffer_bytes=_ROOM,
                 )
                 continue
-        for one in _less(record, less, alone, missing, latest.monotonic_ns):
-            early.append(one)
+        for kept in _less(record, less, alone, missing, latest.monotonic_ns):
+            early.append(kept)
         if writer is not None and len(early) >= _AT_ONCE:
             _append(writer, early)
     if writer is None:

@@ -1,4 +1,4 @@
-"""Score a slice of the corpus, or runs that lie there: two processes, progress, two files.
+"""Score a slice of the corpus, or existing runs: two processes, progress, two files.
 
 python -m clusterprof_lab.score --split dev                        a slice, made and scored
 python -m clusterprof_lab.score --runs DIR --answers mytool=DIR    runs and answers of others
@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         not given.no_rules,
         dict(map(_folder_of, given.answers)),
         keep or None,
-        {one.id: one for one in corpus},
+        {scenario.id: scenario for scenario in corpus},
         not given.uncalibrated,
     )
     begun = time.monotonic()
-    done = sorted(_all(works, settings, given.jobs), key=lambda one: works.index(one.work))
+    done = sorted(_all(works, settings, given.jobs), key=lambda result: works.index(result.work))
     seconds = time.monotonic() - begun
-    splits = {row.split for one in done for row in one.rows} or {given.split}
+    splits = {row.split for result in done for row in result.rows} or {given.split}
     split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
     made = document(
         done, split, "runs" if given.runs else given.slice, seconds, settings.calibrated
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (given.out / "score.md").write_text(score_page(made), encoding="utf-8")
     print(summary(made))
     print(f"more in {given.out / 'score.md'}: modes, confusion, every scenario, what was wrong")
-    return 0 if any(one.rows for one in done) else 2
+    return 0 if any(result.rows for result in done) else 2
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -139,15 +139,15 @@ def _wants_all(work: Work) -> bool:
 def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:
     """Do all work, several at a time or alone, and say on stderr how far it is."""
     progress = Progress(len(works))
-    one = partial(do, settings=settings)
+    do_work = partial(do, settings=settings)
     alone = [work for work in works if jobs <= 1 or _wants_all(work)]
-    beside = [work for work in works if work not in alone]
+    pooled = [work for work in works if work not in alone]
     with ExitStack() as stack:
-        if beside:
-            pool = stack.enter_context(get_context("spawn").Pool(min(jobs, len(beside))))
-            for done in pool.imap_unordered(one, beside):
+        if pooled:
+            pool = stack.enter_context(get_context("spawn").Pool(min(jobs, len(pooled))))
+            for done in pool.imap_unordered(do_work, pooled):
                 progress.tell(done)
                 yield done
-    for done in map(one, alone):
+    for done in map(do_work, alone):
         progress.tell(done)
         yield done

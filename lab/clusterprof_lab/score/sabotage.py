@@ -1,10 +1,10 @@
-"""Three faults put into the attribution on purpose: does the score catch each?
+"""Three deliberate faults in the attribution: does the score catch each?
 
     python -m clusterprof_lab.score.sabotage [--runs DIR]
 
-swap-causes       what a thread spent blocked on a disk and what it computed change places
-longest-waiter    a wait goes to the rank that stood longest, not to the last to arrive
-zero-gap          a device counts as idle where it was not sampled (samples are left out for it)
+swap-causes       time blocked on a disk and time of compute of a thread are exchanged
+longest-waiter    a wait is blamed on the rank that waited longest, not on the last to arrive
+zero-gap          a device counts as idle where it was not sampled (samples are removed for this)
 
 A fault is caught when one of `WATCHED` gets worse by more than both intervals allow. Exit status 1
 when one is not caught.
@@ -56,8 +56,8 @@ _LONG_GAP = 2.0  # windows longer than this many usual ones are gaps
 
 def _swapped(feed: Callable[..., DataWaitBreakdown]) -> Callable[..., DataWaitBreakdown]:
     def feed_swapped(*given: Any) -> DataWaitBreakdown:
-        told = feed(*given)
-        return replace(told, block_io=told.user_cpu, user_cpu=told.block_io)
+        breakdown = feed(*given)
+        return replace(breakdown, block_io=breakdown.user_cpu, user_cpu=breakdown.block_io)
 
     return feed_swapped
 
@@ -77,15 +77,15 @@ def _longest_waiter(settle: Callable[..., Any]) -> Callable[..., Any]:
 
 def _zero_gap(windows: Callable[..., Any]) -> Callable[..., Any]:
     def with_zeros(rank: Any) -> Any:
-        found = windows(rank)
-        if found is None or not found.start_ns.size:
-            return found
-        length = found.end_ns - found.start_ns
+        measured = windows(rank)
+        if measured is None or not measured.start_ns.size:
+            return measured
+        length = measured.end_ns - measured.start_ns
         gap = length > _LONG_GAP * np.median(length)
         return replace(
-            found,
-            idle_ns=np.where(gap, length, found.idle_ns),
-            slowed_ns=np.where(gap, 0, found.slowed_ns),
+            measured,
+            idle_ns=np.where(gap, length, measured.idle_ns),
+            slowed_ns=np.where(gap, 0, measured.slowed_ns),
         )
 
     return with_zeros
@@ -118,22 +118,22 @@ def worse(sound: Mapping[str, Figure], bad: Mapping[str, Figure]) -> list[str]:
     """Return the watched figures that got worse beyond both intervals, in words."""
     out = []
     for name, sign in WATCHED.items():
-        one, other = sound[name], bad[name]
-        if one.value is None or other.value is None:
+        sound_figure, bad_figure = sound[name], bad[name]
+        if sound_figure.value is None or bad_figure.value is None:
             continue
-        one_edge = one.low if sign > 0 else one.high
-        other_edge = other.high if sign > 0 else other.low
-        one_edge = one.value if one_edge is None else one_edge
-        other_edge = other.value if other_edge is None else other_edge
-        if sign * (one_edge - other_edge) > 0:
-            out.append(f"{name} {one.value:.3g} -> {other.value:.3g}")
+        sound_edge = sound_figure.low if sign > 0 else sound_figure.high
+        bad_edge = bad_figure.high if sign > 0 else bad_figure.low
+        sound_edge = sound_figure.value if sound_edge is None else sound_edge
+        bad_edge = bad_figure.value if bad_edge is None else bad_edge
+        if sign * (sound_edge - bad_edge) > 0:
+            out.append(f"{name} {sound_figure.value:.3g} -> {bad_figure.value:.3g}")
     return out
 
 
 def figures(
     runs: Sequence[Path], corpus: Mapping[str, Scenario], fault: str, gaps: bool
 ) -> Mapping[str, Figure]:
-    """Analyse runs with a fault held, and return the figures."""
+    """Analyze runs with a fault held, and return the figures."""
     rows = []
     for folder in runs:
         truth = read(folder)
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m clusterprof_lab.score.sabotage")
     parser.add_argument("--runs", type=Path, help="runs that lie there, instead of a small slice")
     given = parser.parse_args(argv)
-    corpus = {one.id: one for one in load_corpus()}
+    corpus = {scenario.id: scenario for scenario in load_corpus()}
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as place:
         runs = _runs(given.runs, Path(place), corpus)
         if not runs:

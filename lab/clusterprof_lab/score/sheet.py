@@ -1,4 +1,4 @@
-"""`score.md`, everything of one score, and what of it is printed."""
+"""`score.md`, all of one score, and the part of it that is printed."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def score_page(document: Document) -> str:
         summary(document),
         markdown.versions(document),
     ]
-    beside = markdown.columns([document])
+    shown = markdown.columns([document])
     for testbed in dict.fromkeys(score["testbed"] for score in document["scores"]):
         out += [f"## Modes, {testbed}\n", markdown.modes(document, testbed)]
-        for one in markdown.scores_of(document, testbed=testbed, tool=TOOL, mode="M0"):
-            out += [f"## Confusion, {testbed}\n", markdown.confusion(one)]
-    out += ["## Off by, points, by group\n", markdown.by_cause(beside)]
-    out += ["## Scenarios: group · leaf · culprit · points off\n", markdown.scenarios(beside)]
+        for score in markdown.scores_of(document, testbed=testbed, tool=TOOL, mode="M0"):
+            out += [f"## Confusion, {testbed}\n", markdown.confusion(score)]
+    out += ["## Off by, points, by group\n", markdown.by_cause(shown)]
+    out += ["## Scenarios: group · leaf · culprit · points off\n", markdown.scenarios(shown)]
     out += ["## A signal less\n", lists.ablation(document)]
     out += ["## Wrong\n", lists.wrongs(document)]
     return "\n".join(out)

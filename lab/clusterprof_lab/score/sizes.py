@@ -1,9 +1,9 @@
-"""How often a claim is right by how much GPU time it names: what confidence is made from.
+"""How often a claim is right, by the GPU time it names: the basis of confidence.
 
     python -m clusterprof_lab.score.sizes RUNS…     # folders of runs of the split dev, nothing else
 
-Real and synthetic jobs weigh the same, however many there are. Parts that would fall as claims grow
-are pooled with their neighbours.
+Real and synthetic jobs have the same total weight, whatever their number. Adjacent bins are pooled
+where the hit rate would fall as claims grow.
 """
 
 from __future__ import annotations
@@ -38,34 +38,39 @@ def claims_of(folder: Path, truth: Truth, scenario: Scenario) -> Iterator[Claim]
     """Yield the leaves that our report of a run names inside steps."""
     report = analyze(folder / RECORDING)
     answer = answer_of(report)
-    for finding, said in zip(report.findings, answer.causes or ()):
-        alone = judge(replace(answer, causes=(said,)), truth, scenario.wanted)
-        for _, _, right in alone.emitted if not said.outside_steps else ():
+    for finding, cause in zip(report.findings, answer.causes or ()):
+        alone = judge(replace(answer, causes=(cause,)), truth, scenario.wanted)
+        for _, _, right in alone.emitted if not cause.outside_steps else ():
             yield Claim(truth.testbed, finding.lost_ns * 1e-9, right)
 
 
 def by_size(claims: Sequence[Claim]) -> list[tuple[float, float, int]]:
     """Return (up to GPU-seconds, part that was right, claims behind it), never falling."""
     weight: Mapping[str, float] = {
-        testbed: 1 / sum(one.testbed == testbed for one in claims)
-        for testbed in {one.testbed for one in claims}
+        testbed: 1 / sum(claim.testbed == testbed for claim in claims)
+        for testbed in {claim.testbed for claim in claims}
     }
     pooled: list[list[float]] = []  # up to, right, all, claims
     for below, upto in zip((0.0, *EDGES_S), EDGES_S):
-        some = [claim for claim in claims if below <= claim.gpu_s < upto]
-        if not some:
+        in_range = [claim for claim in claims if below <= claim.gpu_s < upto]
+        if not in_range:
             continue
-        right = sum(weight[one.testbed] for one in some if one.right)
-        pooled.append([upto, right, sum(weight[one.testbed] for one in some), len(some)])
+        right = sum(weight[claim.testbed] for claim in in_range if claim.right)
+        pooled.append(
+            [upto, right, sum(weight[claim.testbed] for claim in in_range), len(in_range)]
+        )
         while len(pooled) > 1 and pooled[-2][1] * pooled[-1][2] >= pooled[-1][1] * pooled[-2][2]:
             last = pooled.pop()
-            pooled[-1] = [last[0], *(one + two for one, two in zip(pooled[-1][1:], last[1:]))]
+            pooled[-1] = [
+                last[0],
+                *(earlier + later for earlier, later in zip(pooled[-1][1:], last[1:])),
+            ]
     return [(upto, right / whole, int(n)) for upto, right, whole, n in pooled]
 
 
 def main(folders: Sequence[str]) -> int:
     """Print the parts; 2 when there are no runs, or some of the other split."""
-    corpus = {one.id: one for one in load_corpus()}
+    corpus = {scenario.id: scenario for scenario in load_corpus()}
     claims: list[Claim] = []
     for work in (work for name in folders for work in lying_in(Path(name), ("M0",), False)):
         assert work.folder is not None

@@ -1,15 +1,15 @@
-"""`what if` against truth: the predicted gain of removing each injected fault beside the clean run.
+"""`what if` against truth: the predicted gain of removing each fault beside the clean run.
 
-python -m clusterprof_lab whatif --split dev --out DIR          synthetic jobs, made and analysed
-python -m clusterprof_lab whatif --runs DIR --out DIR           runs that lie there (real ones)
+python -m clusterprof_lab whatif --split dev --out DIR          synthetic jobs, made and analyzed
+python -m clusterprof_lab whatif --runs DIR --out DIR           existing runs (real ones)
 python -m clusterprof_lab whatif --paired DIR --out DIR         real jobs, the fault in turns
 python -m clusterprof_lab whatif --store DIR/whatif.json        keep it for docs/what-if.md
 
-A prediction is what the report says of the findings that name the fault: its accepted leaves, or
-its family where those are less than half of what the family lost. Of several findings it is no more
-than what fixing all wins. `net-transfer` beside another finding of the network is the time any
-transfer takes, and not the fault. What no finding names is predicted to win nothing. Points are
-hundredths of the time in steps.
+The prediction is that of the findings that name the fault: its accepted leaves, or its family where
+the leaves are less than half of the family's loss. The prediction of several findings is capped by
+the gain of fixing everything. `net-transfer` beside another network finding is the time any
+transfer takes, and not the fault. A fault that no finding names has a predicted gain of zero.
+Points are hundredths of the time in steps.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Held:
     named: tuple[str, ...]
     """Findings the prediction is of; () when none names the fault."""
     stopwatch: float | None
-    """What the truth's own books say was lost to the fault."""
+    """Loss to the fault by the ledger of the truth."""
     error: float | None = None
-    """Half of the 95 % interval of `true`; None = it has no noise, or nobody knows how much."""
+    """Half of the 95 % interval of `true`; None = no noise, or unknown."""
 
     @property
-    def told(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether the truth is sure enough to hold a prediction against it."""
         return self.error is None or self.error <= WITHIN_POINTS
 
@@ -79,7 +79,7 @@ class Held:
 
 
 def held(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
-    """Return what was predicted of each fault of a run beside the truth; or why nothing was."""
+    """Compare the predictions of a run's faults with the truth; or return why there is none."""
     truth = read(folder)
     scenario = corpus.get(truth.scenario)
     if scenario is None:
@@ -93,8 +93,8 @@ def held(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
 
 
 def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
-    named, said, low, high = predicted(report, pair)
-    lost = sum(one.ns for one in truth.lost if one.cause in pair.leaves)
+    named, points, low, high = predicted(report, pair)
+    lost = sum(loss.ns for loss in truth.lost if loss.cause in pair.leaves)
     stopwatch = 100.0 * lost / truth.in_step_ns if truth.in_step_ns else None
     return Held(
         run,
@@ -103,7 +103,7 @@ def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
         truth.severity,
         pair.how,
         pair.gain_points(truth),
-        said,
+        points,
         low,
         high,
         named,
@@ -112,19 +112,19 @@ def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
 
 
 def in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
-    """Return the same of a real job whose fault went on and off."""
-    said = paired.document_of(folder)
-    if said["scenario"] not in corpus:
-        return [], f"no scenario {said['scenario']!r} in the corpus"
-    turns, pair = paired.turns_of(folder), paired.pair_of(said, corpus)
+    """Compare as `held` for a real job whose fault went on and off."""
+    job = paired.document_of(folder)
+    if job["scenario"] not in corpus:
+        return [], f"no scenario {job['scenario']!r} in the corpus"
+    turns, pair = paired.turns_of(folder), paired.pair_of(job, corpus)
     truth = paired.truth_of(turns)
     named, points = paired.said_of(folder, turns, pair)
     return [
         Held(
             folder.name,
-            said["scenario"],
+            job["scenario"],
             IN_TURNS,
-            said["severity"],
+            job["severity"],
             pair.how,
             truth.points,
             points,
@@ -145,23 +145,29 @@ def predicted(
     if worth is None or not worth.job_ns:
         return (), 0.0, None, None
     inside = [cause for cause in worth.causes if not cause.outside_steps]
-    some = [one for one in inside if one.cause in pair.leaves]
-    family = [one for one in inside if FAMILY_OF.get(one.cause, one.cause) == pair.family]
-    if not some or 2 * sum(one.lost_ns for one in some) < sum(one.lost_ns for one in family):
-        some = family  # another name for most of it: what it is worth was asked, not what it is
-    some = [one for one in some if one.cause != STRUCTURAL] or some
-    said = [one for one in some if one.saved_ns is not None]
+    matching = [cause for cause in inside if cause.cause in pair.leaves]
+    family = [cause for cause in inside if FAMILY_OF.get(cause.cause, cause.cause) == pair.family]
+    if not matching or 2 * sum(cause.lost_ns for cause in matching) < sum(
+        cause.lost_ns for cause in family
+    ):
+        matching = family  # another name for most of it: what it is worth was asked, not what it is
+    matching = [cause for cause in matching if cause.cause != STRUCTURAL] or matching
+    with_savings = [cause for cause in matching if cause.saved_ns is not None]
     points = 100.0 / worth.job_ns
-    ns = sum(one.saved_ns or 0 for one in said)
-    if len(said) > 1 and worth.saved_ns is not None:
+    ns = sum(cause.saved_ns or 0 for cause in with_savings)
+    if len(with_savings) > 1 and worth.saved_ns is not None:
         ns = min(ns, worth.saved_ns)
     low = high = None
-    if len(said) == 1 and said[0].saved_low_ns is not None and said[0].saved_high_ns is not None:
-        low, high = said[0].saved_low_ns * points, said[0].saved_high_ns * points
-    return tuple(one.cause for one in said), ns * points, low, high
+    if (
+        len(with_savings) == 1
+        and with_savings[0].saved_low_ns is not None
+        and with_savings[0].saved_high_ns is not None
+    ):
+        low, high = with_savings[0].saved_low_ns * points, with_savings[0].saved_high_ns * points
+    return tuple(cause.cause for cause in with_savings), ns * points, low, high
 
 
-def _made(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+def _make_and_compare(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
     from clusterprof_lab.synth.make import make
 
     with tempfile.TemporaryDirectory(prefix="clusterprof-whatif-") as name:
@@ -170,18 +176,19 @@ def _made(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], s
         return (trial.name, *held(folder, corpus))
 
 
-def _lying(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+def _compare_run(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
     return (folder.name, *held(folder, corpus))
 
 
-def _lying_in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
+def _compare_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
     return (folder.name, *in_turns(folder, corpus))
 
 
-def document(found: Sequence[Held], split: str) -> dict[str, Any]:
+def document(faults: Sequence[Held], split: str) -> dict[str, Any]:
     """Return all of it as plain values; of the split test only the sums are for looking at."""
     rows = [
-        {**asdict(one), "off": one.off, "within": one.within, "told": one.told} for one in found
+        {**asdict(fault), "off": fault.off, "within": fault.within, "told": fault.is_conclusive}
+        for fault in faults
     ]
     for row in rows:
         row.update({k: round(v, 3) for k, v in row.items() if isinstance(v, float)})
@@ -196,49 +203,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"stored {store(given.store).name}; now `make docs`")
         return 0
-    corpus = {one.id: one for one in load_corpus()}
+    corpus = {scenario.id: scenario for scenario in load_corpus()}
     if given.paired is not None:
         work: list[Any] = sorted({path.parent for path in given.paired.glob(f"*/{paired.FILE}")})
-        one = partial(_lying_in_turns, corpus=corpus)
+        compare = partial(_compare_turns, corpus=corpus)
     elif given.runs is not None:
         work = sorted({path.parent for path in given.runs.rglob(FILE)})
-        one = partial(_lying, corpus=corpus)
+        compare = partial(_compare_run, corpus=corpus)
     else:
         work = _trials(corpus, given)
-        one = partial(_made, corpus=corpus)
-    found: list[Held] = []
+        compare = partial(_make_and_compare, corpus=corpus)
+    faults: list[Held] = []
     with get_context("spawn").Pool(max(1, min(given.jobs, len(work) or 1))) as pool:
-        for number, (name, some, why) in enumerate(pool.imap(one, work), 1):
-            found += some
+        for number, (name, run_faults, why) in enumerate(pool.imap(compare, work), 1):
+            faults += run_faults
             if why and (given.runs is not None or given.paired is not None):
                 print(f"{name}: left out: {why}", file=sys.stderr)
-            for each in some:
+            for each in run_faults:
                 if not each.within and given.split == "dev":
                     print(f"{_line(each)}", file=sys.stderr)
             if number % 20 == 0 or number == len(work):
                 print(f"{number} of {len(work)} runs", file=sys.stderr)
-    if not found:
+    if not faults:
         print("whatif: nothing to hold a prediction against", file=sys.stderr)
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "whatif.json"
-    path.write_text(json.dumps(document(found, given.split), indent=1) + "\n", encoding="utf-8")
-    told = [one for one in found if one.told]
-    right = sum(one.within for one in told)
-    ratio = right / max(len(told), 1)
+    path.write_text(json.dumps(document(faults, given.split), indent=1) + "\n", encoding="utf-8")
+    conclusive = [fault for fault in faults if fault.is_conclusive]
+    right = sum(fault.within for fault in conclusive)
+    ratio = right / max(len(conclusive), 1)
     print(
-        f"{right} of {len(told)} faults ({ratio:.1%}) within {WITHIN_POINTS:g} points"
+        f"{right} of {len(conclusive)} faults ({ratio:.1%}) within {WITHIN_POINTS:g} points"
         f" of their clean run; target {TARGET_RATIO:.0%}; every fault in {path}"
     )
-    for one in (one for one in found if not one.told):
-        print(f"cannot tell: {one.run}: its truth is {one.true:.1f} ± {one.error:.1f} points")
-    return 0 if told and right >= TARGET_RATIO * len(told) else 1
+    for fault in (fault for fault in faults if not fault.is_conclusive):
+        print(f"cannot tell: {fault.run}: its truth is {fault.true:.1f} ± {fault.error:.1f} points")
+    return 0 if conclusive and right >= TARGET_RATIO * len(conclusive) else 1
 
 
-def _line(one: Held) -> str:
-    said = ", ".join(one.named) or "nothing"
-    true = f"{one.true:.1f}" if one.error is None else f"{one.true:.1f} ± {one.error:.1f}"
-    return f"{one.run}: {true} points true, {one.said:.1f} said of {said} ({one.off:+.1f})"
+def _line(fault: Held) -> str:
+    causes = ", ".join(fault.named) or "nothing"
+    true = f"{fault.true:.1f}" if fault.error is None else f"{fault.true:.1f} ± {fault.error:.1f}"
+    return f"{fault.run}: {true} points true, {fault.said:.1f} said of {causes} ({fault.off:+.1f})"
 
 
 def _trials(corpus: dict[str, Scenario], given: argparse.Namespace) -> list[Trial]:

@@ -102,7 +102,7 @@ def pages(folder: Path = RESULTS) -> dict[str, str]:
 
 def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     faults = [{**fault, "split": d["split"]} for d in documents for fault in d["faults"]]
-    beds = sorted({(one["testbed"], one["split"]) for one in faults}, reverse=True)
+    beds = sorted({(fault["testbed"], fault["split"]) for fault in faults}, reverse=True)
     yield HEAD
     yield f"Target: {100 * TARGET_RATIO:.0f} % within {WITHIN_POINTS:g} points. {SEEDS}\n"
     yield table(
@@ -116,7 +116,7 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             "true ledger, within",
         ],
         [
-            _line(bed, [one for one in faults if (one["testbed"], one["split"]) == bed])
+            _line(bed, [fault for fault in faults if (fault["testbed"], fault["split"]) == bed])
             for bed in beds
         ],
     )
@@ -129,27 +129,30 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"## Every scenario: {_NAMES.get(bed[0], bed[0])}, {bed[1]}\n"
         yield table(
             ["scenario", "faults", "within", "true, points", "predicted, points", "largest error"],
-            [_scenario(name, some) for name, some in _by_scenario(faults, bed).items()],
+            [
+                _scenario(name, scenario_faults)
+                for name, scenario_faults in _by_scenario(faults, bed).items()
+            ],
         )
     yield "## How to repeat it\n"
     yield REDO
 
 
-def _line(bed: tuple[str, str], some: Sequence[Mapping[str, Any]]) -> list[str]:
-    told = [one for one in some if one.get("told", True)]
-    right = sum(bool(one["within"]) for one in told)
-    off = [abs(one["off"]) for one in told] or [0.0]
+def _line(bed: tuple[str, str], faults: Sequence[Mapping[str, Any]]) -> list[str]:
+    conclusive = [fault for fault in faults if fault.get("told", True)]
+    right = sum(bool(fault["within"]) for fault in conclusive)
+    off = [abs(fault["off"]) for fault in conclusive] or [0.0]
     own = [
-        abs(one["stopwatch"] - one["true"]) <= WITHIN_POINTS
-        for one in some
-        if one["stopwatch"] is not None and one["how"] == "removed"
+        abs(fault["stopwatch"] - fault["true"]) <= WITHIN_POINTS
+        for fault in faults
+        if fault["stopwatch"] is not None and fault["how"] == "removed"
     ]
-    mark = "✓" if right >= TARGET_RATIO * len(told) else "✗"
+    mark = "✓" if right >= TARGET_RATIO * len(conclusive) else "✗"
     return [
         f"{_NAMES.get(bed[0], bed[0])}, {bed[1]}",
-        str(len(some)),
-        str(len(some) - len(told)),
-        f"{mark} {_part(right, len(told))}",
+        str(len(faults)),
+        str(len(faults) - len(conclusive)),
+        f"{mark} {_part(right, len(conclusive))}",
         f"{sum(off) / len(off):.1f}",
         f"{max(off):.1f}",
         _part(sum(own), len(own)),
@@ -157,11 +160,11 @@ def _line(bed: tuple[str, str], some: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _part(right: int, of: int) -> str:
-    one = wilson(right, of)
-    if one.value is None or one.low is None or one.high is None:
+    interval = wilson(right, of)
+    if interval.value is None or interval.low is None or interval.high is None:
         return "-"
-    low, high = round(100 * one.low), round(100 * one.high)
-    return f"{100 * one.value:.0f} % ({low}–{high}; {right} of {of})"
+    low, high = round(100 * interval.low), round(100 * interval.high)
+    return f"{100 * interval.value:.0f} % ({low}–{high}; {right} of {of})"
 
 
 def _by_scenario(
@@ -174,21 +177,21 @@ def _by_scenario(
     return dict(sorted(out.items()))
 
 
-def _true(one: Mapping[str, Any]) -> str:
+def _true(fault: Mapping[str, Any]) -> str:
     """Write a truth, with half of its 95 % interval where it has one."""
-    error = one.get("error")
-    return f"{one['true']:.1f}" + ("" if error is None else f" ± {error:.1f}")
+    error = fault.get("error")
+    return f"{fault['true']:.1f}" + ("" if error is None else f" ± {error:.1f}")
 
 
-def _scenario(name: str, some: Sequence[Mapping[str, Any]]) -> list[str]:
-    right = sum(bool(one["within"]) for one in some)
-    worst = max(some, key=lambda one: abs(one["off"]))
-    evened = ", evened out" if any(one["how"] != "removed" for one in some) else ""
+def _scenario(name: str, faults: Sequence[Mapping[str, Any]]) -> list[str]:
+    right = sum(bool(fault["within"]) for fault in faults)
+    worst = max(faults, key=lambda fault: abs(fault["off"]))
+    evened = ", evened out" if any(fault["how"] != "removed" for fault in faults) else ""
     return [
         name + evened,
-        str(len(some)),
+        str(len(faults)),
         str(right),
-        ", ".join(_true(one) for one in some),
-        ", ".join(f"{one['said']:.1f}" for one in some),
+        ", ".join(_true(fault) for fault in faults),
+        ", ".join(f"{fault['said']:.1f}" for fault in faults),
         f"{worst['off']:+.1f}",
     ]

@@ -1,7 +1,7 @@
-"""One run: made or found, analysed in every mode, judged, and by every rule beside us.
+"""One run: make or find it, analyze it in every mode, judge it, and apply all baseline rules.
 
-A run that cannot be made here is "not run: reason". An analysis that fails is an answer that says
-nothing, and is judged as such.
+A run that cannot be made here is "not run: reason". A failed analysis is judged as an answer
+without claims.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Done:
 
 
 def rules() -> Mapping[str, Rule]:
-    """Return the rules of others that are measured beside us; none where they are missing."""
+    """Return the baseline rules; none where they are missing."""
     folder = str(ROOT / "bench")  # `baselines` finds what else it needs by itself
     if folder not in sys.path:
         sys.path.append(folder)
@@ -76,12 +76,12 @@ def rules() -> Mapping[str, Rule]:
         registry = importlib.import_module("baselines.registry")
     except ImportError:
         return {}
-    found: Mapping[str, Rule] = registry.RULES
-    return found
+    registered: Mapping[str, Rule] = registry.RULES
+    return registered
 
 
 def do(work: Work, settings: Settings) -> Done:
-    """Make, analyse and judge one run; what it needs on disk is gone afterwards."""
+    """Make, analyze and judge one run; what it needs on disk is gone afterwards."""
     if not settings.calibrated:
         confidence.CALIBRATION.clear()
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:
@@ -134,12 +134,14 @@ def _rows(
     work: Work, folder: Path, truth: Truth, scenario: Scenario, settings: Settings, place: Path
 ) -> Iterator[Row]:
     recording = folder / RECORDING
-    beside = dict(rules()) if settings.rules else {}
-    told = {name: _asked(rule, recording, truth, name) for name, rule in beside.items()}
+    other_rules = dict(rules()) if settings.rules else {}
+    rule_answers = {
+        name: _asked(rule, recording, truth, name) for name, rule in other_rules.items()
+    }
     easy = None
-    for name in told:
+    for name in rule_answers:
         if all(word in name.lower() for word in SLOWEST):
-            blamed = told[name].culprits
+            blamed = rule_answers[name].culprits
             easy = bool(blamed) and blamed[0] in guilty(truth)
     testbed = truth.testbed
     if truth.disturbed_ratio > DISTURBED_ABOVE:
@@ -147,7 +149,7 @@ def _rows(
 
     def row(answer: Answer, mode: str, tool: str) -> Row:
         true, wanted = true_in_mode(truth, scenario.wanted, mode)
-        said = spoken(answer.causes) if answer.causes is not None else "-"
+        claimed = spoken(answer.causes) if answer.causes is not None else "-"
         return Row(
             work.name,
             scenario.id,
@@ -159,7 +161,7 @@ def _rows(
             mode,
             easy,
             judge(answer, true, wanted),
-            said,
+            claimed,
             true_words(true),
             split=truth.split,
             label=answer.tool,
@@ -170,10 +172,10 @@ def _rows(
             continue
         yield row(_ours_in(recording, mode, place / mode, truth), mode, TOOL)
         shutil.rmtree(place / mode, ignore_errors=True)
-    for name, answer in told.items():
+    for name, answer in rule_answers.items():
         yield row(answer, "M0", name)
-    for tool, told_in in settings.answers.items():
-        for answer in _given(work.name, told_in):
+    for tool, answers_folder in settings.answers.items():
+        for answer in _given(work.name, answers_folder):
             yield row(answer, "M0", tool or answer.tool)
 
 

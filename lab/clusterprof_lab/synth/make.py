@@ -1,4 +1,4 @@
-"""One trial as files: its recording, and its truth beside it."""
+"""Write one trial as files: its recording and its truth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(trial: Trial, folder: Path, ranks: int | None = None, shape: str = "") 
     The folder is new. Raises FileExistsError when it holds a run already, and PlanError for a
     scenario that the generator cannot make.
     """
-    story, told = simulate(trial, ranks, shape=shape)
+    story, run_truth = simulate(trial, ranks, shape=shape)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recording").mkdir()
     random = np.random.default_rng([int(trial.draw().integers(1 << 32)), 1])
@@ -40,24 +40,27 @@ def make(trial: Trial, folder: Path, ranks: int | None = None, shape: str = "") 
     jobs = _jobs(story)
     resident: dict[str, NDArray[np.int64]] = {}
     for job in jobs:
-        others = [one for one in jobs if one is not job]
+        others = [other_job for other_job in jobs if other_job is not job]
         resident |= record(job, folder / "recording", random, seen, others)
     np.savez_compressed(folder / truth.WORK_FILE, **resident)  # type: ignore[arg-type]
-    told = replace(
-        told,
-        testbed=shape or told.testbed,
+    run_truth = replace(
+        run_truth,
+        testbed=shape or run_truth.testbed,
         clocks=off,
-        parameters={**told.parameters, "lost_samples_ratio": lost},
+        parameters={**run_truth.parameters, "lost_samples_ratio": lost},
     )
-    truth.write(told, folder)
-    return told
+    truth.write(run_truth, folder)
+    return run_truth
 
 
 def _jobs(story: Story) -> list[Story]:
     """Jobs have a rendezvous each, and a recorder per node each."""
-    found: dict[str, list[Rank]] = {}
+    ranks_by_port: dict[str, list[Rank]] = {}
     for rank in story.ranks:
-        found.setdefault(rank.variables.get("MASTER_PORT", ""), []).append(rank)
-    if len(found) == 1:
+        ranks_by_port.setdefault(rank.variables.get("MASTER_PORT", ""), []).append(rank)
+    if len(ranks_by_port) == 1:
         return [story]
-    return [replace(story, ranks=ranks, job=f"{story.job}-{port}") for port, ranks in found.items()]
+    return [
+        replace(story, ranks=ranks, job=f"{story.job}-{port}")
+        for port, ranks in ranks_by_port.items()
+    ]

@@ -1,11 +1,11 @@
-"""A story as recorders would have seen it: one recording folder per node.
+"""Write a story as recorders would have seen it: one recording folder per node.
 
     seen = Seen(clocks=clocks(random, story.nodes), jitter_ns=200_000)
     record(story, folder / "recording", random, seen)
 
-Writes what `clusterprof record` would have: the same collectors at the same intervals, in the same
-units, with the same reasons where there is nothing to read. Nothing of a story's faults or truth
-gets here: only what its threads, devices and counters did.
+Writes what `clusterprof record` would have written: the same collectors at the same intervals, in
+the same units, with the same reasons where there is nothing to read. Faults and truth of the story
+stay out of the recording: it shows only what threads, devices and counters did.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ def record(
     folder: Path,
     random: np.random.Generator,
     seen: Seen = Seen(),  # noqa: B008 - it is frozen
-    beside: Sequence[Story] = (),
+    other_jobs: Sequence[Story] = (),
 ) -> dict[str, Int]:
     """Write one recording per node into a folder, which is made.
 
-    `beside`: other jobs of which the nodes' counters tell too; each is recorded by a call of its
-    own into the same folder. Returns when kernels were resident, by folder of the node and device.
+    `other_jobs`: they show in the nodes' counters; each is recorded by a call of its own into the
+    same folder. Returns when kernels were resident, by folder of the node and device.
     """
     folder.mkdir(parents=True, exist_ok=True)
     resident: dict[str, Int] = {}
     for node in story.nodes.values():
-        sight = Sight(story, node, beside, seen, random)
+        sight = Sight(story, node, other_jobs, seen, random)
         if sight.ranks or not sight.every:
             key = _record_node(sight, folder)
             for device, times in record_gpu.list_resident_times(sight).items():
@@ -176,13 +176,13 @@ def _columns(frame: Frame, low_ns: int, high_ns: int) -> list[Columns]:
     values: list[Any] = []
     masks: list[bytes | None] = []
     for column in columns:
-        some = column.values[low:high]
+        values_in_window = column.values[low:high]
         if column.why is not None:
-            some = np.zeros(high - low)
+            values_in_window = np.zeros(high - low)
         if column.signal.unit in _INTEGER_UNITS:
-            values.append(array("q", np.rint(some).astype(np.int64).tobytes()))
+            values.append(array("q", np.rint(values_in_window).astype(np.int64).tobytes()))
         else:
-            values.append(array("d", np.asarray(some, np.float64).tobytes()))
+            values.append(array("d", np.asarray(values_in_window, np.float64).tobytes()))
         masks.append(bytes([1]) * (high - low) if column.why is not None else None)
     names = tuple(column.signal.name for column in columns)
     devices = tuple(column.device for column in columns)
@@ -191,19 +191,17 @@ def _columns(frame: Frame, low_ns: int, high_ns: int) -> list[Columns]:
 
 def _gaps(sight: Sight, frames: Sequence[Frame]) -> list[Record]:
     """Why collectors and columns have no values."""
-    found: list[Record] = []
+    gaps: list[Record] = []
     having = {name for name, _, _ in frames} | set(_TABLES)
     for name in (*_SAMPLED, *_TABLES, *_OTHERS):
         why = sight.seen.why(name) or (_ABSENT.get(name) if name not in having else None)
         if why is not None:
-            found.append(_gap(sight.start_ns, name, "", "", why))
+            gaps.append(_gap(sight.start_ns, name, "", "", why))
     for name, t_ns, columns in frames:
         for column in columns:
             if column.why is not None:
-                found.append(
-                    _gap(int(t_ns[0]), name, column.signal.name, column.device, column.why)
-                )
-    return found
+                gaps.append(_gap(int(t_ns[0]), name, column.signal.name, column.device, column.why))
+    return gaps
 
 
 def _gap(t_ns: int, collector: str, signal: str, device: str, why: Unavailable) -> Gap:
@@ -298,13 +296,13 @@ def _host(sight: Sight, node: Node) -> dict[str, Any]:
 
 
 def _devices(sight: Sight) -> list[dict[str, Any]]:
-    found = []
+    devices = []
     tracks = {id(track.thread): track for track in sight.tracks}
     for index, (name, ranks) in enumerate(record_gpu.devices_of(sight).items()):
         if record_gpu.is_emulated(name):
             main = ranks[0].main
             ticks = record_tables.started_ticks(tracks[id(main)])
-            found.append(
+            devices.append(
                 {
                     "id": name,
                     "vendor": "clusterprof",
@@ -315,7 +313,7 @@ def _devices(sight: Sight) -> list[dict[str, Any]]:
                 }
             )
         else:
-            found.append(
+            devices.append(
                 {
                     "id": name,
                     "vendor": "nvidia",
@@ -325,4 +323,4 @@ def _devices(sight: Sight) -> list[dict[str, Any]]:
                     "memory_bytes": record_gpu.MEMORY_BYTES,
                 }
             )
-    return found
+    return devices

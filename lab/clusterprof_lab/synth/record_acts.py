@@ -1,8 +1,8 @@
-"""Acts of a thread as numbers: what each kind of act does to the counters the kernel keeps.
+"""Acts of a thread as numbers: how each kind of act changes the counters of the kernel.
 
-One line of `PLACES` per kind of act says where a sample finds the thread (state letter and, asleep,
-the kernel function it sleeps in, as Linux 6.18 prints it) and which counters run meanwhile. The
-kernel adds to a wait for a CPU when it ends; everything else grows evenly over its act.
+Each line of `PLACES` describes one kind of act: the thread's state letter, the kernel function it
+sleeps in (as Linux 6.18 prints it), and the counters that grow meanwhile. The kernel adds a wait
+for a CPU when the wait ends; everything else grows evenly over its act.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 NS = ("user", "system", "delay", "throttled", "iowait", "memory", "not_idle")
-"""Nanoseconds: on a CPU (two), waiting for one, held back by the quota, in `io_schedule`, in
+"""Nanoseconds: on a CPU (two), waiting for one, throttled by the quota, in `io_schedule`, in
 `psi_memstall`, and all time in which the scheduler's pressure takes the CPU for not idle."""
 AMOUNTS = ("read_chars", "read_bytes", "write_chars", "write_bytes", "faults", "swap_in")
 NAMES = (*NS, *AMOUNTS)
@@ -94,12 +94,12 @@ class Codes:
     def number(self, acts: Sequence[Act]) -> Int:
         """Return the number of each act's kind."""
         of = self.of
-        found = []
+        numbers = []
         for act in acts:
             key = (act.doing, act.what)
             code = of.get(key)
-            found.append(self._new(key) if code is None else code)
-        return np.array(found, np.int64)
+            numbers.append(self._new(key) if code is None else code)
+        return np.array(numbers, np.int64)
 
     def weights(self) -> tuple[Float, Float, Float]:
         """Return float64[codes, names] each: growth per nanosecond, per byte, per operation."""
@@ -110,7 +110,7 @@ class Codes:
         place = place_of(*key)
         self.places.append(place)
         grown = (place.counts, place.of_bytes, place.of_operations)
-        self._weights.append([[float(name in some) for name in NAMES] for some in grown])
+        self._weights.append([[float(name in counters) for name in NAMES] for counters in grown])
         self.of[key] = len(self.places) - 1
         return self.of[key]
 
@@ -127,7 +127,7 @@ class Track:
         self.end_ns = clock.read(np.array([act.end_ns for act in acts], np.int64))
         self.bytes = np.array([act.bytes for act in acts], np.int64)
         self.operations = np.array([act.operations for act in acts], np.int64)
-        firsts = [one[0].start_ns for one in (acts, thread.marks) if one]
+        firsts = [intervals[0].start_ns for intervals in (acts, thread.marks) if intervals]
         self.born_ns = clock.at(min(firsts, default=0))
 
     def grown(self, t_ns: Int, codes: Codes) -> Float:

@@ -1,9 +1,9 @@
-"""What a device says of itself: the emulated page exactly, NVML in its own steps.
+"""The signals of a device: exact ones of the emulated page, and those of NVML in its own steps.
 
 A device "emulated-0" has the signals of its page from `gpu_emulated` and the others from
-`gpu_nvidia`; any other device has all of them as NVML gives them: utilisation from samples of
-20 ms in whole percents, snapshots, and values that are asked once a second or less.
-`gpu.sm_active_ratio` (GPM) is written beside them.
+`gpu_nvidia`. Any other device has all of them as NVML reports them: utilization from samples of
+20 ms in whole percents, snapshots, and values that are read once a second or less.
+`gpu.sm_active_ratio` (GPM) is written as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEMORY_BYTES, USED_BYTES = 80 << 30, 40 << 30
 IDLE_WATTS, BUSY_WATTS, SPIN_WATTS, LIMIT_WATTS = 90.0, 660.0, 200.0, 700.0
 COLLECTIVE_SM_RATIO = 0.05  # at most: it waits with a handful of blocks
 STEP_HERTZ = 15e6  # clocks move in such steps
-SAMPLE_NS, SNAPSHOT_NS = 20_000_000, 166_666_667  # of NVML's buffer; of its utilisation
+SAMPLE_NS, SNAPSHOT_NS = 20_000_000, 166_666_667  # of NVML's buffer; of its utilization
 PCIE_WINDOW_NS = 20_000_000
 THERMAL_BITS, POWER_BITS = 0x8 | 0x20 | 0x40, 0x4 | 0x80
 _SECOND_NS = 1_000_000_000
@@ -41,12 +41,12 @@ class Device:
     """One device on its node's clock."""
 
     def __init__(self, sight: Sight, rank: Rank) -> None:
-        work = sorted(one for one in rank.work if one.end_ns > one.start_ns)
+        work = sorted(operation for operation in rank.work if operation.end_ns > operation.start_ns)
         columns = list(zip(*work)) or [()] * 6
         start, end = (sight.clock.read(np.array(c, np.int64)) for c in columns[:2])
         what, ratio, clock, bits = columns[2:]
-        kernels = np.array([one != "copy" for one in what], np.bool_)
-        spins = np.array([one == "collective" for one in what], np.bool_)
+        kernels = np.array([kind != "copy" for kind in what], np.bool_)
+        spins = np.array([kind == "collective" for kind in what], np.bool_)
         self.start_ns, self.end_ns = start[kernels], end[kernels]
         self.copies = start[~kernels], end[~kernels]
         spins = spins[kernels]
@@ -101,11 +101,11 @@ class Device:
 
 def devices_of(sight: Sight) -> dict[str, list[Rank]]:
     """Return the devices of a node and the ranks that used each, restarted ones too."""
-    found: dict[str, list[Rank]] = {}
+    ranks_by_device: dict[str, list[Rank]] = {}
     for rank in sight.ranks:
         if rank.device:
-            found.setdefault(rank.device, []).append(rank)
-    return found
+            ranks_by_device.setdefault(rank.device, []).append(rank)
+    return ranks_by_device
 
 
 def is_emulated(device: str) -> bool:
@@ -117,47 +117,47 @@ def _device(sight: Sight, ranks: list[Rank]) -> Device:
     if len(ranks) == 1:
         return Device(sight, ranks[0])
     marks = [mark for rank in ranks for mark in rank.main.marks]
-    work = [one for rank in ranks for one in rank.work]
+    work = [operation for rank in ranks for operation in rank.work]
     main = replace(ranks[0].main, marks=marks)
     return Device(sight, replace(ranks[0], work=work, main=main))
 
 
 def list_resident_times(sight: Sight) -> dict[str, Int]:
     """Return when kernels were resident on each device of a node, int64[2, n], on its clock."""
-    found = {name: _device(sight, ranks) for name, ranks in devices_of(sight).items()}
-    return {name: np.array([one.start_ns, one.end_ns]) for name, one in found.items()}
+    devices = {name: _device(sight, ranks) for name, ranks in devices_of(sight).items()}
+    return {name: np.array([device.start_ns, device.end_ns]) for name, device in devices.items()}
 
 
 def emulated(sight: Sight, ticks: Int) -> list[Column]:
     """The pages of emulated devices."""
-    found = []
+    columns = []
     for name, ranks in devices_of(sight).items():
         if is_emulated(name):
             values = _exact(_device(sight, ranks), sight.t_ns[ticks])
-            found += [
+            columns += [
                 _column(sight, signal, name, values[signal.name], ticks) for signal in EMULATED
             ]
-    return found
+    return columns
 
 
 def nvidia(sight: Sight, ticks: Int) -> list[Column]:
     """What NVML is asked and a synthetic GPU has (no NVLink, no MIG), as old as its last call."""
-    found = []
+    columns = []
     exact = {signal.name for signal in EMULATED}
     for name, ranks in devices_of(sight).items():
         device = _device(sight, ranks)
         for call in CALLS:
-            every = max(1, call.every_ns // 100_000_000)
-            t_ns = sight.t_ns[ticks // every * every]
+            stride = max(1, call.every_ns // 100_000_000)
+            t_ns = sight.t_ns[ticks // stride * stride]
             values = _asked(device, sight, t_ns, call.signals)
             for signal in values:
                 if not (is_emulated(name) and signal in exact):
                     column = _column(sight, BY_NAME[signal], name, values[signal], ticks)
-                    found.append(column)
+                    columns.append(column)
         if not is_emulated(name):
             active = _active(device, sight.t_ns[ticks])
-            found.append(_column(sight, GPU_SM_ACTIVE, name, active, ticks))
-    return found
+            columns.append(_column(sight, GPU_SM_ACTIVE, name, active, ticks))
+    return columns
 
 
 def _column(sight: Sight, signal: Signal, device: str, values: Float, ticks: Int) -> Column:

@@ -1,4 +1,4 @@
-"""Disks, NFS mounts and the network, as the threads of the job and their neighbours use them."""
+"""Disks, NFS mounts and the network, as threads of the job and of its neighbors use them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def disk(sight: Sight, ticks: Int) -> list[Column]:
     asked = Asked(sight, lambda doing, what: doing == "block-io" or what in ("swap", "fault"))
     where = np.where(np.isin(asked.resource, names), asked.resource, names[-1])
     writes = np.isin(asked.what, ("write", "fsync"))
-    found = []
+    columns = []
     for name in names:
         mine = where == name
         waits: dict[str, Float] = {}
@@ -90,14 +90,14 @@ def disk(sight: Sight, ticks: Int) -> list[Column]:
             for signal, amount, unit in zip(kinds, amounts, (512, 1, MS)):
                 total = asked.total(of, amount, t_ns) + sight.risen(signal.name, name, ticks)
                 waits[signal.name] = total
-                found.append(Column(signal, name, grain(sight.base(unit) + total, unit)))
+                columns.append(Column(signal, name, grain(sight.base(unit) + total, unit)))
         busy = covered(asked.start_ns[mine], asked.end_ns[mine], t_ns)
         busy = no_faster(busy + sight.risen(signals.DISK_BUSY.name, name, ticks), t_ns)
         queue = waits[signals.DISK_READ_TIME.name] + waits[signals.DISK_WRITE_TIME.name]
         queue = queue + sight.risen(signals.DISK_QUEUE.name, name, ticks)
         for signal, total in ((signals.DISK_BUSY, busy), (signals.DISK_QUEUE, queue)):
-            found.append(Column(signal, name, grain(sight.base(MS) + total, MS)))
-    return found
+            columns.append(Column(signal, name, grain(sight.base(MS) + total, MS)))
+    return columns
 
 
 _READS = (signals.DISK_READ_BYTES, signals.DISK_READS, signals.DISK_READ_TIME)
@@ -119,10 +119,10 @@ def mounts(sight: Sight, ticks: Int) -> list[Column]:
     points = nfs_mounts(sight)
     asked = Asked(sight, lambda doing, what: doing == "nfs")
     where = np.where(np.isin(asked.resource, points), asked.resource, (points or [""])[-1])
-    found: list[Column] = []
+    columns: list[Column] = []
     for point in points:
-        found += _mount(sight, ticks, asked, where == point, point)
-    return found
+        columns += _mount(sight, ticks, asked, where == point, point)
+    return columns
 
 
 def _mount(
@@ -136,7 +136,7 @@ def _mount(
     reply = asked.length_ns - queued
     backlog = np.where(queued > 0, requests * np.maximum(1, queued // np.maximum(reply, 1)), 0)
     in_use = requests * np.where(queued > 0, _SLOTS, 1)
-    found = []
+    columns = []
     for signal, of, amount in (
         (signals.NFS_READ_BYTES, mine & (what == "READ"), asked.bytes),
         (signals.NFS_WRITE_BYTES, mine & (what == "WRITE"), asked.bytes),
@@ -152,13 +152,13 @@ def _mount(
     ):
         if amount is None:  # one connection, whose slots have all been in use
             now = 1 if signal is signals.NFS_CONNECTIONS else _SLOTS
-            found.append(Column(signal, point, np.full(ticks.size, float(now))))
+            columns.append(Column(signal, point, np.full(ticks.size, float(now))))
             continue
         total = asked.total(of, amount, t_ns) + sight.risen(signal.name, point, ticks)
         base = sight.base() if signal in _BASED else 0
-        found.append(Column(signal, point, grain(base + total, 1)))
-    told = [d.removeprefix(f"{point}:") for d in sight.devices("nfs.") if f"{point}:" in d]
-    for op in dict.fromkeys(["READ", "WRITE", *sorted(set(what[mine].tolist())), *told]):
+        columns.append(Column(signal, point, grain(base + total, 1)))
+    listed = [d.removeprefix(f"{point}:") for d in sight.devices("nfs.") if f"{point}:" in d]
+    for op in dict.fromkeys(["READ", "WRITE", *sorted(set(what[mine].tolist())), *listed]):
         of = mine & (what == op)
         device = f"{point}:{op}"
         for signal, amount, unit in (
@@ -171,8 +171,8 @@ def _mount(
         ):
             total = asked.total(of, amount, t_ns) + sight.risen(signal.name, device, ticks)
             base = 0 if signal is signals.NFS_TIMEOUTS else sight.base(unit)
-            found.append(Column(signal, device, grain(base + total, unit)))
-    return found
+            columns.append(Column(signal, device, grain(base + total, unit)))
+    return columns
 
 
 _LINK = (signals.NET_LINK_SPEED,)
@@ -200,26 +200,26 @@ def network(sight: Sight, ticks: Int) -> list[Column]:
     asked = Asked(sight, lambda doing, what: doing in ("socket", "nfs"))
     all_of = np.ones(len(asked.bytes), np.bool_)
     received = asked.total(all_of, asked.bytes, t_ns)
-    found = []
+    columns = []
     for number, nic in enumerate(nics_of(sight)):
         for signal in _TRAFFIC:
             if signal is signals.NET_LINK_SPEED:
                 speed = sight.held(signal.name, nic, ticks, LINK_BYTES_PER_SECOND)
-                found.append(Column(signal, nic, speed))
+                columns.append(Column(signal, nic, speed))
                 continue
             total = sight.risen(signal.name, nic, ticks)
             if number == 0 and signal is signals.NET_RECEIVE:
                 total = total + received
             small = signal not in (signals.NET_RECEIVE, signals.NET_TRANSMIT)
-            found.append(Column(signal, nic, grain(total + (2 if small else sight.base()), 1)))
+            columns.append(Column(signal, nic, grain(total + (2 if small else sight.base()), 1)))
     sent = np.zeros(len(ticks))
     for nic in nics_of(sight):
         sent = sent + sight.risen(signals.NET_TRANSMIT.name, nic, ticks) / _PACKET_BYTES
     for signal in _TCP:
         total = sight.risen(signal.name, "", ticks)
         total = total + (sent if signal is signals.TCP_SEGMENTS else 0)
-        found.append(Column(signal, "", grain(sight.base() + total, 1)))
-    return found
+        columns.append(Column(signal, "", grain(sight.base() + total, 1)))
+    return columns
 
 
 _JOB_GAUGES: tuple[tuple[Signal, float | None], ...] = (
@@ -243,37 +243,37 @@ _JOB_COUNTERS = (
 
 
 def sockets(sight: Sight, ticks: Int) -> list[Column]:
-    """The job's own TCP connections, by interface; none where the story tells of none."""
-    found = []
+    """The job's own TCP connections, by interface; none where the story has none."""
+    columns = []
     for nic in sight.devices("tcp.job_"):
         for gauge, otherwise in _JOB_GAUGES:
-            told = bool(sight.extra(gauge.name, nic)) or otherwise is not None
+            has_values = bool(sight.extra(gauge.name, nic)) or otherwise is not None
             values = sight.held(gauge.name, nic, ticks, otherwise or 0.0)
-            found.append(Column(gauge, nic, values, None if told else _NO_ANSWER))
+            columns.append(Column(gauge, nic, values, None if has_values else _NO_ANSWER))
         for signal in _JOB_COUNTERS:
-            found.append(Column(signal, nic, grain(sight.risen(signal.name, nic, ticks), 1)))
-    return found
+            columns.append(Column(signal, nic, grain(sight.risen(signal.name, nic, ticks), 1)))
+    return columns
 
 
-def told_only(*names: Signal) -> Callable[[Sight, Int], list[Column]]:
-    """Return a collector of counters and gauges that the story alone tells of."""
+def collect_from_story(*names: Signal) -> Callable[[Sight, Int], list[Column]]:
+    """Return a collector of counters and gauges whose values are only in the story."""
 
     def collect(sight: Sight, ticks: Int) -> list[Column]:
-        found = []
+        columns = []
         for device in sight.devices(*(signal.name for signal in names)):
             for signal in names:
                 if signal.is_counter:
                     total = sight.base() + sight.risen(signal.name, device, ticks)
-                    found.append(Column(signal, device, grain(total, 1)))
+                    columns.append(Column(signal, device, grain(total, 1)))
                 elif sight.extra(signal.name, device):
                     values = sight.held(signal.name, device, ticks, 0.0)
-                    found.append(Column(signal, device, values))
-        return found
+                    columns.append(Column(signal, device, values))
+        return columns
 
     return collect
 
 
-rdma = told_only(
+rdma = collect_from_story(
     signals.RDMA_RECEIVE,
     signals.RDMA_TRANSMIT,
     signals.RDMA_TRANSMIT_WAIT,

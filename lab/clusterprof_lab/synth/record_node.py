@@ -57,17 +57,17 @@ def cpu(sight: Sight, ticks: Int) -> list[Column]:
 def cores(sight: Sight, ticks: Int) -> list[Column]:
     """/proc/stat, core by core: each thread has one of its own as long as there are any."""
     count = sight.node.cpus
-    found = []
+    columns = []
     for core in range(count):
         sums = sight.grown[core::count][:, :, ticks].sum(axis=0)
-        found += _cpu_times(sight, sums, str(core), 1, ticks)
-    return found
+        columns += _cpu_times(sight, sums, str(core), 1, ticks)
+    return columns
 
 
 def _cpu_times(sight: Sight, sums: Float, device: str, cpus: int, ticks: Int) -> list[Column]:
     t_ns = sight.t_ns[ticks]
     share = 1.0 if device == "all" else 1.0 / sight.node.cpus
-    found = []
+    times = []
     rest = cpus * (t_ns - sight.start_ns).astype(float)
     for signal, name in (
         (signals.CPU_USER, "user"),
@@ -78,11 +78,11 @@ def _cpu_times(sight: Sight, sums: Float, device: str, cpus: int, ticks: Int) ->
         spent = sums[ROW[name]] if name else np.zeros(len(ticks))
         spent = spent + share * sight.risen(signal.name, "all", ticks)
         rest = rest - (spent - spent[0])
-        found.append((signal, spent))
-    found.insert(2, (signals.CPU_IDLE, np.maximum.accumulate(np.maximum(rest, 0.0))))
+        times.append((signal, spent))
+    times.insert(2, (signals.CPU_IDLE, np.maximum.accumulate(np.maximum(rest, 0.0))))
     return [
         Column(signal, device, grain(sight.base(JIFFY_NS) + spent, JIFFY_NS))
-        for signal, spent in found
+        for signal, spent in times
     ]
 
 
@@ -92,7 +92,7 @@ def _io_waits(sight: Sight) -> NDArray[np.bool_]:
 
 def pressure(sight: Sight, ticks: Int) -> list[Column]:
     """/proc/pressure and that of the job's cgroup."""
-    found = []
+    columns = []
     own = len(sight.tracks)
     for device, grown in (("", sight.grown), ("cgroup", sight.grown[:own])):
         of = grown[:, :, ticks]
@@ -106,8 +106,8 @@ def pressure(sight: Sight, ticks: Int) -> list[Column]:
             stalled = _stalled(of[:, ROW[name]], of[:, ROW["not_idle"]], sight.t_ns[ticks])
             stalled = stalled + sight.risen(signal.name, device, ticks)
             total = no_faster(stalled, sight.t_ns[ticks])
-            found.append(Column(signal, device, grain(sight.base(1000) + total, 1000)))
-    return found
+            columns.append(Column(signal, device, grain(sight.base(1000) + total, 1000)))
+    return columns
 
 
 def _stalled(stall_ns: Float, not_idle_ns: Float, t_ns: Int) -> Float:
@@ -142,7 +142,7 @@ def memory(sight: Sight, ticks: Int) -> list[Column]:
     sums = sight.sums(ticks)
     scanned = _amounts(sight, "memory", ("reclaim", ""), ticks) / PAGE_BYTES
     again = _amounts(sight, "block-io", ("again",), ticks) / PAGE_BYTES
-    found = [
+    columns = [
         Column(signal, "", grain(sight.held(signal.name, "", ticks, otherwise), PAGE_BYTES))
         for signal, otherwise in (
             (signals.MEMORY_AVAILABLE, 0.75 * MEMORY_BYTES),
@@ -164,8 +164,8 @@ def memory(sight: Sight, ticks: Int) -> list[Column]:
     ):
         total = grown + sight.risen(signal.name, device, ticks)
         base = 0 if signal is signals.MEMORY_OOM_KILLS else sight.base(unit)
-        found.append(Column(signal, device, grain(base + total, unit)))
-    return found
+        columns.append(Column(signal, device, grain(base + total, unit)))
+    return columns
 
 
 def _amounts(sight: Sight, doing: str, what: tuple[str, ...], ticks: Int) -> Float:
@@ -203,7 +203,7 @@ def cgroup(sight: Sight, ticks: Int) -> list[Column]:
     def gauge(signal: Signal, otherwise: float) -> Column:
         return Column(signal, "", sight.held(signal.name, "", ticks, otherwise))
 
-    found = [
+    columns = [
         counter(signals.CGROUP_CPU, used + sight.risen(signals.CGROUP_CPU.name, "", ticks), 1000),
         counter(signals.CGROUP_PERIODS, periods if limited else 0 * periods),
         counter(signals.CGROUP_THROTTLED_PERIODS, ran_out),
@@ -214,9 +214,9 @@ def cgroup(sight: Sight, ticks: Int) -> list[Column]:
         counter(signals.CGROUP_MEMORY_HIGH, high),
         counter(signals.CGROUP_OOM_KILLS, sight.risen(signals.CGROUP_OOM_KILLS.name, "", ticks)),
     ]
-    found[4].why = None if limited else _NO_QUOTA
-    found[6].why = None if limit else _NO_LIMIT
-    return found
+    columns[4].why = None if limited else _NO_QUOTA
+    columns[6].why = None if limit else _NO_LIMIT
+    return columns
 
 
 def _periods(sight: Sight, ticks: Int) -> tuple[Float, Float]:
@@ -232,8 +232,8 @@ def _periods(sight: Sight, ticks: Int) -> tuple[Float, Float]:
     start, _ = union(np.concatenate(starts), np.concatenate(ends))
     _, at = np.unique((start - sight.start_ns) // PERIOD_NS, return_index=True)
     ran_out = np.searchsorted(start[at], t_ns, side="right").astype(float)
-    told = sight.risen(signals.CGROUP_THROTTLED_PERIODS.name, "", ticks)
-    return begun + sight.risen(signals.CGROUP_PERIODS.name, "", ticks), ran_out + told
+    injected = sight.risen(signals.CGROUP_THROTTLED_PERIODS.name, "", ticks)
+    return begun + sight.risen(signals.CGROUP_PERIODS.name, "", ticks), ran_out + injected
 
 
 def _high_events(sight: Sight, ticks: Int) -> Float:

@@ -1,4 +1,4 @@
-"""What one recorder looks at: a node, its threads, its ticks, and what it fails to see."""
+"""The view of one recorder: a node, its threads, its ticks, and the samples it misses."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class Sight:
         self,
         story: Story,
         node: Node,
-        beside: Sequence[Story],
+        other_jobs: Sequence[Story],
         seen: Seen,
         random: np.random.Generator,
     ) -> None:
-        """`beside`: other jobs, of whose threads only the node's counters tell."""
+        """`other_jobs`: their threads show in the node's counters only."""
         offset_ns, drift = seen.clocks.get(node.name, (0, 0.0))
         self.story, self.node, self.seen, self.random = story, node, seen, random
         self.clock = Clock(UPTIME_NS + offset_ns, drift)
@@ -111,7 +111,7 @@ class Sight:
             if worker.exit_ns is not None
         }
         own = _threads(self.every, node.others)
-        foreign = _threads([r for s in beside for r in s.ranks if r.node == node.name], ())
+        foreign = _threads([r for s in other_jobs for r in s.ranks if r.node == node.name], ())
         self.tracks = [Track(thread, self.codes, self.clock) for thread in own]
         everybody = [*self.tracks, *(Track(t, self.codes, self.clock) for t in foreign)]
         self.everybody = everybody
@@ -125,22 +125,22 @@ class Sight:
         ]
         self.doing = np.array(rows, np.int64).reshape(len(everybody), len(self.t_ns))
 
-    def ticks(self, every: int) -> Int:
+    def ticks(self, interval_ticks: int) -> Int:
         """Return the numbers of the ticks at which a collector with that interval was read.
 
         One that could not be read when it was due is read with the next tick that was taken.
         """
-        due = np.arange(0, len(self.t_ns), every)
+        due = np.arange(0, len(self.t_ns), interval_ticks)
         row = np.searchsorted(self.kept, due)
         taken = self.kept[np.minimum(row, len(self.kept) - 1)]
-        return taken[(taken >= due) & (taken < due + every)]
+        return taken[(taken >= due) & (taken < due + interval_ticks)]
 
     def sums(self, ticks: Int, own: bool = False) -> Float:
         """Return float64[names, n]: the counters of all threads together."""
         return self.grown[: len(self.tracks) if own else None, :, ticks].sum(axis=0)
 
     def extra(self, signal: str, device: str) -> list[Rate]:
-        """Return what the story tells of a signal."""
+        """Return the values of a signal in the story."""
         return self.node.extra.get((signal, device), [])
 
     def risen(self, signal: str, device: str, ticks: Int) -> Float:
@@ -152,9 +152,9 @@ class Sight:
         return held(self.extra(signal, device), self.clock, self.t_ns[ticks], otherwise)
 
     def devices(self, *prefixes: str) -> list[str]:
-        """Return the devices of which the story tells signals with such names."""
-        found = {d: None for name, d in self.node.extra if name.startswith(prefixes) and d}
-        return list(found)
+        """Return the devices with signals of these prefixes in the story."""
+        devices = {d: None for name, d in self.node.extra if name.startswith(prefixes) and d}
+        return list(devices)
 
     def base(self, grain: int = 1) -> int:
         """Return what a counter showed before: it has run since the machine started."""
@@ -173,9 +173,9 @@ class Sight:
 
 
 def _threads(ranks: Sequence[Rank], others: Sequence[Thread]) -> list[Thread]:
-    found = {id(t): t for rank in ranks for t in (rank.main, *rank.threads, *rank.workers)}
-    found.update({id(thread): thread for thread in others})
-    return list(found.values())
+    threads = {id(t): t for rank in ranks for t in (rank.main, *rank.threads, *rank.workers)}
+    threads.update({id(thread): thread for thread in others})
+    return list(threads.values())
 
 
 def stable_number(text: str) -> int:

@@ -107,28 +107,30 @@ def rings(sight: Sight) -> list[Ring]:
 def events(sight: Sight, all_rings: list[Ring]) -> list[Event]:
     """Return registrations, groups, operations under way and exits, by time."""
     tracks = {id(track.thread): track for track in sight.tracks}
-    found: list[Event] = []
+    listed: list[Event] = []
     local = {rank.rank: number for number, rank in enumerate(_by_rank(sight))}
     for rank in sight.ranks:
         track = tracks[id(rank.main)]
         t_ns = max(sight.start_ns, track.born_ns)
         if t_ns > sight.end_ns or sight.exits.get(rank.main.pid, t_ns) < sight.start_ns:
             continue
-        said = {
+        registration = {
             "pid": rank.main.pid,
             "started_ticks": started_ticks(track),
             "role": "python",
             "device": rank.device,
             "variables": _variables(sight, rank, local[rank.rank], len(local)),
         }
-        found.append(Event(t_ns, "process-registered", registry.parse_registration(said) or {}))
+        listed.append(
+            Event(t_ns, "process-registered", registry.parse_registration(registration) or {})
+        )
         for group, ranks in rank.groups.items():
-            told = {"pid": rank.main.pid, "group": group, "ranks": list(ranks)}
-            found.append(Event(t_ns, "group-announced", registry.parse_group(told) or {}))
-        found += _exit(sight, rank, track)
+            announcement = {"pid": rank.main.pid, "group": group, "ranks": list(ranks)}
+            listed.append(Event(t_ns, "group-announced", registry.parse_group(announcement) or {}))
+        listed += _exit(sight, rank, track)
     for ring in all_rings:
-        found += _under_way(sight, ring)
-    return sorted(found, key=lambda event: event.t_ns)
+        listed += _under_way(sight, ring)
+    return sorted(listed, key=lambda event: event.t_ns)
 
 
 def _by_rank(sight: Sight) -> list[Rank]:
@@ -161,14 +163,14 @@ def _exit(sight: Sight, rank: Rank, track: Track) -> Iterator[Event]:
     if exit_ns is None or exit_ns > sight.end_ns:
         return
     code = rank.exit_code
-    said = {
+    attributes = {
         "pid": rank.main.pid,
         "started_ticks": started_ticks(track),
         "wait_status": code << 8 if code >= 0 else -code,
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
     }
-    yield Event(exit_ns, "process-exited", said)
+    yield Event(exit_ns, "process-exited", attributes)
 
 
 def _under_way(sight: Sight, ring: Ring) -> Iterator[Event]:
@@ -176,7 +178,7 @@ def _under_way(sight: Sight, ring: Ring) -> Iterator[Event]:
     for start_ns, _, _, group, number, size, operation in ring.unfinished[-1:]:
         over_ns = sight.exits.get(ring.track.thread.pid, sight.end_ns)
         t_ns = min(max(start_ns + LONG_OPERATION_NS, sight.start_ns), over_ns, sight.end_ns)
-        said = {
+        attributes = {
             "pid": ring.track.thread.pid,
             "started_ticks": started_ticks(ring.track),
             "start_ns": start_ns,
@@ -185,4 +187,4 @@ def _under_way(sight: Sight, ring: Ring) -> Iterator[Event]:
             "bytes": size,
             "operation": operation,
         }
-        yield Event(t_ns, "operation-under-way", said)
+        yield Event(t_ns, "operation-under-way", attributes)

@@ -1,4 +1,4 @@
-"""Integrals of what overlaps: bytes of many readers, time with at least one of them, gauges."""
+"""Integrals of overlapping intervals: bytes of many readers, time with any reader, gauges."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ def accrued(start_ns: Int, end_ns: Int, amounts: Float | Int, t_ns: Int) -> Floa
 
     Intervals may overlap. Example: 10 over [0, 100) and 10 over [50, 150): 15 at 100.
     """
-    some = (end_ns > start_ns) & (np.asarray(amounts) != 0)
-    if not some.any():
+    nonempty = (end_ns > start_ns) & (np.asarray(amounts) != 0)
+    if not nonempty.any():
         return np.zeros(len(t_ns))
-    start, end, amount = start_ns[some], end_ns[some], np.asarray(amounts, np.float64)[some]
+    start, end, amount = (
+        start_ns[nonempty],
+        end_ns[nonempty],
+        np.asarray(amounts, np.float64)[nonempty],
+    )
     rate = amount / (end - start)
     at = np.concatenate([start, end])
     order = np.argsort(at, kind="stable")
@@ -46,7 +50,7 @@ def union(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
 
 
 def covered(start_ns: Int, end_ns: Int, t_ns: Int) -> Float:
-    """Return float64[n]: how much time lay in any of the intervals by each time."""
+    """Return float64[n]: time covered by any of the intervals up to each time."""
     start, end = union(start_ns, end_ns)
     return accrued(start, end, end - start, t_ns)
 

@@ -46,7 +46,9 @@ def threads(sight: Sight, ticks: Int) -> Table:
         values = sight.grown[number][:, ticks]
         state, changed = _states(sight, number, ticks, values)
         place = _places(sight, number, ticks, state, changed)
-        wchan = np.array([-1 if one == "" else index.setdefault(one, len(index)) for one in place])
+        wchan = np.array(
+            [-1 if function == "" else index.setdefault(function, len(index)) for function in place]
+        )
         on_cpu = np.rint(values[ROW["user"]] + values[ROW["system"]])
         waited = values[ROW["iowait"]] if sight.seen.delay_accounting else None
         rows = np.array(
@@ -150,7 +152,7 @@ def _states(sight: Sight, number: int, ticks: Int, values: NDArray[np.float64]) 
 
 def _places(sight: Sight, number: int, ticks: Int, state: Int, since: Int) -> list[str]:
     """Where the thread sleeps, asked as often as the recorder does; "" = not asked."""
-    found: list[str] = []
+    places: list[str] = []
     asked_ns, asked_of, place = -_WCHAN_NS, -1, ""
     names = [p.wchan for p in sight.codes.places] + ["poll_schedule_timeout.constprop.0"]
     codes = sight.doing[number][ticks].tolist()
@@ -163,15 +165,15 @@ def _places(sight: Sight, number: int, ticks: Int, state: Int, since: Int) -> li
             if asked_of != ran:
                 settled = first or letter == _BLOCKED or (row > ran and before == _SLEEPING)
                 if not settled and t_ns[row] - asked_ns < _WCHAN_NS:
-                    found.append("")
+                    places.append("")
                     before = letter
                     continue
                 asked_ns, asked_of, place = t_ns[row], ran, names[codes[row]]
-            found.append(place)
+            places.append(place)
         else:
-            found.append("")
+            places.append("")
         before = letter
-    return found
+    return places
 
 
 def _alive(sight: Sight, track: Track, t_ns: Int) -> NDArray[np.bool_]:

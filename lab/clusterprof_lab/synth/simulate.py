@@ -1,8 +1,8 @@
-"""From a trial to what happened and the truth of it: nothing is measured, all is constructed.
+"""From a trial to a story and its truth: constructed, not measured.
 
-The same job runs with the same random numbers several times: without its fault (`clean_step_ns`),
-and with sizes of the fault between which it is searched for the one that costs the drawn share of
-the time in steps. The last run is the story.
+The same job runs several times with the same random numbers: without its fault (`clean_step_ns`),
+and with fault sizes that are searched until the fault costs the drawn share of the time in steps.
+The last run is the story.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Why a moment is as late as it is: what the truth of a wait is made of.
+"""Why a moment is late: the truth of a wait.
 
-Every moment of a rank carries its *history*: nanoseconds by (cause, culprit) that sum to the
-moment itself. A rank that waits takes over the history of the rank it waited for, so the reason of
-a wait is the difference of two histories: no durations are compared, nothing is looked up.
+Every moment of a rank has a *history*: nanoseconds by (cause, culprit) whose sum is the moment
+itself. A rank that waits takes over the history of the rank it waited for, so the reason of the
+wait is the difference of two histories. No durations are compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def split(total_ns: int, weights: Mapping[Label, int]) -> dict[Label, int]:
         return dict(weights)
     parts = {label: total_ns * weight // whole for label, weight in weights.items()}
     missing = total_ns - sum(parts.values())
-    by_remainder = sorted(weights, key=lambda one: -(total_ns * weights[one] % whole))
+    by_remainder = sorted(weights, key=lambda label: -(total_ns * weights[label] % whole))
     for label in by_remainder[:missing]:
         parts[label] += 1
     return {label: ns for label, ns in parts.items() if ns}
@@ -54,7 +54,7 @@ def add(into: dict[Label, int], more: Mapping[Label, int]) -> None:
 def owed(
     late: History, waiting: History, wait_ns: int, last: int, structural: bool
 ) -> dict[Label, int]:
-    """Return why somebody waited for the rank `last`: what that one had more of, cause by cause.
+    """Return why a rank waited for the rank `last`: what `last` spent more of, cause by cause.
 
     More of plain work is jitter of the last to come, or, if `structural`, a pipeline's bubble.
     """
@@ -75,11 +75,14 @@ def owed(
         if cause == WORK[0]:
             add(weights, {BUBBLE if structural else (OTHER, last): net[cause]})
         else:
-            add(weights, split(net[cause], {_whose(k, last): v for k, v in more[cause].items()}))
+            add(
+                weights,
+                split(net[cause], {_resolve_culprit(k, last): v for k, v in more[cause].items()}),
+            )
     return split(wait_ns, weights)
 
 
-def _whose(label: Label, last: int) -> Label:
+def _resolve_culprit(label: Label, last: int) -> Label:
     cause, culprit = label
     nobody = FAMILY_OF.get(cause) == "network" or label == BUBBLE
     return (cause, last) if culprit is None and not nobody else label
@@ -88,8 +91,8 @@ def _whose(label: Label, last: int) -> Label:
 def clipped(lost: list[Lost], start_ns: int, end_ns: int) -> dict[Label, int]:
     """Sum up what was lost between two moments."""
     out: dict[Label, int] = {}
-    for one in lost:
-        inside = min(one.end_ns, end_ns) - max(one.start_ns, start_ns)
+    for loss in lost:
+        inside = min(loss.end_ns, end_ns) - max(loss.start_ns, start_ns)
         if inside > 0:
-            add(out, split(inside, one.shares))
+            add(out, split(inside, loss.shares))
     return out

@@ -1,15 +1,15 @@
-"""Faults of the generator: what a scenario's `synth:` section does to ranks, batches and links.
+"""Faults of the generator: how a scenario's `synth:` section changes ranks, batches and links.
 
-    fault    where it strikes
+    fault    effect
     loader   every batch takes longer to make (in a worker, or in the main thread without workers)
-    main     the main thread stands still or works at a place of the step (`where`)
+    main     the main thread sleeps or computes at a place of the step (`where`)
     compute  kernels take longer
     copy     copies to the device take longer
     launch   every kernel takes the host longer to launch; the kernels are tiny
     transfer data of collectives take longer on their way
     none     nothing
 
-`size` is the one number that says how bad it is: ns per stroke.
+`size` sets the severity: ns per stroke.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Fault:
     onset: int = 0
     """First step."""
     pattern: str = "steady"
-    """steady; wandering: one rank after the other, for some steps each; turns: some steps yes, some
-    no; skew: every step drawn anew."""
+    """steady; wandering: one rank after the other, for some steps each; turns: on in some steps,
+    off in others; skew: drawn for every step."""
     phase: int = 0
     """Of turns: 1 strikes when 0 doesn't."""
     main_ratio: float = 0.0
@@ -138,8 +138,8 @@ class Faults:
 
     def compute(self, rank: int, step: int) -> Extra | None:
         """Return the first fault that slows this rank's kernels in this step."""
-        found = [fault.compute(rank, step) for fault in self.of("compute")]
-        return next((one for one in found if one), None)
+        extras = [fault.compute(rank, step) for fault in self.of("compute")]
+        return next((extra for extra in extras if extra), None)
 
     def copy_ns(self, rank: int, step: int) -> int:
         """Return what a copy takes beyond its due."""

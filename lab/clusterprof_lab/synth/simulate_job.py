@@ -1,4 +1,4 @@
-"""A synchronous training job, step by step: all ranks through one pass, then they meet."""
+"""A synchronous training job, step by step: one pass of all ranks, then a common operation."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Job:
         if fault.extra == "gil-hog":
             self._hog(player).acts.append(Act(began, player.t, "user"))
         if fault.mark:
-            player.mark(began, fault.mark, player.told(fault.mark, fault.cause))
+            player.mark(began, fault.mark, player.count_marks(fault.mark, fault.cause))
             player.rank.gc_pauses += fault.mark == layout.GC
 
     def _hog(self, player: Player) -> Thread:

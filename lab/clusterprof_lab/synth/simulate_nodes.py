@@ -1,4 +1,4 @@
-"""What shows on the nodes beside the job's own threads: links, connections, other tenants."""
+"""Signals of the nodes beyond the job's own threads: links, connections, other tenants."""
 
 from __future__ import annotations
 

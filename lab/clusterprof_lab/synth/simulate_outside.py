@@ -132,9 +132,9 @@ def _with_second_life(truth: Truth, jobs: Sequence[Job]) -> Truth:
         )
         lost += simulate_truth.rows(player, *window)
     merged: dict[tuple[str, int | None, int], int] = {}
-    for one in lost:
-        key = (one.cause, one.culprit, one.rank)
-        merged[key] = merged.get(key, 0) + one.ns
+    for loss in lost:
+        key = (loss.cause, loss.culprit, loss.rank)
+        merged[key] = merged.get(key, 0) + loss.ns
     return replace(truth, places=tuple(places), lost=_lost(merged))
 
 

@@ -1,4 +1,4 @@
-"""What is drawn for one trial: the job's layout and timing, and whom the fault strikes."""
+"""The random draws of one trial: the job's layout and timing, and the culprits of the fault."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def draw(trial: Trial, ranks: int | None = None, shape: str = "") -> tuple[Plan,
     plan = _job(random, synth, _LAYOUTS if alone else _LAYOUTS[1:])
     if ranks is not None:
         plan = _resized(plan, ranks)
-    specs = [synth, *({**one} for one in synth.get("also", ()))]
+    specs = [synth, *({**spec} for spec in synth.get("also", ()))]
     made: list[Fault] = []
     for spec in specs:
         made.append(_fault(random, plan, trial.scenario, spec, made))
@@ -234,18 +234,18 @@ def _struck(
 ) -> tuple[int, ...]:
     """Return whom a fault strikes; always draws once, so that plans stay alike."""
     free = [rank for rank in everyone if rank not in taken]
-    one = free[int(random.integers(len(free)))]
+    struck = free[int(random.integers(len(free)))]
     if who == "everybody":
         return everyone
     if who == "wandering":
         return tuple(int(rank) for rank in random.permutation(everyone))
     if who == "node":
-        return tuple(rank for rank in everyone if plan.node_of(rank) == plan.node_of(one))
+        return tuple(rank for rank in everyone if plan.node_of(rank) == plan.node_of(struck))
     if who == "first-stage":
-        one = one - one % plan.stages
-        return (one,)
+        struck = struck - struck % plan.stages
+        return (struck,)
     if who == "last-stage":
         return tuple(r for r in everyone if r % plan.stages == plan.stages - 1)
     if who == "rank":
-        return (one,)
+        return (struck,)
     raise PlanError(f"who: {who!r} is not known")

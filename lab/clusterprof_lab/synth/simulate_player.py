@@ -97,7 +97,7 @@ class Player:
         self.rank.main.marks.append(Mark(start_ns, self.t, kind, a, b, c, d))
         return len(self.rank.main.marks)
 
-    def told(self, kind: int, cause: str = "") -> int:
+    def count_marks(self, kind: int, cause: str = "") -> int:
         """Return field a of a mark: the generation of a collection, how often it was compiled."""
         if kind == layout.HOST_WORK:
             return layout.WARMING_UP if cause == "warm-up" else layout.FREEING_MEMORY
@@ -153,12 +153,12 @@ class Player:
     def overlay(self, start_ns: int, end_ns: int) -> dict[Label, int]:
         """Return what the host did between two moments."""
         out: dict[Label, int] = {}
-        for one in reversed(self.trail):
-            if one.end_ns <= start_ns:
+        for loss in reversed(self.trail):
+            if loss.end_ns <= start_ns:
                 break
-            inside = min(one.end_ns, end_ns) - max(one.start_ns, start_ns)
+            inside = min(loss.end_ns, end_ns) - max(loss.start_ns, start_ns)
             if inside > 0:
-                add(out, split(inside, one.shares))
+                add(out, split(inside, loss.shares))
         missing = end_ns - start_ns - sum(out.values())
         if missing:
             add(out, {(OTHER, self.number): missing})

@@ -1,11 +1,11 @@
 """The second shape of a job: sharded parameters, several epochs, a plain loop without marks.
 
-As FSDP runs a model, each unit's parameters are gathered before they are used, forward and
-backward, and its gradients are reduced and scattered afterward. Workers are born anew in
-each epoch (`persistent_workers=False`). Between epochs the job validates and computes
-metrics on the host. Rank 0 writes its log in the loop and waits for the disk. The first
-steps are slow: kernels are loaded and chosen while they are used for the first time.
-Nothing marks validation, logging and first use, as in a loop of plain PyTorch.
+As in FSDP, each unit's parameters are gathered before they are used, forward and backward, and its
+gradients are reduced and scattered afterward. Workers are started anew in each epoch
+(`persistent_workers=False`). Between epochs the job validates and computes metrics on the host.
+Rank 0 writes its log in the loop and waits for the disk. The first steps are slow: kernels are
+loaded and selected at their first use. Validation, logging and first use are not marked, as in a
+plain PyTorch loop.
 """
 
 from __future__ import annotations

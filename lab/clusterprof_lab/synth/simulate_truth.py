@@ -1,4 +1,4 @@
-"""The truth of a simulated job: what its devices lost, summed up to the nanosecond."""
+"""The truth of a simulated job: lost device time, summed to the nanosecond."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def truth_of(
                 outside.append(Lost("startup", None, player.number, ns))
             if tail and end > last:
                 outside.append(Lost(OTHER, None, player.number, end - last))
-    found = _injected(faults, lost) if injected is None else tuple(injected)
+    struck = _injected(faults, lost) if injected is None else tuple(injected)
     return Truth(
         trial.scenario.id,
         "synth",
@@ -58,7 +58,7 @@ def truth_of(
         dict(parameters),
         tuple(places),
         tuple(lost),
-        found,
+        struck,
         tuple(outside),
         step_ns(jobs),
         clean_ns,
@@ -72,9 +72,9 @@ def stood_still_ns(player: Player, start: int, end: int) -> int:
     That is all but computing, less what slowed kernels took beyond their due.
     """
     busy = 0
-    for one in player.rank.work:
-        if one.what == "compute":
-            busy += max(0, min(one.end_ns, end) - max(one.start_ns, start))
+    for operation in player.rank.work:
+        if operation.what == "compute":
+            busy += max(0, min(operation.end_ns, end) - max(operation.start_ns, start))
     slowed = sum(max(0, min(late, end) - max(early, start)) for early, late in player.slowed)
     return end - start - busy + slowed
 
@@ -83,13 +83,13 @@ def rows(player: Player, start: int, end: int) -> list[Lost]:
     """Return why a device lost time between two moments; all of it, to the nanosecond."""
     shares = clipped(player.lost, start, end)
     assert sum(shares.values()) == stood_still_ns(player, start, end)
-    order = sorted(shares.items(), key=lambda one: (-one[1], one[0][0], one[0][1] or 0))
+    order = sorted(shares.items(), key=lambda share: (-share[1], share[0][0], share[0][1] or 0))
     return [Lost(cause, culprit, player.number, ns) for (cause, culprit), ns in order]
 
 
 def _injected(faults: Faults, lost: Sequence[Lost]) -> tuple[Injected, ...]:
     """Return the faults that struck, largest first, each with those at fault, worst first."""
-    found = []
+    costs = []
     for fault in faults.all:
         if fault.kind == "none" or fault.size <= 0:
             continue
@@ -98,6 +98,6 @@ def _injected(faults: Faults, lost: Sequence[Lost]) -> tuple[Injected, ...]:
             if row.cause == fault.cause and (row.culprit in fault.culprits or not fault.culprits):
                 add(by, {(row.cause, row.culprit): row.ns})
         order = sorted(fault.culprits, key=lambda rank: -by.get((fault.cause, rank), 0))
-        found.append((sum(by.values()), Injected(fault.cause, tuple(order))))
-    found.sort(key=lambda one: -one[0])
-    return tuple(one for _, one in found)
+        costs.append((sum(by.values()), Injected(fault.cause, tuple(order))))
+    costs.sort(key=lambda cost: -cost[0])
+    return tuple(injected for _, injected in costs)

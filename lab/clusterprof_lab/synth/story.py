@@ -1,8 +1,8 @@
-"""What happened in a job, before anybody looked: the seam between `simulate` and `record`.
+"""The events of a job before any recorder saw them: the interface of `simulate` and `record`.
 
-`simulate` moves ranks through true time and writes a `Story` and its `Truth`; `record` looks at a
-story as the recorder would (sampling, clocks, losses) and writes a recording. Neither knows what
-the other does: a story holds facts, no evidence and no verdict.
+`simulate` moves ranks through true time and writes a `Story` and its `Truth`. `record` looks at a
+story as the recorder would (sampling, clocks, losses) and writes a recording. The two are
+independent: a story holds facts, no evidence and no verdict.
 
 All times are integer nanoseconds of true time, from 0 at the start of the job.
 """

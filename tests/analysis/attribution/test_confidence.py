@@ -72,8 +72,14 @@ def test_calibration_interpolates_between_what_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(CALIBRATION, "driver", [(0.5, 0.2), (0.7, 0.4), (0.9, 1.0)])
-    for said, right in ((0.3, 0.2), (0.5, 0.2), (0.6, 0.3), (0.8, 0.7), (0.9, MAX_CONFIDENCE)):
-        assert calibrate_confidence(said, "driver") == pytest.approx(right)
+    for confidence, right in (
+        (0.3, 0.2),
+        (0.5, 0.2),
+        (0.6, 0.3),
+        (0.8, 0.7),
+        (0.9, MAX_CONFIDENCE),
+    ):
+        assert calibrate_confidence(confidence, "driver") == pytest.approx(right)
     # 0.93 at full score and size, of which 0.7 is 0.651: 0.2 + 0.151
     estimated = estimate_confidence(0.86, round(0.9 * S), unknown_ratio=0.3, visibility="driver")
     assert estimated == pytest.approx(0.351)
@@ -88,6 +94,6 @@ def test_the_stored_tables_never_fall() -> None:
     assert set(CALIBRATION) <= set(get_args(Visibility))
     for table in CALIBRATION.values():
         assert len(table) <= 12
-        said, right = zip(*table)
-        assert list(said) == sorted(set(said)) and list(right) == sorted(right)
-        assert said[0] >= 0 and said[-1] <= 1 and right[0] >= 0 and right[-1] <= 1
+        confidence, right = zip(*table)
+        assert list(confidence) == sorted(set(confidence)) and list(right) == sorted(right)
+        assert confidence[0] >= 0 and confidence[-1] <= 1 and right[0] >= 0 and right[-1] <= 1

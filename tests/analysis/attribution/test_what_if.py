@@ -243,6 +243,6 @@ def test_of_ranks_that_all_meet_the_slowdown_is_the_longest_over_the_mean_work()
             world.spend((40 if rank == step % 3 else 10) * MS, who=[rank])
         world.meet(everyone, np.array([7]), 0)
     won = played(world.job())
-    # 40 ms a step; the mean is 20, whoever is slow
+    # 40 ms a step; the mean is 20, with any slow rank
     assert sooner_ms(won, DELAYS) == 0
     assert sooner_ms(won, BALANCED) == 6 * 20

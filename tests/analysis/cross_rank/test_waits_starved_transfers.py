@@ -9,12 +9,12 @@ import pytest
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
-from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
-from clusterprof.analysis.attribution.rank.claims import EVIDENCE_SCALE
-from clusterprof.analysis.attribution.rank.comm_threads import (
+from clusterprof.analysis.attribution.network.comm_threads import (
     COMM_THREAD_NAMES,
     sum_comm_thread_time,
 )
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.rank.claims import EVIDENCE_SCALE
 from clusterprof.analysis.attribution.rank.time_spent import CONTENTION
 from clusterprof.analysis.attribution.wait_for.blame import TRANSFER
 from clusterprof.analysis.cross_rank.state import JobState

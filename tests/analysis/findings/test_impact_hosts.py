@@ -10,7 +10,7 @@ import pytest
 
 from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
-from clusterprof.analysis.attribution.rank import comm_threads
+from clusterprof.analysis.attribution.network import comm_threads
 from clusterprof.analysis.attribution.what_if import (
     ALL,
     BALANCED,

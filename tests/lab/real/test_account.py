@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterprof_lab.real.account import NOBODY, OWN, felt, pieces, shared
-from clusterprof_lab.real.told import Busy, Item, Life, Operation, Phase, told
+from clusterprof_lab.real.account import NOBODY, OWN, pieces, shared, sum_losses
+from clusterprof_lab.real.stopwatches import Busy, Item, Life, Operation, Phase, read_stopwatches
 from clusterprof_lab.real.verdict import leaf_of, lost_rows, outside_rows
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.truth import Lost
@@ -50,7 +50,7 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
         operations=[together(0, 170, 178)],
     )
     other = life(0, 180, busy=[busy(0, 110)], operations=[together(0, 110, 178)])
-    zero, victim = felt({0: other, 1: late})
+    zero, victim = sum_losses({0: other, 1: late})
     own = {"storage": 30, "decode": 15, "hand-over": 10, "contention": 5}
     waited = {(part, 1): ns * MS for part, ns in own.items()}
     rest = {("loop", OWN): 2 * MS, ("transfer", NOBODY): 8 * MS}
@@ -77,7 +77,7 @@ def test_what_a_reader_computes_is_no_storage() -> None:
     """Of 40 ms reading 12 are the process's own code (a protocol) and 4 without a CPU."""
     item = Item(0, 40 * MS, 40 * MS, 4 * MS, 0, 0, 12 * MS)
     recorded_process = life(0, 50, phases=[Phase(0, 50 * MS, "data_wait", 0)], batches=[[item]])
-    (lost,) = felt({0: recorded_process})
+    (lost,) = sum_losses({0: recorded_process})
     by_key = {part: ns // MS for (part, _), ns in lost.items() if ns}
     assert by_key == {"storage": 24, "contention": 4, "decode": 12, "hand-over": 10}
 
@@ -95,13 +95,13 @@ def test_a_finished_batch_waits_for_the_interpreter_that_decodes_the_next_one() 
     recorded_process = life(
         0, 50, phases=[Phase(10 * MS, 40 * MS, "data_wait", 0)], batches=list(items)
     )
-    (lost,) = felt({0: recorded_process})
+    (lost,) = sum_losses({0: recorded_process})
     assert lost["decode", OWN] == 10 * MS + 16 * MS * 14 // 20
     assert lost["contention", OWN] == 16 * MS * 4 // 20
     # The next one's reading does not hold the interpreter.
     assert lost["hand-over", OWN] == 4 * MS + 16 * MS * 2 // 20
     recorded_process.workers = 2  # the other worker makes it: all of 20 ms were on the way
-    (lost,) = felt({0: recorded_process})
+    (lost,) = sum_losses({0: recorded_process})
     assert (lost["decode", OWN], lost["hand-over", OWN]) == (10 * MS, 20 * MS)
 
 
@@ -112,7 +112,7 @@ def test_the_loops_own_time_in_the_first_of_several_steps_is_start_up() -> None:
         [55 * MS, 100 * MS],
         [0, 0],
     )
-    (lost,) = felt({0: recorded_process})
+    (lost,) = sum_losses({0: recorded_process})
     by_key = {key: ns for key, ns in lost.items() if ns}
     assert by_key == {("startup", OWN): 25 * MS, ("loop", OWN): 15 * MS}
 
@@ -148,7 +148,7 @@ def test_a_throttled_device_loses_its_excess_and_keeps_others_waiting_for_it() -
         phases=[Phase(140 * MS, 170 * MS, "cpu-gc", 0)],
     )
     fast = life(1, 170, busy=[busy(0, 100)], operations=[together(0, 100, 170)])
-    zero, victim = felt({0: slow, 1: fast})
+    zero, victim = sum_losses({0: slow, 1: fast})
     assert {key: ns for key, ns in zero.items() if ns} == {
         ("device-throttled", OWN): 50 * MS,
         ("cpu-gc", OWN): 20 * MS,
@@ -171,7 +171,7 @@ def test_a_chain_is_charged_to_where_it_began_and_a_sender_need_not_wait() -> No
     zero = life(0, 80, phases=[Phase(0, 60 * MS, "eval-host", 0)], operations=[message(0, 60, 65)])
     recorded_process = life(1, 80, operations=[message(0, 0, 65), message(1, 65, 66)])
     two = life(2, 80, busy=[busy(0, 75)], operations=[message(1, 75, 77)])
-    victim = felt({0: zero, 1: recorded_process, 2: two})
+    victim = sum_losses({0: zero, 1: recorded_process, 2: two})
     assert victim[1]["eval-host", 0] == 60 * MS
     assert victim[1]["transfer", NOBODY] == 5 * MS
     assert ("eval-host", 0) not in victim[2]
@@ -231,7 +231,7 @@ def test_lives_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
         torn = '{"step": 1, "began'  # killed while it wrote
         text = "\n".join([json.dumps(first), json.dumps(step), torn])
         (tmp_path / f"rank-3.life-{number}.jsonl").write_text(text)
-    lives = told(tmp_path)
+    lives = read_stopwatches(tmp_path)
     assert [(live.number, live.began_ns, live.ended_ns, live.steps) for live in lives] == [
         (0, 100, 200, 1),
         (1, 900, 1000, 1),

@@ -16,7 +16,7 @@ from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Header
 from clusterprof_lab.real.accept.truth import truth
 from clusterprof_lab.real.cable import Cable, Link, build
-from clusterprof_lab.real.job import SCRIPT, Said, environment, train
+from clusterprof_lab.real.job import SCRIPT, NodeOutput, environment, train
 from clusterprof_lab.real.node import Node, why_not_here
 
 _REASON = why_not_here()
@@ -215,7 +215,7 @@ def _lives(pid: str) -> bool:
 @pytest.fixture(scope="module")
 def run(
     tmp_path_factory: pytest.TempPathFactory, nodes: list[Node], wired: Cable
-) -> tuple[Path, list[Said]]:
+) -> tuple[Path, list[NodeOutput]]:
     """A clean job: two nodes, two ranks each, a real rendezvous between them."""
     pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
     out = tmp_path_factory.mktemp("cluster") / "recording"
@@ -224,7 +224,9 @@ def run(
 
 
 @pytest.mark.torch
-def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[Said]]) -> None:
+def test_every_node_has_a_folder_and_every_rank_is_in_one(
+    run: tuple[Path, list[NodeOutput]],
+) -> None:
     out, printed = run
     collected = {}
     for folder in list_node_folders(out):
@@ -254,7 +256,9 @@ def test_every_node_has_a_folder_and_every_rank_is_in_one(run: tuple[Path, list[
 
 
 @pytest.mark.torch
-def test_what_the_job_sent_over_its_link_is_in_the_recording(run: tuple[Path, list[Said]]) -> None:
+def test_what_the_job_sent_over_its_link_is_in_the_recording(
+    run: tuple[Path, list[NodeOutput]],
+) -> None:
     out, _ = run
     for folder in list_node_folders(out):
         last: dict[tuple[str, str], float] = {}
@@ -268,7 +272,7 @@ def test_what_the_job_sent_over_its_link_is_in_the_recording(run: tuple[Path, li
 
 
 @pytest.mark.torch
-def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[Said]]) -> None:
+def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[NodeOutput]]) -> None:
     """A plain world of one: every rank reads the same items, so its losses are the same."""
     _, printed = run
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
@@ -291,7 +295,7 @@ def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[Said]
 
 
 @pytest.mark.torch
-def test_the_stopwatches_agree_with_each_other(run: tuple[Path, list[Said]]) -> None:
+def test_the_stopwatches_agree_with_each_other(run: tuple[Path, list[NodeOutput]]) -> None:
     """The parts do not exceed the whole, and who waits is kept waiting by somebody."""
     _, printed = run
     result = truth([rank for item in printed for rank in item.ranks])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof_lab.answer import Answer, Said, dump, load
+from clusterprof_lab.answer import Answer, NamedCause, dump, load
 from clusterprof_lab.rivals import traceml
 
 FIXTURES = Path(__file__).parent / "fixtures" / "traceml"
@@ -22,22 +22,22 @@ WANTED = {
     # every loader reads from a disk that is busy; rank 0 a little slower than rank 1
     "slow-reads": (
         (
-            Said("cpu", None, 0.6453670750148823, covers=INPUT),
-            Said("cpu", None, None, culprits=(0,), covers=INPUT),
+            NamedCause("cpu", None, 0.6453670750148823, covers=INPUT),
+            NamedCause("cpu", None, None, culprits=(0,), covers=INPUT),
         ),
         (),
     ),
-    "slow-decode": ((Said("cpu", None, 0.5012103991160002, covers=INPUT),), None),
-    "slow-rank": ((Said("synchronization", None, None, culprits=RANK_1),), RANK_1),
+    "slow-decode": ((NamedCause("cpu", None, 0.5012103991160002, covers=INPUT),), None),
+    "slow-rank": ((NamedCause("synchronization", None, None, culprits=RANK_1),), RANK_1),
     "slow-loader-of-a-rank": (
         (
-            Said("cpu", None, None, culprits=RANK_1, covers=INPUT),
-            Said("cpu", None, 0.3002663707855845, covers=INPUT),
+            NamedCause("cpu", None, None, culprits=RANK_1, covers=INPUT),
+            NamedCause("cpu", None, 0.3002663707855845, covers=INPUT),
         ),
         RANK_1,
     ),
     # its own stopwatch says 26.8 % of the loop
-    "checkpoint": ((Said("checkpoint", None, 0.2907995577401619, covers=RESIDUAL),), None),
+    "checkpoint": ((NamedCause("checkpoint", None, 0.2907995577401619, covers=RESIDUAL),), None),
 }
 
 

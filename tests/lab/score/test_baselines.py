@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from clusterprof.probe.layout import ALL_REDUCE, COLLECTIVE, DATA_WAIT, PEER_SHIFT, RECV, SEND, STEP
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.truth import Truth
 from tests.support.builders import ns
 from tests.support.recordings import Script, training, write
@@ -126,10 +126,10 @@ def test_clocks_are_put_right_before_ranks_are_compared(registry: Any, tmp_path:
 
 
 def test_what_each_rule_names_for_a_slow_disk(slow_disk: Ask) -> None:
-    assert slow_disk("iowait > 5 %").causes == (Said("storage", None, None, culprits=(1,)),)
-    assert slow_disk("AU < 90 %").causes == (Said("storage", None, None, culprits=(0, 1)),)
+    assert slow_disk("iowait > 5 %").causes == (NamedCause("storage", None, None, culprits=(1,)),)
+    assert slow_disk("AU < 90 %").causes == (NamedCause("storage", None, None, culprits=(0, 1)),)
     # Half of the datapoints of rank 1 have an idle GPU: a bottleneck needs more than half.
-    assert slow_disk("SageMaker Debugger").causes == (Said("unattributed", None, None),)
+    assert slow_disk("SageMaker Debugger").causes == (NamedCause("unattributed", None, None),)
     hta = slow_disk("HTA")
     assert hta.lost_ratio == pytest.approx(0.5)
     assert hta.family_ratio == pytest.approx({"cpu": 0.5, "launch": 0.0, "unattributed": 0.0})
@@ -196,10 +196,10 @@ def test_sagemaker_names_storage_and_cpu_above_its_thresholds(
         script.network = usage
         write(script, tmp_path / name / "node-1")
         reported[name] = asking(registry, tmp_path / name, {})("SageMaker Debugger").causes
-    low = Said("unattributed", None, None)  # p5 is 0 %
+    low = NamedCause("unattributed", None, None)  # p5 is 0 %
     assert reported == {
-        "io": (Said("storage", None, None), low),
-        "cpu": (Said("cpu", None, None), low),
+        "io": (NamedCause("storage", None, None), low),
+        "cpu": (NamedCause("cpu", None, None), low),
     }
 
 
@@ -215,7 +215,7 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
         assert by_key["iowait > 5 %"].causes is None
     assert by_key["AU < 90 %"].culprits == (0,)  # 4 steps of a second, half of each waited for
     xprof = by_key["xprof"].causes
-    assert xprof == (Said("unattributed", None, 0.5),)  # no fetch was seen
+    assert xprof == (NamedCause("unattributed", None, 0.5),)  # no fetch was seen
     assert asking(registry, tmp_path / "nothing", {})("xprof").causes is None
 
 
@@ -290,9 +290,9 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     rank = Rank(0, node, "", wait, NO_SPANS, (5,), steps)
     printed = [value for _, value in sagemaker._framework(Seen({0: rank}, [node], {}))]
     assert printed == [
-        Said("cpu", "cpu-loader-config", None),  # 12.5 % of the CPUs
-        Said("unattributed", None, None),
-        Said("startup", "startup", None, outside_steps=True),
+        NamedCause("cpu", "cpu-loader-config", None),  # 12.5 % of the CPUs
+        NamedCause("unattributed", None, None),
+        NamedCause("startup", "startup", None, outside_steps=True),
     ]
     level = sagemaker.Usage(ends, None, None, np.repeat([20.0, 25.5], 20))
     assert sagemaker.memory_increases(level)
@@ -302,12 +302,12 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     assert [
         value for _, value in sagemaker._system([sagemaker.Usage(low, low, low * 0, small)])
     ] == [
-        Said("launch", None, None),  # BatchSize: all three low
-        Said("unattributed", None, None),
+        NamedCause("launch", None, None),  # BatchSize: all three low
+        NamedCause("unattributed", None, None),
     ]
     busy = sagemaker.Usage(low + 65, low, low * 0, small)
-    balance = Said("synchronization", "sync-imbalance", None)
+    balance = NamedCause("synchronization", "sync-imbalance", None)
     selected = [
         value for _, value in sagemaker._system([busy, sagemaker.Usage(low, low, low * 0, None)])
     ]
-    assert selected == [balance, Said("unattributed", None, None)]
+    assert selected == [balance, NamedCause("unattributed", None, None)]

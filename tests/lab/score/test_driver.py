@@ -52,7 +52,7 @@ def test_gpm_is_exact_at_each_second_poll() -> None:
 
 
 def test_a_recording_in_the_drivers_view(tmp_path: Path) -> None:
-    [scenario] = [one for one in load_corpus() if one.id == "null-clean"]
+    [scenario] = [scenario for scenario in load_corpus() if scenario.id == "null-clean"]
     truth = make(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
     driver = draw_driver(truth)
     assert driver.period_ns in PERIODS_NS
@@ -69,7 +69,9 @@ def test_a_recording_in_the_drivers_view(tmp_path: Path) -> None:
                 columns |= {(record.collector, name) for name in record.signals}
                 devices |= set(record.devices)
             elif isinstance(record, Header):
-                assert [one["emulated"] for one in record.devices] == [False] * len(record.devices)
+                assert [device["emulated"] for device in record.devices] == [False] * len(
+                    record.devices
+                )
             elif isinstance(record, Event) and record.kind == "process-registered":
                 assert record.attributes["device"].startswith("GPU-")
         assert not kinds & DEVICE_SPANS
@@ -81,7 +83,7 @@ def test_a_recording_in_the_drivers_view(tmp_path: Path) -> None:
 
 
 def test_without_the_times_of_the_work_the_readings_are_interpolated(tmp_path: Path) -> None:
-    [scenario] = [one for one in load_corpus() if one.id == "null-clean"]
+    [scenario] = [scenario for scenario in load_corpus() if scenario.id == "null-clean"]
     truth = make(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
 
     def read_busy_ns(folder: str) -> int:

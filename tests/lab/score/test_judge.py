@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterprof_lab.answer import Answer, Said
+from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILIES
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.score.judge import Judged, judge
@@ -33,10 +33,10 @@ ZERO = dict.fromkeys(FAMILIES, 0.0)
 ANSWER = Answer(
     "us 1",
     (
-        Said("storage", "storage-local", 0.25, 0.9, (1,)),
-        Said("cpu", "cpu-preprocess", 0.03, 0.7, (0,)),
-        Said("network", None, 0.005, 0.9, ()),
-        Said("startup", "startup", 0.5, 0.95, (0, 1), outside_steps=True),
+        NamedCause("storage", "storage-local", 0.25, 0.9, (1,)),
+        NamedCause("cpu", "cpu-preprocess", 0.03, 0.7, (0,)),
+        NamedCause("network", None, 0.005, 0.9, ()),
+        NamedCause("startup", "startup", 0.5, 0.95, (0, 1), outside_steps=True),
     ),
     family_ratio={**ZERO, "storage": 0.25, "cpu": 0.03, "network": 0.005, "unattributed": 0.015},
     culprits=(1,),
@@ -73,18 +73,18 @@ def test_a_right_answer_that_errs_a_little() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("cause", "wrong"),
     [
-        (Said("storage", "storage-local", 0.25, 0.95), False),
-        (Said("cpu", "cpu-gc", 0.25, 0.8), True),
-        (Said("cpu", "cpu-gc", 0.25, 0.79), False),  # wrong, and not sure
-        (Said("cpu", "cpu-gc", 0.25, None), None),
+        (NamedCause("storage", "storage-local", 0.25, 0.95), False),
+        (NamedCause("cpu", "cpu-gc", 0.25, 0.8), True),
+        (NamedCause("cpu", "cpu-gc", 0.25, 0.79), False),  # wrong, and not sure
+        (NamedCause("cpu", "cpu-gc", 0.25, None), None),
     ],
 )
 def test_a_wrong_first_cause_counts_when_it_is_said_with_certainty(
-    said: Said, wrong: bool | None
+    cause: NamedCause, wrong: bool | None
 ) -> None:
-    answer = replace(ANSWER, causes=(said,), family_ratio=None)
+    answer = replace(ANSWER, causes=(cause,), family_ratio=None)
     assert judge(answer, TRUTH, WANTED).wrong_first_sure is wrong
     assert judge(replace(answer, causes=()), TRUTH, WANTED).wrong_first_sure is False
 
@@ -95,17 +95,19 @@ def test_in_a_healthy_job_a_cause_said_beyond_the_truth_is_a_wrong_one() -> None
     # Storage has 28 points by truth: 30 said are no false cause, 32 are.
     for share, wrong in ((0.30, False), (0.32, True)):
         answer = replace(
-            ANSWER, causes=(Said("storage", None, share, 0.9),), family_ratio={"storage": share}
+            ANSWER,
+            causes=(NamedCause("storage", None, share, 0.9),),
+            family_ratio={"storage": share},
         )
         assert judge(answer, healthy, nothing).wrong_first_sure is wrong
 
 
 def test_a_group_that_is_named_is_a_claim_of_its_own() -> None:
     causes = (
-        Said("storage", None, 0.25, 0.9),  # 28 true
-        Said("cpu", None, 0.03, 0.7),  # none true
-        Said("network", None, 0.005, 0.9),  # too small to be judged
-        Said("fail", None, 0.5, 0.9, outside_steps=True),
+        NamedCause("storage", None, 0.25, 0.9),  # 28 true
+        NamedCause("cpu", None, 0.03, 0.7),  # none true
+        NamedCause("network", None, 0.005, 0.9),  # too small to be judged
+        NamedCause("fail", None, 0.5, 0.9, outside_steps=True),
     )
     judged = judge(replace(ANSWER, causes=causes), TRUTH, WANTED)
     assert judged.emitted == ()
@@ -120,7 +122,10 @@ def test_unattributed_is_what_is_beyond_the_truth() -> None:
 
 def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
     both = replace(WANTED, also=(("cpu", "cpu-preprocess"),))
-    causes = (Said("cpu", "cpu-preprocess", 0.26), Said("storage", "storage-local", 0.25))
+    causes = (
+        NamedCause("cpu", "cpu-preprocess", 0.26),
+        NamedCause("storage", "storage-local", 0.25),
+    )
     cpu_first = replace(ANSWER, causes=causes, family_ratio={**ZERO, "cpu": 0.26, "storage": 0.25})
 
     def judged_with_cpu(cpu_ns: int) -> tuple[object, ...]:
@@ -140,9 +145,9 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
 
 def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
     causes = (
-        Said("network", "net-transfer", 0.12),
-        Said("cpu", "cpu-preprocess", 0.08),
-        Said("cpu", "cpu-throttled", 0.05),
+        NamedCause("network", "net-transfer", 0.12),
+        NamedCause("cpu", "cpu-preprocess", 0.08),
+        NamedCause("cpu", "cpu-throttled", 0.05),
     )
     wanted = Wanted("cpu", ("cpu-throttled",), "node")
     split = Answer("us 1", causes, leaves=True)  # 13 points of CPU, 12 of network
@@ -168,7 +173,7 @@ def test_what_cost_most_is_asked_for_though_a_mild_fault_was_injected() -> None:
     truth = replace(TRUTH, lost=lost)
     judged = judge(ANSWER, truth, WANTED)
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("network", False, False)
-    network = Answer("us 1", (Said("network", "net-transfer", 0.04),), culprits=(1,))
+    network = Answer("us 1", (NamedCause("network", "net-transfer", 0.04),), culprits=(1,))
     judged = judge(network, truth, WANTED)
     assert (judged.family_right, judged.leaf_top1, judged.culprit_right) == (True, True, True)
     equal = replace(truth, lost=(Lost("storage-local", 1, 1, 71), lost[1]))  # 0.95 points apart
@@ -201,14 +206,14 @@ def test_a_victim_that_is_blamed_is_an_inversion() -> None:
 def test_what_is_not_claimed_is_neither_right_nor_wrong() -> None:
     judged = judge(Answer("mute", None), TRUTH, WANTED)
     assert judged == Judged(wanted="storage", said=None)
-    counts = judge(Answer("groups", (Said("cpu", None, None),), leaves=False), TRUTH, WANTED)
+    counts = judge(Answer("groups", (NamedCause("cpu", None, None),), leaves=False), TRUTH, WANTED)
     assert counts == Judged(
         wanted="storage", said="cpu", family_right=False, false_causes=("cpu",)
     )  # a cause without an amount is a cause
 
 
 def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
-    loader = Said("cpu", None, 0.28, covers=("storage",))  # "input-bound"
+    loader = NamedCause("cpu", None, 0.28, covers=("storage",))  # "input-bound"
     word = Answer("words", (loader,), culprits=(1,), leaves=False)
     judged = judge(word, TRUTH, WANTED)
     assert (judged.said, judged.family_right, judged.false_causes) == ("storage", True, ())
@@ -223,7 +228,7 @@ def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
 
 
 def test_to_stop_at_the_group_is_no_leaf_and_no_false_leaf() -> None:
-    coarse = replace(ANSWER, causes=(Said("storage", None, 0.28, 0.9, (1,)),))
+    coarse = replace(ANSWER, causes=(NamedCause("storage", None, 0.28, 0.9, (1,)),))
     judged = judge(coarse, TRUTH, WANTED)
     assert (judged.family_right, judged.leaf_top1, judged.leaf_top2) == (True, False, False)
     assert judged.abstained is True and judged.emitted == ()
@@ -231,7 +236,7 @@ def test_to_stop_at_the_group_is_no_leaf_and_no_false_leaf() -> None:
 
 def test_any_of_the_leaves_of_a_scenario_is_right() -> None:
     either = Wanted("storage", ("storage-cold-cache", "storage-local"), "node")
-    cold = replace(ANSWER, causes=(Said("storage", "storage-cold-cache", 0.28, 0.9, (1,)),))
+    cold = replace(ANSWER, causes=(NamedCause("storage", "storage-cold-cache", 0.28, 0.9, (1,)),))
     judged = judge(cold, TRUTH, either)
     assert judged.leaf_top1 is True and judged.emitted == (("storage-cold-cache", 0.9, True),)
     assert judge(cold, TRUTH, WANTED).emitted == (("storage-cold-cache", 0.9, False),)
@@ -239,7 +244,9 @@ def test_any_of_the_leaves_of_a_scenario_is_right() -> None:
 
 def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
     for share, right in ((0.55, True), (0.57, False)):  # 28 points are true
-        printed = replace(ANSWER, causes=(Said("storage", "storage-local", share, 0.9, (1,)),))
+        printed = replace(
+            ANSWER, causes=(NamedCause("storage", "storage-local", share, 0.9, (1,)),)
+        )
         assert judge(printed, TRUTH, WANTED).emitted == (("storage-local", 0.9, right),)
 
 
@@ -251,7 +258,7 @@ def test_outside_steps_the_causes_outside_are_asked() -> None:
         injected=(Injected("fail-hang", (1,)),),
         outside=(Lost("fail-hang", 1, 0, 9000),),
     )
-    hang = Said("fail", "fail-hang", 0.6, 0.9, (1,), outside_steps=True)
+    hang = NamedCause("fail", "fail-hang", 0.6, 0.9, (1,), outside_steps=True)
     judged = judge(replace(ANSWER, causes=(*ANSWER.causes[:1], hang)), truth, wanted)  # type: ignore[index]
     assert (judged.said, judged.leaf_top1, judged.culprit_right) == ("fail", True, True)
     assert judged.emitted == (("storage-local", 0.9, False), ("fail-hang", 0.9, True))

@@ -205,17 +205,18 @@ def test_isotonic_regression_pools_what_falls() -> None:
 
 
 def make_claims(
-    said: float, right: int, n: int, mode: str = "M0", testbed: str = "synth"
+    confidence: float, right: int, n: int, mode: str = "M0", testbed: str = "synth"
 ) -> list[list[object]]:
     """Lines of `claims` as in a score, each of a job of its own."""
     return [
-        [said, at < right, "cpu-gc", mode, testbed, f"job {said} {mode} {at}"] for at in range(n)
+        [confidence, at < right, "cpu-gc", mode, testbed, f"job {confidence} {mode} {at}"]
+        for at in range(n)
     ]
 
 
 def test_a_table_is_fitted_to_groups_of_claims() -> None:
-    def claim(said: float, right: int, n: int) -> list[tuple[float, bool]]:
-        return [(said, at < right) for at in range(n)]
+    def claim(confidence: float, right: int, n: int) -> list[tuple[float, bool]]:
+        return [(confidence, at < right) for at in range(n)]
 
     assert LEAST_CLAIMS == 25
     pairs = [*claim(0.5, 10, 20), *claim(0.6, 5, 10), *claim(0.7, 12, 30), *claim(0.9, 27, 30)]
@@ -251,7 +252,9 @@ def test_jobs_that_the_rules_were_not_built_on_say_how_certain_they_are() -> Non
 def test_calibrated_on_other_jobs_the_error_falls() -> None:
     # Of claims said with 60, 80 and 95 % as many are right as 35, 55 and 85 %.
     parts = ((0.6, 70), (0.8, 110), (0.95, 170))
-    claims = [line for said, right in parts for line in make_claims(said, right, 200, "D0")]
+    claims = [
+        line for confidence, right in parts for line in make_claims(confidence, right, 200, "D0")
+    ]
     before, after, n = cross_validate(claims)["driver"]
     assert n == 600
     assert before == pytest.approx((0.25 + 0.25 + 0.1) / 3)

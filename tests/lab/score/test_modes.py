@@ -14,7 +14,7 @@ from clusterprof.report.model import Report
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Header, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
-from clusterprof_lab.answer import Answer, Said, dump, load
+from clusterprof_lab.answer import Answer, NamedCause, dump, load
 from clusterprof_lab.families import FAMILIES
 from clusterprof_lab.scenario import Wanted
 from clusterprof_lab.score.ablate import ABLATIONS, Sideways, ablate, compared
@@ -247,8 +247,8 @@ def test_signals_are_left_out_one_by_one(run: Path, tmp_path: Path) -> None:
 
 def test_an_answer_reads_back(tmp_path: Path) -> None:
     printed = (
-        Said("cpu", None, 0.5, None, (3, 1)),
-        Said("startup", "startup", None, 0.9, None, True),
+        NamedCause("cpu", None, 0.5, None, (3, 1)),
+        NamedCause("startup", "startup", None, 0.9, None, True),
     )
     answer = Answer("other 2", printed, {"cpu": 0.5}, (3,), None, 0.5, 0.1, leaves=False)
     dump(answer, tmp_path / "answer.json")
@@ -257,7 +257,7 @@ def test_an_answer_reads_back(tmp_path: Path) -> None:
         '{"format": "clusterprof-answer", "schema": 1, "tool": "t", "causes": [{"family": "cpu"}]}'
     )
     (tmp_path / "short.json").write_text(short, encoding="utf-8")
-    assert load(tmp_path / "short.json") == Answer("t", (Said("cpu", None, None),))
+    assert load(tmp_path / "short.json") == Answer("t", (NamedCause("cpu", None, None),))
     (tmp_path / "wrong.json").write_text(short.replace("tool", "tolo"), encoding="utf-8")
     with pytest.raises(ValueError, match=r"wrong\.json"):
         load(tmp_path / "wrong.json")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof_lab.answer import Answer, Said, dump, load
+from clusterprof_lab.answer import Answer, NamedCause, dump, load
 from clusterprof_lab.scenario import Scenario, Wanted, load_corpus
 from clusterprof_lab.score import sabotage, sizes, work
 from clusterprof_lab.score.figures import wilson
@@ -44,7 +44,7 @@ def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     answers = folder / "answers"
     (answers / "one").mkdir(parents=True)
     dump(
-        Answer("rival 3", (Said("cpu", None, 0.4),), culprits=(0,), leaves=False),
+        Answer("rival 3", (NamedCause("cpu", None, 0.4),), culprits=(0,), leaves=False),
         answers / "one" / "answer.json",
     )
     arguments = [
@@ -153,7 +153,10 @@ def test_answers_are_of_one_testbed(
 ) -> None:
     [first, *_] = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["real"])
     monkeypatch.setattr(work, "made", lambda *given: (runs / "one", ""))
-    dump(Answer("rival 3", (Said("cpu", None, 0.4),)), tmp_path / f"real.{first.trial.name}.json")  # type: ignore[union-attr]
+    dump(
+        Answer("rival 3", (NamedCause("cpu", None, 0.4),)),
+        tmp_path / f"real.{first.trial.name}.json",
+    )  # type: ignore[union-attr]
     settings = Settings(rules=False, answers={"rival": tmp_path}, scenarios=CORPUS)
     assert [row.tool for row in do(first, settings).rows][-1] == "rival"
     synthetic = do(replace(first, testbed="synth", modes=("M0",)), settings)
@@ -303,7 +306,7 @@ def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(texts["clusterprof-answer"], encoding="utf-8")
     (tmp_path / "truth.json").write_text(texts["clusterprof-truth"], encoding="utf-8")
     answer, truth = load(tmp_path / "answer.json"), read(tmp_path)
-    assert answer.causes == (Said("storage", "storage-local", 0.31, 0.9, (5,)),)
+    assert answer.causes == (NamedCause("storage", "storage-local", 0.31, 0.9, (5,)),)
     assert (truth.caused_ns(), truth.clocks["n1"]) == (
         {1: 25_500_000_000, 0: 400_000_000},
         (31_000_000, 0.00002),

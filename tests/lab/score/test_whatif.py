@@ -93,7 +93,7 @@ def test_the_page_counts_what_is_within_three_points(tmp_path: Path) -> None:
 def test_where_the_truth_itself_is_not_sure_nothing_is_counted(tmp_path: Path) -> None:
     sure = Held("a", "disk", IN_TURNS, "mild", REMOVED, 10.0, 12.0, None, None, (), None, 2.9)
     unsure = replace(sure, run="b", said=40.0, error=3.1)
-    assert (sure.told, unsure.told) == (True, False)
+    assert (sure.is_conclusive, unsure.is_conclusive) == (True, False)
     (tmp_path / "x.json").write_text(json.dumps(document([sure, unsure], "dev")), encoding="utf-8")
     assert store(tmp_path / "x.json", tmp_path / "kept").name == "dev-real-in-turns.json"
     [page] = pages(tmp_path / "kept").values()

@@ -134,8 +134,8 @@ def test_two_jobs_of_a_node_are_two_recordings_of_the_same_counters(tmp_path):
     jobs = [
         Story([rank], {"n0": Node("n0")}, 0, end, job) for rank, job in ((item, "a"), (two, "b"))
     ]
-    record(jobs[0], tmp_path, np.random.default_rng(1), beside=[jobs[1]])
-    record(jobs[1], tmp_path, np.random.default_rng(2), beside=[jobs[0]])
+    record(jobs[0], tmp_path, np.random.default_rng(1), other_jobs=[jobs[1]])
+    record(jobs[1], tmp_path, np.random.default_rng(2), other_jobs=[jobs[0]])
     folders = list_node_folders(tmp_path)
     assert len(folders) == 2
     for folder, pid in zip(sorted(folders, key=_job_of), (1000, 1010)):

@@ -25,7 +25,8 @@ NVML, the NVIDIA driver's own library: the calls, their intervals, their errors.
 https://docs.nvidia.com/deploy/nvml-api/. There is one guarded call per value or pair of
 values that
 NVML returns together, so that a failing call affects nothing else. Every call is timed:
-a call that mostly takes more than 5 ms is made ten times less often. In between, its last
+a call that mostly takes more than 5 ms is made ten times less often, until three in a row
+are quick again. In between, its last
 value is repeated, at most for its own period; after an error nothing is repeated. A GPU
 that is lost, needs a reset or returns "unknown error" is not used again until NVML is
 reopened, because further calls crash drivers.
@@ -58,6 +59,8 @@ Mark = Callable[[int, str], None]
 
 _SLOW_CALL_NS = 5_000_000
 _SLOWDOWN_FACTOR = 10
+_MIN_CALLS = 3
+"""Number of calls before one is judged."""
 
 
 class Device:
@@ -73,8 +76,9 @@ class Device:
     ) -> None:
         self.index = index
         self.notes: deque[tuple[str, dict[str, Any]]] = deque(maxlen=64)
-        """Events since the list was last cleared: `device-lost`, `call-slowed`, `device-processes`
-        (held: [pid, bytes], whenever the list differs from the previous one).
+        """Events since the list was last cleared: `device-lost`, `call-slowed` (median_ns:
+        0 once it is quick again), `device-processes` (held: [pid, bytes], whenever the list
+        differs from the previous one).
         """
         self._nvml, self._handle, self._mark, self._clock = nvml, handle, mark, clock
         self._lost: Unavailable | None = None
@@ -126,9 +130,9 @@ class Device:
                 self.notes.append(("device-lost", {"message": reason.message, "call": call.name}))
         finally:
             self._mark(self.index, "")
-        slowed_ns = state.record_duration(began_ns, self._clock())
-        if slowed_ns:
-            self.notes.append(("call-slowed", {"call": call.name, "median_ns": slowed_ns}))
+        median_ns = state.record_duration(began_ns, self._clock())
+        if median_ns is not None:
+            self.notes.append(("call-slowed", {"call": call.name, "median_ns": median_ns}))
 
 
 class _CallState:
@@ -143,25 +147,25 @@ class _CallState:
         self.values: tuple[Value, ...] = ()
         self._durations: deque[int] = deque(maxlen=9)
 
-    def record_duration(self, began_ns: int, ended_ns: int) -> int:
-        """Schedule the next call; return the median in ns if the call just became slow, else 0."""
+    def record_duration(self, began_ns: int, ended_ns: int) -> int | None:
+        """Schedule the next call.
+
+        Returns the median in ns if the call just became slow, 0 if it became quick, else None.
+        """
         took_ns = ended_ns - began_ns
         self._durations.append(took_ns)
-        if (
-            took_ns <= _SLOW_CALL_NS and len(self._durations) > 3
-        ):  # the median was low and did not rise
-            self.due_ns = began_ns + self.every_ns
-            return 0
-        in_order = sorted(self._durations)
-        median_ns, quartile_ns = in_order[len(in_order) // 2], in_order[len(in_order) // 4]
-        # On a node short of CPUs many calls take long, but not the quickest ones.
-        slowed = self.every_ns == self.call.every_ns and (
-            len(in_order) >= 3 and quartile_ns > _SLOW_CALL_NS
-        )
-        if slowed:
-            self.every_ns = _SLOWDOWN_FACTOR * max(self.call.every_ns, SECOND_NS // 10)
+        is_slow = self.every_ns != self.call.every_ns
+        change = None
+        if is_slow and max(list(self._durations)[-_MIN_CALLS:]) <= _SLOW_CALL_NS:
+            self.every_ns, change = self.call.every_ns, 0
+        elif not is_slow and took_ns > _SLOW_CALL_NS and len(self._durations) >= _MIN_CALLS:
+            in_order = sorted(self._durations)
+            # On a node short of CPUs many calls take long, but not the quickest ones.
+            if in_order[len(in_order) // 4] > _SLOW_CALL_NS:
+                self.every_ns = _SLOWDOWN_FACTOR * max(self.call.every_ns, SECOND_NS // 10)
+                change = in_order[len(in_order) // 2]
         self.due_ns = began_ns + self.every_ns
-        return median_ns if slowed else 0
+        return change
 
 
 _CPU_WORDS = 128  # 8,192 processors

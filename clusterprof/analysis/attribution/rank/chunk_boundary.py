@@ -57,6 +57,8 @@ MAX_OPEN_NS = 300_000_000_000
 MAX_OPEN_ROWS = 4096
 # How far a wait is followed to see whether its device was idle to its end.
 LOOKAHEAD_NS = 1_000_000_000
+# Nothing is settled before so much was recorded: what it shows is needed to measure it.
+LEARNED_NS = 60_000_000_000
 # Within this time a device has passed the events of a collective operation, or the job hangs.
 MAX_MEASURE_DELAY_NS = 30_000_000_000
 
@@ -117,6 +119,9 @@ def find_settled_segments(
         step_begin_ns = max(step_begin_ns, state.settled_ns)
     step_end_ns = _choose_later(step_end_ns, state.step_end_ns)
     until_ns = _find_settled_end(rank, closed_ns, step_end_ns, last)
+    is_learning = rank.device and state.activity is NO_ACTIVITY and not last
+    if is_learning and step_begin_ns is not None and until_ns < step_begin_ns + LEARNED_NS:
+        until_ns = min(until_ns, step_begin_ns)
     if state.settled_ns is not None:
         until_ns = max(until_ns, state.settled_ns)
     next_state = replace(
@@ -131,7 +136,7 @@ def find_settled_segments(
     if step_begin_ns is None or step_end_ns is None:
         return [], next_state
     begin = step_begin_ns if state.settled_ns is None else max(step_begin_ns, state.settled_ns)
-    edge = until_ns if last else _find_sample_before(rank, min(step_end_ns, until_ns))
+    edge = until_ns if last else find_sample_before(rank, min(step_end_ns, until_ns))
     cuts = [begin, max(begin, min(edge, until_ns)), max(begin, until_ns)]
     segments = [Segment(cuts[0], cuts[1], False), Segment(cuts[1], cuts[2], True)]
     return [segment for segment in segments if segment.end_ns > segment.start_ns], next_state
@@ -144,13 +149,13 @@ def _find_settled_end(
     end_ns = rank.chunk.end_ns
     if last:
         return step_end_ns if step_end_ns is not None else end_ns
-    overdue_ns = _find_sample_before(rank, find_overdue_end_ns(rank.chunk))
+    overdue_ns = find_sample_before(rank, find_overdue_end_ns(rank.chunk))
     if closed_ns is None:
         return overdue_ns
     times = get_sample_times(rank)
     if times.size:
         closed_ns = min(closed_ns, int(times[-1]) - MAX_LATENESS_NS - LOOKAHEAD_NS)
-    return max(_find_sample_before(rank, closed_ns), overdue_ns)
+    return max(find_sample_before(rank, closed_ns), overdue_ns)
 
 
 def find_overdue_end_ns(chunk: Chunk) -> int:
@@ -166,7 +171,8 @@ def find_overdue_end_ns(chunk: Chunk) -> int:
     return overdue_end_ns if rows > MAX_OPEN_ROWS else min(chunk.start_ns, overdue_end_ns)
 
 
-def _find_sample_before(rank: Rank, t_ns: int) -> int:
+def find_sample_before(rank: Rank, t_ns: int) -> int:
+    """Return the time of the last device sample up to an instant; without one the instant."""
     times = get_sample_times(rank)
     row = int(times.searchsorted(t_ns, "right")) - 1
     return int(times[row]) if row >= 0 else t_ns

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.accumulator import MAX_SLOWEST_STEPS, SHARE_SCALE, Accumulator
+from clusterprof.analysis.attribution.network.comm_threads import sum_comm_thread_time
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
-from clusterprof.analysis.attribution.rank.comm_threads import sum_comm_thread_time
 from clusterprof.analysis.attribution.rank.device_activity import build_device_windows, trim_windows
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.timeline.collectives.int_table import pack_table

@@ -10,24 +10,6 @@ are edges anyway: one chunk or many give the same intervals.
     host             wait 40 | step 60 ...
     intervals        [0, 40) wait, 30 lost       never longer than the span
 
-Place idle time in a host's wait at its end, because the device first drains its queue.
-
-A device executes its queue in order. While its host waits for data, copies or collects
-garbage, nothing is added; once the device is idle in the wait, it stays idle until the
-wait ends:
-
-    host      |------ wait 67 ------|-- launches --
-    device    ==== queue ====|  idle 20  |== work
-    lost                     |--- 20 ---|              not 20 spread over the 67
-
-This decides which of several sample windows idle time belongs to: the beginning of a
-wait that continues in the next window was idle only if all of it was idle there. Of
-several waits in one window, the longer ones had an idle device: the queue is assumed to
-last equally long for all.
-
-    waits of 137 and 37 in a window that was idle for 22    22 and 0
-    waits of 40 and 30 in a window that was idle for 20     15 and 5: 25 queued
-
 Read exposed time from stream events: how long a device was idle in a wait of its host.
 
 In a wait for data the device was idle for a part of it, which is the end of the wait. A
@@ -43,18 +25,19 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
-    LOOKAHEAD_NS,
+    LEARNED_NS,
     WHOLE_RUN,
     RankState,
     Segment,
     Selection,
+    find_sample_before,
     find_settled_segments,
     get_spans,
     trim_to_selection,
@@ -75,12 +58,22 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     find_step_numbers,
     split_host_phases,
 )
-from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
+from clusterprof.analysis.attribution.rank.idle_allocation import (
+    IS_STARVING,
+    allocate_idle_time,
+    measure_unknown_sleep,
+    sum_by_window,
+)
+from clusterprof.analysis.attribution.rank.phase_shares import (
+    MIN_WINDOWS,
+    PhaseShares,
+    learn_shares,
+)
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
+from clusterprof.analysis.attribution.rank.without_probe import has_peers
 from clusterprof.analysis.detectors.base import measure_device_sync
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
-from clusterprof.analysis.timeline.intervals import EMPTY, merge_intervals
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.intervals import EMPTY
 from clusterprof.analysis.timeline.model import (
     PHASE_BUSY_WAIT,
     PHASE_CHECKPOINT,
@@ -104,164 +97,15 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
-from clusterprof.analysis.timeline.series import (
-    compute_column_increase,
-    compute_growth,
-    evaluate_increase,
-    locate_intervals,
-)
+from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import ExposedSpans
 from clusterprof.probe import layout
-
-STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHASE_GC: layout.GC}
-"""Phases in which a host gives its device no work, and the kind of spans behind each."""
-MAX_PAUSE_NS = 100_000
-"""Waits that follow each other within this time count as one: nothing is launched in
-between, ns.
-"""
-WHOLE_RATIO = 0.95
-"""This part of an interval counts as all of it: busy time is reported in small steps."""
-
-
-def allocate_idle_time(
-    rank: Rank,
-    phases: HostPhases,
-    all_windows: DeviceWindows,
-    windows: DeviceWindows,
-    room_ns: Int,
-    idle_ns: Int,
-    known: PhaseShares,
-) -> tuple[Int, PhaseShares]:
-    """Allocate the idle time of each window to the rows in it: int64[n], ns, at most the room.
-
-    all_windows: includes the windows before and after those of the segment. room_ns:
-    int64[n], upper limit per row. idle_ns: int64[windows]. known: idle share of each phase so
-    far; its update is returned too.
-    """
-    window, phase = phases.window, phases.phase
-    asleep_ns = _measure_unknown_sleep(rank, phases, windows)
-    (rows,) = _IS_STARVING[phase].nonzero()
-    if not rows.size:
-        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns)
-    starving = phases.rows(rows)
-    start_ns, end_ns = _find_launch_gaps(rank, starving)
-    begins = np.zeros(phase.size, np.bool_)
-    begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
-    open_ns = np.where(begins, 0, room_ns)
-    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns)
-    if begins.any():
-        left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
-        if left.any():  # there is no other place for it
-            idle += allocate_by_phase(window, phase, room_ns - idle, left, FILL_ORDER)
-    room_ns = np.where(begins, idle, room_ns)
-    idle[rows] = allocate_by_wait_age(
-        window[rows], starving.end_ns - start_ns, room_ns[rows], idle[rows]
-    )
-    return idle, known
-
-
-_CODES = np.arange(PHASE_LOCK + 1)
-_IS_STARVING = np.isin(_CODES, tuple(STARVING_PHASES))
-_IS_ASLEEP = np.isin(_CODES, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT))
-"""Whether the main thread sleeps in each phase, bool[phases]."""
-
-
-def _measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows) -> Int | None:
-    """Measure how long the main thread slept outside its known waits in each window.
-
-    int64[windows], ns; None if its threads were not sampled.
-    """
-    thread = rank.main.threads.get(rank.pid)
-    if thread is None or len(thread.t_ns) < 2:
-        return None
-    waited = np.where(_IS_ASLEEP[phases.phase], phases.end_ns - phases.start_ns, 0)
-    positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
-    active = sum(
-        evaluate_increase(compute_growth(column), positions)
-        for column in (thread.on_cpu_ns, thread.run_delay_ns)
-    )
-    asleep = windows.end_ns - windows.start_ns - _sum_by_window(windows, phases.window, waited)
-    return np.maximum(np.nan_to_num(asleep - active), 0.0).astype(np.int64)
-
-
-def allocate_by_wait_age(group: Int, age_ns: Int, room_ns: Int, amount_ns: Int) -> Int:
-    """Redistribute the amounts of each group's rows: max(0, age - q), as far as there is room.
-
-    age_ns: int64[n], how long the wait of a row had lasted at its end. q, the duration of
-    the queue, is chosen so that each group keeps its sum. Rows of one group are contiguous.
-    room_ns, amount_ns: int64[n]. Returns int64[n], ns.
-    """
-    undecided = _find_undecided_rows(group, room_ns, amount_ns)
-    if not undecided.size:
-        return amount_ns
-    group, age_ns, room_ns = group[undecided], age_ns[undecided], room_ns[undecided]
-    starts = np.append(True, group[1:] != group[:-1])
-    heads, group_of_row = np.flatnonzero(starts), np.cumsum(starts) - 1
-    total = np.add.reduceat(amount_ns[undecided], heads)
-
-    def allocate(queued_ns: Int) -> Int:
-        return np.minimum(np.maximum(age_ns - queued_ns[group_of_row], 0), room_ns)
-
-    low, high = np.full(heads.size, -1), np.maximum.reduceat(age_ns, heads)
-    while (high - low > 1).any():  # the smallest q of which no more than the sum is left
-        middle = (low + high) >> 1
-        fits = np.add.reduceat(allocate(middle), heads) <= total
-        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
-    part = allocate(high)
-    more = allocate(high - 1) > part  # one nanosecond each, from the first row on
-    before: Int = np.cumsum(more) - more
-    missing = total - np.add.reduceat(part, heads)
-    out = amount_ns.copy()
-    out[undecided] = part + (more & (before - before[heads][group_of_row] < missing[group_of_row]))
-    return out
-
-
-def _find_undecided_rows(group: Int, room_ns: Int, amount_ns: Int) -> Int:
-    """Return the rows of groups of several rows that are neither empty nor full."""
-    starts = np.append(True, group[1:] != group[:-1])
-    heads = np.flatnonzero(starts)
-    amount, room = np.add.reduceat(amount_ns, heads), np.add.reduceat(room_ns, heads)
-    several = np.diff(np.append(heads, group.size)) > 1
-    doubt = several & (amount > 0) & (amount < room)
-    return np.flatnonzero(doubt[np.cumsum(starts) - 1])
 
 
 def shift_to_wait_end(lost: LostTime) -> LostTime:
     """Return the intervals with those of starving waits reduced to the lost time at their end."""
-    starving = _IS_STARVING[lost.phase]
+    starving = IS_STARVING[lost.phase]
     return replace(lost, start_ns=np.where(starving, lost.end_ns - lost.lost_ns, lost.start_ns))
-
-
-def _find_launch_gaps(rank: Rank, rows: HostPhases) -> tuple[Int, Int]:
-    """Return start and end of the interval without launches that contains each row."""
-    tables = [
-        table for kind in STARVING_PHASES.values() if (table := get_spans(rank, kind)) is not None
-    ]
-    start = np.concatenate([table.start_ns for table in tables])
-    end = np.concatenate([table.end_ns for table in tables])
-    start, end = merge_intervals((start, end + MAX_PAUSE_NS))
-    at = np.maximum(np.searchsorted(start, rows.start_ns, side="right") - 1, 0)
-    return start[at], end[at] - MAX_PAUSE_NS
-
-
-def _has_queued_work(
-    end_ns: Int, rows: HostPhases, all_windows: DeviceWindows, windows: DeviceWindows
-) -> NDArray[np.bool_]:
-    """Return whether each row's wait continues after its window with the device at work."""
-    after = windows.end_ns[rows.window]
-    until = np.minimum(end_ns, after + LOOKAHEAD_NS)
-    idle = _compute_idle_before(all_windows, until) - _compute_idle_before(all_windows, after)
-    result: NDArray[np.bool_] = (until > after) & (idle < WHOLE_RATIO * (until - after))
-    return result
-
-
-def _compute_idle_before(all_windows: DeviceWindows, t_ns: Int) -> Int:
-    """Return the maximum idle time before each time, from the first window on."""
-    before = np.concatenate([[0], np.cumsum(all_windows.idle_ns)])
-    row = np.searchsorted(all_windows.start_ns, t_ns, side="right") - 1
-    at = np.maximum(row, 0)
-    inside = np.minimum(all_windows.idle_ns[at], t_ns - all_windows.start_ns[at])
-    return np.where(row >= 0, before[at] + inside, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +248,8 @@ def find_lost_intervals(
     ready, next_state = find_settled_segments(rank, state, last)
     next_state = with_selection_bounds(rank, next_state, selection)
     settled, activity = [], state.activity
+    if ready and activity is NO_ACTIVITY:
+        activity = _learn_activity(rank, ready)
     for whole in (piece for ready_segment in ready for piece in _split_segment(ready_segment)):
         segment = trim_to_selection(rank, whole, next_state, selection)
         outside_ns = whole.end_ns - whole.start_ns - (segment.end_ns - segment.start_ns)
@@ -415,6 +261,28 @@ def find_lost_intervals(
         lost, account, activity = measure_lost_intervals(rank, segment, activity)
         settled.append((segment, lost, replace(account, outside_selection_ns=outside_ns)))
     return tuple(settled), replace(next_state, activity=activity)
+
+
+def _learn_activity(rank: Rank, ready: Sequence[Segment]) -> DeviceActivity:
+    """Return the activity of the device over the first minute, in order to measure that minute.
+
+    Its windows count twice in what is learned later.
+    """
+    all_windows = build_device_windows(rank) if rank.device else None
+    if all_windows is None:
+        return NO_ACTIVITY
+    begin_ns = ready[0].start_ns
+    end_ns = min(ready[-1].end_ns, find_sample_before(rank, begin_ns + LEARNED_NS))
+    windows = trim_windows(all_windows, begin_ns, end_ns)
+    activity = NO_ACTIVITY
+    if windows.start_ns.size >= MIN_WINDOWS and has_peers(rank):
+        _, _, activity = detect_busy_wait(rank, windows, activity)
+    rows = _read_rows(rank, Segment(begin_ns, end_ns, False), windows)
+    phases = rows.phases
+    asleep_ns = measure_unknown_sleep(rank, phases, windows)
+    steps = phases.steps_begun
+    shares = learn_shares(phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns)
+    return replace(activity, phase_shares=shares)
 
 
 def _split_segment(segment: Segment) -> Iterator[Segment]:
@@ -440,7 +308,7 @@ def measure_lost_intervals(
         return *_measure_from_host(rank, phases), activity
     windows = trim_windows(all_windows, segment.start_ns, segment.end_ns)
     busy_wait_ns, suspected_ns = np.zeros((2, windows.start_ns.size), np.int64)
-    if (parse_identity(rank.main.registration).world_size or 1) > 1:
+    if has_peers(rank):
         busy_wait_ns, suspected_ns, activity = detect_busy_wait(rank, windows, activity)
         if layout.EXPOSED_COLLECTIVE in rank.main.spans:  # device events measure these waits better
             busy_wait_ns[:] = 0
@@ -495,6 +363,33 @@ def _measure_sleep(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool
     return np.clip(np.rint(asleep_ns), 0, length).astype(np.int64), ~np.isnan(on_cpu_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Host phases of sampled time, and what stream events do not measure of it; n rows."""
+
+    phases: HostPhases
+    room_ns: Int
+    idle_ns: Int
+    """Idle time of each window, int64[windows]."""
+    events: ExposedTime | None
+
+
+def _read_rows(rank: Rank, segment: Segment, windows: DeviceWindows) -> _Rows:
+    phases = split_host_phases(
+        rank, segment.start_ns, segment.end_ns, (windows.start_ns, windows.end_ns)
+    )
+    inside = phases.measured
+    if not inside.all():
+        phases = phases.rows(inside.nonzero()[0])
+    length = phases.end_ns - phases.start_ns
+    if not has_exposed_times(rank):
+        return _Rows(phases, length, windows.idle_ns, None)
+    events = measure_exposed_time(rank, phases)
+    measured_ns = np.bincount(phases.window, events.idle_ns, minlength=windows.start_ns.size)
+    idle_ns = np.maximum(windows.idle_ns - measured_ns, 0).astype(np.int64)
+    return _Rows(phases, np.where(events.measured, 0, length), idle_ns, events)
+
+
 def _measure_from_samples(
     rank: Rank,
     segment: Segment,
@@ -504,26 +399,20 @@ def _measure_from_samples(
     shares: PhaseShares,
 ) -> tuple[LostTime, SegmentAccount, PhaseShares]:
     busy_wait_ns, suspected_ns = not_idle
-    phases = split_host_phases(
-        rank, segment.start_ns, segment.end_ns, (windows.start_ns, windows.end_ns)
-    )
-    inside = phases.measured
-    if not inside.all():
-        phases = phases.rows(inside.nonzero()[0])
-    window, phase, length = phases.window, phases.phase, phases.end_ns - phases.start_ns
+    rows = _read_rows(rank, segment, windows)
+    phases, left = rows.phases, rows.phases.end_ns - rows.phases.start_ns
+    window, phase = phases.window, phases.phase
+    none = np.zeros(left.size, np.int64)
     parts: list[tuple[Int, int]] = []
-    rest, room, left = windows.idle_ns, length, length
-    none = np.zeros(length.size, np.int64)
     stream_pieces, busy_lost, suspected = 0, none, none  # of the time that samples show as busy
-    if has_exposed_times(rank):
-        events = measure_exposed_time(rank, phases)
-        known = np.bincount(window, weights=events.idle_ns, minlength=windows.start_ns.size)
-        rest = np.maximum(windows.idle_ns - known, 0).astype(np.int64)
-        room, left = np.where(events.measured, 0, length), length - events.lost_ns
-        stream_pieces = int(np.count_nonzero(events.measured))
-        parts.append((events.lost_ns, SOURCE_STREAM_EVENTS))
-        busy_lost = np.maximum(events.lost_ns - events.idle_ns, 0)
-    idle, shares = allocate_idle_time(rank, phases, all_windows, windows, room, rest, shares)
+    if rows.events is not None:
+        left = left - rows.events.lost_ns
+        stream_pieces = int(np.count_nonzero(rows.events.measured))
+        parts.append((rows.events.lost_ns, SOURCE_STREAM_EVENTS))
+        busy_lost = np.maximum(rows.events.lost_ns - rows.events.idle_ns, 0)
+    idle, shares = allocate_idle_time(
+        rank, phases, all_windows, windows, rows.room_ns, rows.idle_ns, shares
+    )
     lost = _build_lost(rank, phases, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     tails = []
     if busy_wait_ns.any():
@@ -544,7 +433,7 @@ def _measure_from_samples(
     lost = shift_to_wait_end(lost)
     measured_ns = int((windows.end_ns - windows.start_ns).sum())
     unmeasured = segment.end_ns - segment.start_ns - measured_ns
-    not_work = (_sum_by_window(windows, window, ns) for ns in (busy_lost, suspected))
+    not_work = (sum_by_window(windows, window, ns) for ns in (busy_lost, suspected))
     utilization = sum_utilization(rank, all_windows, windows, *not_work)
     idle_ns = int(windows.idle_ns.sum())
     window_columns = (windows.start_ns, windows.end_ns - windows.start_ns, windows.idle_ns)
@@ -552,11 +441,6 @@ def _measure_from_samples(
         unmeasured, measured_ns, idle_ns, stream_pieces, utilization, window_columns
     )
     return lost, account, shares
-
-
-def _sum_by_window(windows: DeviceWindows, window: Int, ns: Int) -> Int:
-    """Sum amounts of rows by the window that contains each row."""
-    return np.bincount(window, ns, minlength=windows.start_ns.size).astype(np.int64)
 
 
 def _build_lost(rank: Rank, phases: HostPhases, parts: list[tuple[Int, int]]) -> LostTime:

@@ -16,7 +16,16 @@ these shares, plus the difference to what was measured, which goes to phases in 
 variance of a share (p * (1 - p)): a phase in which the device is always idle, or never, takes none
 of it. Until enough windows were seen, phases are filled in a fixed order.
 
-The equations are updated at fixed numbers of windows, so that where a recording is cut into
+Where phases always come in the same parts, windows do not say which of them was idle. There the
+shares stay near those of a queue: each step launches the same amount of work, evenly over the time
+in which its host launches, and the device is busy until its queue is empty.
+
+    host     launch 20 | wait 80          work of 50 per step
+    device   busy 50       | idle 50      launching: 0, waiting: 50 / 80
+
+The shares of the first minute are learned from all its windows before any is divided. Windows of
+another kind, such as those of the first steps, count less the further they are from the others.
+Later the equations are updated at fixed numbers of windows, so that where a recording is cut into
 chunks changes nothing.
 
 Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), for least squares with
@@ -37,10 +46,12 @@ from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_COPY,
     PHASE_DATA_WAIT,
+    PHASE_EVAL,
     PHASE_GC,
     PHASE_H2D,
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_LOCK,
+    PHASE_NONE,
     PHASE_STARTUP,
     Float,
     Int,
@@ -58,7 +69,16 @@ _ROUNDING = 0.02
 """A share this near to 0 or 1 is 0 or 1: samples are not exact to a percent."""
 _ROUNDS, _DESCENT_ROUNDS, _CONVERGED = 8, 200, 1e-5
 _RIDGE = 1e-3
-"""Weight of what is assumed of a phase, for phases that windows cannot tell apart."""
+"""Least weight of what is assumed of a phase, for phases that windows do not distinguish."""
+_ASSUMED_DEVIATION = 0.1
+"""Standard deviation of what is assumed. It weighs more, the worse shares describe the windows."""
+_LAUNCHING = (PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE, PHASE_EVAL, PHASE_NONE)
+"""Phases in which the host launches work."""
+_MIN_SPREAD, _MAX_SPREADS = 0.05, 3.0
+"""A window that differs by more spreads than this is of another kind."""
+_LEARNING_ROUNDS, _MEDIAN_OF_NORMAL = 4, 0.6745
+_MIN_LAUNCHING_RATIO = 0.25
+"""A step launches for at least this part of the median time: others are cut by the recording."""
 _ASSUMED = {
     PHASE_STARTUP: 1.0,
     PHASE_CHECKPOINT: 1.0,
@@ -71,7 +91,7 @@ _ASSUMED = {
     PHASE_HIDDEN_COLLECTIVE: 0.0,
     PHASE_COPY: 0.0,
 }
-"""Idle share assumed of a phase: of a wait all, of launching nothing, of others the mean."""
+"""Idle share assumed where nothing is launched: of a wait all, of others the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +103,14 @@ class PhaseShares:
     """Sum over windows of the product of each two phases' parts of the window."""
     idle_products: tuple[float, ...] = (0.0,) * PHASES
     """Sum over windows of the product of a phase's part and the idle part."""
+    idle_squares: float = 0.0
+    """Sum over windows of the squared idle part."""
     shares: tuple[float, ...] = ()
     """Idle share of each phase as of the last update; empty = not known yet."""
+    assumed: tuple[float, ...] = ()
+    """Idle share of each phase by the queue, NaN where it says nothing; empty = not known yet."""
+    spread: float = 1.0
+    """Usual difference of a window's idle part from its expectation."""
 
 
 NO_SHARES = PhaseShares()
@@ -104,12 +130,7 @@ def allocate_by_shares(
     int64[windows]. asleep_ns: int64[windows], sleep of the main thread in PHASE_COMPUTE. Returns
     int64[n], ns, at most the room.
     """
-    cell = window * PHASES + phase
-    flat_parts_ns = np.bincount(cell, room_ns, minlength=idle_ns.size * PHASES)
-    parts_ns = flat_parts_ns.reshape(-1, PHASES).copy()
-    if asleep_ns is not None:
-        parts_ns[:, _ASLEEP] = np.minimum(asleep_ns, parts_ns[:, PHASE_COMPUTE])
-        parts_ns[:, PHASE_COMPUTE] -= parts_ns[:, _ASLEEP]
+    parts_ns, cell, in_cell_ns = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     amounts_ns = np.zeros(parts_ns.shape)
     at = 0
     while at < idle_ns.size:
@@ -117,14 +138,59 @@ def allocate_by_shares(
         rows = slice(at, until)
         if known.shares:
             amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], known.shares)
-        known = _add_windows(known, parts_ns[rows], idle_ns[rows])
+        known = _add_windows(known, *_compute_ratios(parts_ns[rows], idle_ns[rows]))
         at = until
     amounts_ns[:, PHASE_COMPUTE] += amounts_ns[:, _ASLEEP]
     # Within a phase by length; what rounding leaves, and windows before any share is known, go on.
-    ratio = amounts_ns.ravel() / np.maximum(flat_parts_ns, 1.0)
+    ratio = amounts_ns.ravel() / np.maximum(in_cell_ns, 1.0)
     out = np.minimum(np.floor(room_ns * ratio[cell]).astype(np.int64), room_ns)
     left_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
     return out + allocate_by_phase(window, phase, room_ns - out, left_ns, FILL_ORDER), known
+
+
+def learn_shares(
+    window: Int, phase: Int, room_ns: Int, idle_ns: Int, step: Int, asleep_ns: Int | None = None
+) -> PhaseShares:
+    """Learn the shares of a run from its first windows.
+
+    As `allocate_by_shares`; step: int64[n], number of steps begun.
+    """
+    assumed = assume_queue(phase, room_ns, step, int(idle_ns.sum()))
+    if idle_ns.size < MIN_WINDOWS:
+        return PhaseShares(assumed=assumed)
+    parts_ns, _, _ = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
+    parts, idle = _compute_ratios(parts_ns, idle_ns)
+    known = _add_windows(PhaseShares(assumed=assumed), parts, idle)
+    for _ in range(_LEARNING_ROUNDS):
+        difference = np.abs(idle - parts @ np.array(solve_shares(known)))
+        spread = max(float(np.median(difference)) / _MEDIAN_OF_NORMAL, _MIN_SPREAD)
+        usual = difference <= _MAX_SPREADS * spread
+        rare = 2 * parts[usual].sum(axis=0) < parts.sum(axis=0)
+        usual |= parts[:, rare].any(axis=1)  # nothing else shows what those phases are like
+        known = _add_windows(PhaseShares(assumed=assumed, spread=spread), parts[usual], idle[usual])
+    return update_shares(known)
+
+
+def _sum_parts(
+    window: Int, phase: Int, room_ns: Int, windows: int, asleep_ns: Int | None
+) -> tuple[Float, Int, Float]:
+    """Return the parts of each window by phase, and the cell of each row with its room.
+
+    float64[windows, phases], int64[n], float64[windows * phases], ns.
+    """
+    cell = window * PHASES + phase
+    in_cell_ns: Float = np.bincount(cell, room_ns, minlength=windows * PHASES).astype(np.float64)
+    parts_ns = in_cell_ns.reshape(-1, PHASES).copy()
+    if asleep_ns is not None:
+        parts_ns[:, _ASLEEP] = np.minimum(asleep_ns, parts_ns[:, PHASE_COMPUTE])
+        parts_ns[:, PHASE_COMPUTE] -= parts_ns[:, _ASLEEP]
+    return parts_ns, cell, in_cell_ns
+
+
+def _compute_ratios(parts_ns: Float, idle_ns: Int) -> tuple[Float, Float]:
+    """Divide the parts of windows, and their idle time, by their length."""
+    length_ns = np.maximum(parts_ns.sum(axis=1), 1.0)
+    return parts_ns / length_ns[:, None], np.minimum(idle_ns / length_ns, 1.0)
 
 
 def _find_next_update(windows: int) -> int:
@@ -136,40 +202,85 @@ def _find_next_update(windows: int) -> int:
     return update
 
 
-def _add_windows(known: PhaseShares, parts_ns: Int | Float, idle_ns: Int) -> PhaseShares:
+def _add_windows(known: PhaseShares, parts: Float, idle: Float) -> PhaseShares:
     """Add windows to the equations, and solve them when an update is due."""
-    length = np.maximum(parts_ns.sum(axis=1), 1.0)
-    parts, idle = parts_ns / length[:, None], np.minimum(idle_ns / length, 1.0)
-    products = np.reshape(known.products, (PHASES, PHASES)) + parts.T @ parts
-    idle_products = np.array(known.idle_products) + parts.T @ idle
-    windows = known.windows + idle_ns.size
-    shares = known.shares
-    if windows == _find_next_update(known.windows):
-        shares = tuple(solve_shares(products, idle_products).tolist())
-    return replace(
+    weight = np.ones(idle.size)
+    if known.shares:
+        difference = np.abs(idle - parts @ np.array(known.shares))
+        weight = np.minimum(1.0, _MAX_SPREADS * known.spread / np.maximum(difference, 1e-9))
+    weighted = parts * weight[:, None]
+    products = np.reshape(known.products, (PHASES, PHASES)) + weighted.T @ parts
+    idle_products = np.array(known.idle_products) + weighted.T @ idle
+    windows = known.windows + idle.size
+    is_due = windows == _find_next_update(known.windows)
+    known = replace(
         known,
         windows=windows,
         products=tuple(products.ravel().tolist()),
         idle_products=tuple(idle_products.tolist()),
-        shares=shares,
+        idle_squares=known.idle_squares + float(weight @ idle**2),
     )
+    return update_shares(known) if is_due else known
 
 
-def solve_shares(products: Float, idle_products: Float) -> Float:
-    """Solve for the idle share of each phase by least squares with 0 <= share <= 1.
+def update_shares(known: PhaseShares) -> PhaseShares:
+    """Solve the equations as they are now, if enough windows were seen."""
+    if known.windows < MIN_WINDOWS:
+        return known
+    return replace(known, shares=tuple(solve_shares(known).tolist()))
 
-    products: float64[k, k], idle_products: float64[k]. Phases that did not occur get the mean
-    share of all.
+
+def assume_queue(phase: Int, room_ns: Int, step: Int, idle_ns: int) -> tuple[float, ...]:
+    """Compute the idle share of each phase if the device works off a queue; NaN = unknown.
+
+    Each step launches the same amount of work. phase, room_ns: int64[n], in order of time. step:
+    int64[n], number of steps begun. idle_ns: of all rows.
     """
+    if not phase.size:
+        return ()
+    launching = np.where(np.isin(phase, _LAUNCHING), room_ns, 0)
+    step = step - step[0]
+    in_step = np.bincount(step, launching)
+    busy_ns = int(room_ns.sum()) - idle_ns
+    if not in_step.any() or busy_ns <= 0:
+        return (np.nan,) * PHASES
+    usual = float(np.median(in_step[in_step > 0]))
+    launched = launching / np.maximum(in_step, _MIN_LAUNCHING_RATIO * usual)[step]
+    # The device is idle for as long as work done would exceed work launched.
+    ahead_ns = np.cumsum(launched * (busy_ns / launched.sum()) - room_ns)
+    idle_before = -np.minimum(np.minimum.accumulate(np.append(0.0, ahead_ns)), 0.0)
+    idle = np.bincount(phase, np.diff(idle_before), minlength=PHASES)
+    room = np.bincount(phase, room_ns, minlength=PHASES)
+    shares = np.divide(idle, room, out=np.full(PHASES, np.nan), where=room > 0)
+    shares[_ASLEEP] = 1.0
+    return tuple(shares.tolist())
+
+
+def solve_shares(known: PhaseShares) -> Float:
+    """Solve for the idle share of each phase by least squares with 0 <= share <= 1: float64[k].
+
+    Phases that did not occur get the mean share of all.
+    """
+    products = np.reshape(known.products, (PHASES, PHASES))
+    idle_products = np.array(known.idle_products)
     weight = float(products.sum())
     mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
     shares = np.full(len(products), min(max(mean, 0.0), 1.0))
     (present,) = np.diag(products).nonzero()
+    matrix, target = products[np.ix_(present, present)], idle_products[present]
+    assumed = np.array(known.assumed or (np.nan,) * PHASES)[present]
+    otherwise = [_ASSUMED.get(phase, mean) for phase in present.tolist()]
+    assumed = np.where(np.isnan(assumed), otherwise, assumed)
+
+    def solve(ridge: float) -> Float:
+        stiff = matrix + ridge * np.eye(present.size)
+        return solve_within_bounds(stiff, target + ridge * assumed)
+
     ridge = _RIDGE * float(np.trace(products)) / len(products) + 1e-12
-    matrix = products[np.ix_(present, present)] + ridge * np.eye(present.size)
-    assumed = np.array([_ASSUMED.get(phase, mean) for phase in present.tolist()])
-    target = idle_products[present] + ridge * assumed
-    shares[present] = solve_within_bounds(matrix, target)
+    solved = solve(ridge)
+    squares = known.idle_squares + float(solved @ (matrix @ solved - 2 * target))
+    variance = max(squares, 0.0) / max(known.windows - present.size, 1)
+    shares[present] = solve(max(ridge, variance / _ASSUMED_DEVIATION**2))
     return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
 
 

@@ -14,8 +14,8 @@ that, the queue runs dry, and the GPU waits for the next launch, thousands of ti
 
 The device must have been measured as idle in that window. Its share is the part of the main
 thread's time spent on a CPU, if that and the time in which it waited for a CPU are at least the
-limit. A main thread that slept or was blocked
-is not evidence of slow launching.
+limit. A main thread that slept or was blocked is not evidence of slow launching, except for the
+short sleeps of one that is busy nearly all the time: locks change hands between launches.
 
 An imported trace of kernels shows each gap: its share is the part of the gap in which the host was
 launching, in calls that launch work, in operators that contain such a call, in pauses of up to a
@@ -81,6 +81,8 @@ class LaunchBound:
 
         active_at_least_ratio: float = 0.5
         """Share of the segment in which the main thread must have been on a CPU or ready for it."""
+        busy_at_least_ratio: float = 0.8
+        """From this share on its short sleeps between launches count as launching too."""
 
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
@@ -94,7 +96,9 @@ class LaunchBound:
             return Claims(np.zeros(inside.size), "B")
         on_cpu = np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
         runnable = np.nan_to_num(measure_main_thread(rank, "run_delay_ns", lost, inside))
-        share = np.where(on_cpu + runnable >= limits.active_at_least_ratio, on_cpu, 0.0)
+        active = on_cpu + runnable
+        launching = np.where(active >= limits.busy_at_least_ratio, 1.0 - runnable, on_cpu)
+        share = np.where(active >= limits.active_at_least_ratio, launching, 0.0)
         evidence = (
             Evidence(
                 "thread.on_cpu_ratio",

@@ -42,7 +42,7 @@ No package is needed: the few fields are read from the bytes, and one plane at a
 ## What it cannot see
 
 The host's Python between its annotations; the loader; the network; SparseCores. The profile has no
-rank: hosts are told apart by the name of their file. The devices of one host are shown as
+rank: hosts are distinguished by the names of their files. The devices of one host are shown as
 processes.
 """
 

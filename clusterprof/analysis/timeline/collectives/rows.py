@@ -33,6 +33,7 @@ from clusterprof.analysis.timeline.collectives.operations import (
     SEND,
     combine_labels,
 )
+from clusterprof.analysis.timeline.intervals import allocate_by_wait_age
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.probe import layout
 from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
@@ -488,8 +489,8 @@ class RankRowBuilder:
             self._samples.append(np.stack(sampled_values))
 
 
-_SMOOTHED_ROWS = 64
-"""Operations whose lost time is averaged: device samples are coarser than operations."""
+_SHARED_ROWS = 64
+"""Operations that share their lost time: device samples are coarser than operations."""
 
 
 def _delay_hidden_arrivals(spans: Int, at_arrive: Int, at_leave: Int) -> tuple[Int, Int]:
@@ -499,6 +500,9 @@ def _delay_hidden_arrivals(spans: Int, at_arrive: Int, at_leave: Int) -> tuple[I
     rank arrived when its device ran out of work. If all ranks are in an operation and one of them
     still computes, the others wait for that rank, not for the transfer. A nanosecond stays hidden,
     which marks the operation as overlapped.
+
+    The device is assumed to have worked equally long in each of some operations, as with waits for
+    data (`analysis.attribution.rank.idle_allocation`).
 
         rank 0   |====|-- arrived -- 80 idle ---|
         rank 1      |=== 60 hidden ===| 20 idle |    rank 0 waited 60 for rank 1; transfer 20
@@ -513,28 +517,15 @@ def _delay_hidden_arrivals(spans: Int, at_arrive: Int, at_leave: Int) -> tuple[I
     spans, at_arrive = spans.copy(), at_arrive.copy()
     for rows in (np.flatnonzero(by_other), np.flatnonzero(gradients)):
         duration = spans[END, rows] - spans[START, rows]
-        blocked = _average_blocked_time(rows, duration, spans[BLOCKED_TIME, rows])
+        blocked = spans[BLOCKED_TIME, rows]
+        if rows.size:
+            blocked = allocate_by_wait_age(rows // _SHARED_ROWS, duration, duration, blocked)
         delayed_ns = duration - blocked - 1
         spans[BLOCKED_TIME, rows] = blocked
         spans[START, rows] += np.maximum(delayed_ns, 0)
         hidden = rows[delayed_ns > 0]
         at_arrive[:, hidden] = at_leave[:, hidden]
     return spans, at_arrive
-
-
-def _average_blocked_time(rows: Int, duration: Int, blocked: Int) -> Int:
-    """Share the blocked time of neighboring operations out by their durations: int64[n], ns."""
-    if not rows.size:
-        return blocked
-    starts = np.flatnonzero(np.append(True, np.diff(rows // _SMOOTHED_ROWS) > 0))
-    counts = np.diff(np.append(starts, rows.size))
-    sums = np.add.reduceat(duration, starts)
-    ratio = np.add.reduceat(blocked, starts) / np.maximum(sums, 1)
-    until = np.cumsum(duration) - np.repeat(np.cumsum(sums) - sums, counts)
-    # Differences of rounded running sums are integers that add up to the rounded whole.
-    smooth = np.rint(until * np.repeat(ratio, counts)).astype(np.int64)
-    smooth[1:] -= np.where(np.isin(np.arange(1, rows.size), starts), 0, smooth[:-1])
-    return np.minimum(smooth, duration)
 
 
 def match_halves(spans: Int) -> tuple[Int, Int]:

@@ -2,8 +2,8 @@
 
 Every scenario leaves `DIR/<scenario>/recording` and `DIR/<scenario>/truth.json`: the truth is from
 the job's own stopwatches, not from the recording. With `--judge` every scenario runs several times,
-in `DIR/<run>/<scenario>`, and the analysis is laid beside the truth; exit code 1 when one is wrong.
-`--kept DIR` judges what is there already. Rules of thumb see the same recordings.
+in `DIR/<run>/<scenario>`, and the analysis is compared with the truth; exit code 1 when one is
+wrong. `--kept DIR` judges existing recordings. Rules of thumb get the same recordings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clusterprof_lab.real.accept.faults import (
     make_records,
     slow_disk,
 )
-from clusterprof_lab.real.accept.judge import HEADER, Run, analysed, judged, lines_of, summary
+from clusterprof_lab.real.accept.judge import HEADER, Run, analyzed, judged, lines_of, summary
 from clusterprof_lab.real.accept.truth import table, truth
 from clusterprof_lab.real.cable import Cable, Link, build
 from clusterprof_lab.real.job import train
@@ -53,19 +53,19 @@ def run(scenario: Scenario, folder: Path, program: Path, records: Path, steps: i
         if scenario.hogs is not None:
             stack.enter_context(hogs(nodes[scenario.hogs]))
         out = folder / "recording"
-        said = train(nodes, scenario.per_node, options, out, f"lab-{scenario.name}")
+        outputs = train(nodes, scenario.per_node, options, out, f"lab-{scenario.name}")
         counts = cable.counts()
-    found = truth(
-        sorted((rank for node in said for rank in node.ranks), key=lambda one: one["rank"])
+    measured = truth(
+        sorted((rank for node in outputs for rank in node.ranks), key=lambda rank: rank["rank"])
     )
-    document = {"scenario": scenario.name, "what": scenario.what, **found, "cable": counts}
+    document = {"scenario": scenario.name, "what": scenario.what, **measured, "cable": counts}
     (folder / "truth.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def judge(folder: Path) -> Run:
-    """Analyse one recorded scenario and lay it, and the rules of thumb, beside the truth."""
-    said = json.loads((folder / "truth.json").read_text())
-    found = judged(KNOWN[said["scenario"]], analysed(folder / "recording"), said)
+    """Judge the analysis of one recorded scenario, and rules of thumb, by the truth."""
+    measured = json.loads((folder / "truth.json").read_text())
+    verdict = judged(KNOWN[measured["scenario"]], analyzed(folder / "recording"), measured)
     sys.path.insert(0, str(ROOT / "bench"))
     from baselines.recorded import recorded
     from baselines.rules import RULES
@@ -73,7 +73,7 @@ def judge(folder: Path) -> Run:
     seen = recorded(folder / "recording")
     rules = {name: rule(seen.job) for name, rule in RULES.items()}
     rules |= {"iowait > 5 %": seen.iowait_above(), "AU < 90 %": seen.au_below()}
-    return replace(found, rules=rules)
+    return replace(verdict, rules=rules)
 
 
 def record(names: list[str], out: Path, options: argparse.Namespace) -> Iterator[Path]:
@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("scenario", nargs="*", help=f"of {', '.join(KNOWN)}; all without any")
     parser.add_argument("--out", type=Path, help="a new folder for recordings and truths")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--judge", action="store_true", help="analyse, and compare")
+    parser.add_argument("--judge", action="store_true", help="analyze, and compare")
     parser.add_argument("--runs", type=int, default=3, help="of each scenario, to judge")
     parser.add_argument("--kept", type=Path, help="judge the recordings below this folder")
     options = parser.parse_args()
@@ -110,8 +110,8 @@ def main() -> int:
     options = parse()
     names = options.scenario or list(KNOWN)
     if options.kept is not None:
-        found = sorted(file.parent for file in options.kept.rglob("truth.json"))
-        return print_judged([one for one in found if one.name in names])
+        folders = sorted(file.parent for file in options.kept.rglob("truth.json"))
+        return print_judged([folder for folder in folders if folder.name in names])
     reason = why_not_here()
     if reason:
         print(f"not run: {reason}", file=sys.stderr)
@@ -141,7 +141,7 @@ def print_judged(folders: Iterator[Path] | list[Path]) -> int:
         print("\n".join(lines_of(number, runs[-1])), flush=True)
     print("\n".join(summary(runs)))
     print(f"{time.monotonic() - began:.0f} s")
-    return 0 if runs and all(one.right for one in runs) else 1
+    return 0 if runs and all(run.right for run in runs) else 1
 
 
 if __name__ == "__main__":

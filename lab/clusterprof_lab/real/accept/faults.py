@@ -1,4 +1,4 @@
-"""What goes wrong on a cluster, on purpose; the truth is left to the stopwatches."""
+"""Injected faults of an emulated cluster; their truth comes from the stopwatches."""
 
 from __future__ import annotations
 
@@ -175,8 +175,10 @@ def hogs(node: Node, count: int = 3) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in busy:
+        for process in busy:
             # Ours is nsenter; the loop itself is its child in the node.
-            for child in Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split():
+            for child in (
+                Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            ):
                 os.kill(int(child), 9)
-            one.wait()
+            process.wait()

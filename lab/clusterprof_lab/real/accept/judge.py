@@ -1,6 +1,6 @@
-"""Lay analyses of recorded scenarios beside the stopwatches, and count who blames a victim.
+"""Compare analyses of recorded scenarios with the stopwatches, and count blamed victims.
 
-An analysis is right when what was to be found comes first, with the right culprit, and its share of
+An analysis is right when the expected cause comes first, with the right culprit, and its share of
 the time in steps is within `OFF_AT_MOST_RATIO` of the stopwatches' share. A clean run is right when
 it has no finding of `CLEAN_BELOW_RATIO` or more.
 """
@@ -58,7 +58,7 @@ class Run:
         return not self.inversions and not any(line.wrong for line in self.lines)
 
 
-def analysed(recording: Path) -> list[dict[str, Any]]:
+def analyzed(recording: Path) -> list[dict[str, Any]]:
     """Return the findings inside steps, largest first, as the command line gives them."""
     command = [sys.executable, "-m", "clusterprof", "analyze", str(recording), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -69,10 +69,10 @@ def analysed(recording: Path) -> list[dict[str, Any]]:
     ]
 
 
-def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], said: dict[str, Any]) -> Run:
+def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], measured: dict[str, Any]) -> Run:
     """Judge the findings of one run; `said` is what `truth` returned."""
-    true = _by_cause(said)
-    host = {row["rank"]: row["host"] for row in said["ranks"]}
+    true = _by_cause(measured)
+    host = {row["rank"]: row["host"] for row in measured["ranks"]}
     inversions = [
         f"{finding['cause']}: {_name(finding)}"
         for finding in findings
@@ -87,13 +87,13 @@ def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], said: dict[st
             _line(place, expected, findings, true, _guilty(expected, host))
             for place, expected in enumerate(scenario.expected)
         ]
-    guilty = frozenset().union(*(_guilty(one, host) for one in scenario.expected))
+    guilty = frozenset().union(*(_guilty(expected, host) for expected in scenario.expected))
     return Run(scenario.name, tuple(lines), tuple(inversions), guilty)
 
 
-def _by_cause(said: dict[str, Any]) -> Shares:
+def _by_cause(measured: dict[str, Any]) -> Shares:
     """The truth under the names an analysis has: work that others wait for is synchronization."""
-    out = dict(shares(said))
+    out = dict(shares(measured))
     work = out.pop(WORK, {})
     return {**out, **dict.fromkeys(SYNCHRONIZATION, work)}
 
@@ -129,8 +129,8 @@ def _clean(findings: Sequence[dict[str, Any]], true: Shares) -> Line:
     first = findings[0] if findings else None
     share = first["share_ratio"] if first else 0.0
     wrong = (f"{CLEAN_BELOW_RATIO:.0%} or more",) if share >= CLEAN_BELOW_RATIO else ()
-    said = true.get(first["cause"], {}) if first else {}
-    most = sum(said.values())
+    culprits = true.get(first["cause"], {}) if first else {}
+    most = sum(culprits.values())
     if wrong and most >= CLEAN_BELOW_RATIO:
         wrong = (f"{wrong[0]}; so say the stopwatches: the machine was not clean",)
     return Line(first["cause"] if first else "nothing", _name(first), share, most, wrong)
@@ -145,7 +145,7 @@ def _line(
 ) -> Line:
     """What was found of one expected thing; the first must come first, others must be there."""
     mine = [finding for finding in findings if finding["cause"] in expected.causes]
-    share, wanted = sum(one["share_ratio"] for one in mine), _sum(true, expected.causes)
+    share, wanted = sum(finding["share_ratio"] for finding in mine), _sum(true, expected.causes)
     first = mine[0] if mine else None
     wrong = []
     if not place and findings and findings[0]["cause"] not in expected.causes:

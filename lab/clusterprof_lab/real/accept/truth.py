@@ -1,13 +1,14 @@
-"""What a job's own stopwatches say: which time was lost, to what, and whose fault it was.
+"""Lost time by a job's own stopwatches: how much, its cause, and its culprit.
 
-The nodes share CLOCK_MONOTONIC, so arrivals can be compared directly, which an analysis of a real
-cluster cannot do. Per step every rank has a sum of what it spent since all ranks' common instant,
-by (cause, culprit); all of a rank's time since then is in it:
+The nodes share CLOCK_MONOTONIC, so arrivals can be compared directly, which is impossible on a real
+cluster. In each step every rank keeps sums by (cause, culprit) of what it spent since the common
+instant of all ranks. They cover all of its time since then:
 
     left later than others (the network) + loop + data wait + waits and transfers + compute
 
-The last member of an operation keeps each other member waiting for exactly the difference of
-these sums; what the last had more of shares the wait in proportion, under the same culprits.
+The last member to arrive at an operation makes each other member wait; the wait is exactly the
+difference of these sums. What the last member spent more than the other shares the wait in
+proportion, under the same culprits.
 """
 
 from __future__ import annotations
@@ -39,52 +40,52 @@ def truth(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     `ranks`: what each printed, in order. The culprit of what was on its way is `NOBODY`.
     """
-    felt: list[Sums] = [defaultdict(float) for _ in ranks]
-    rows = [_row(one) for one in ranks]
+    lost_sums: list[Sums] = [defaultdict(float) for _ in ranks]
+    rows = [_row(log) for log in ranks]
     for step in range(ranks[0]["steps"]):
-        for row, one in zip(rows, _step(ranks, step, felt)):
-            for name, ns in one.items():
+        for row, step_sums in zip(rows, _step(ranks, step, lost_sums)):
+            for name, ns in step_sums.items():
                 row[name] += ns
     lost = [
         (cause, culprit, rank, round(ns))
-        for rank, sums in enumerate(felt)
+        for rank, sums in enumerate(lost_sums)
         for (cause, culprit), ns in sorted(sums.items())
         if round(ns)
     ]
     return {"steps": ranks[0]["steps"], "ranks": rows, "lost": lost}
 
 
-def _row(one: dict[str, Any]) -> dict[str, Any]:
+def _row(log: dict[str, Any]) -> dict[str, Any]:
     zeros = dict.fromkeys((*SUMS, "last_times"), 0)
-    return {"rank": one["rank"], "host": one["host"], "total_ns": one["total_ns"], **zeros}
+    return {"rank": log["rank"], "host": log["host"], "total_ns": log["total_ns"], **zeros}
 
 
-def _step(ranks: Sequence[dict[str, Any]], step: int, felt: list[Sums]) -> list[dict[str, int]]:
-    """Add one step's lost time to `felt`; return each rank's sums of the step."""
-    marks = [{name: at[step] for name, at in one["stamps"].items()} for one in ranks]
-    before = [one["stamps"]["left_ns"][step - 1] if step else one["began_ns"] for one in ranks]
-    rested = [one["stamps"]["left_delay_ns"][step - 1] if step else None for one in ranks]
+def _step(ranks: Sequence[dict[str, Any]], step: int, lost: list[Sums]) -> list[dict[str, int]]:
+    """Add one step's lost time to `lost`; return each rank's sums of the step."""
+    marks = [{name: at[step] for name, at in log["stamps"].items()} for log in ranks]
+    before = [log["stamps"]["left_ns"][step - 1] if step else log["began_ns"] for log in ranks]
+    rested = [log["stamps"]["left_delay_ns"][step - 1] if step else None for log in ranks]
     common = min(before)
     spent: list[Sums] = []
-    for rank, (one, mark) in enumerate(zip(ranks, marks)):
+    for rank, (log, mark) in enumerate(zip(ranks, marks)):
         own: Sums = defaultdict(float)
         own[TRANSFER, NOBODY] += before[rank] - common
         delayed = mark["asked_delay_ns"] - (rested[rank] or mark["asked_delay_ns"])
         _worked(own, mark["asked_ns"] - before[rank], delayed)
-        for cause, ns in _data_wait(mark, one["items"]).items():
+        for cause, ns in _data_wait(mark, log["items"]).items():
             own[cause, OWN] += ns
-            felt[rank][cause, rank] += ns
+            lost[rank][cause, rank] += ns
         spent.append(own)
     for giver in range(len(ranks) - 1 if ranks[0]["chain"] else 0):
         taker = giver + 1
         come = {giver: marks[giver]["received_ns"], taker: marks[taker]["got_ns"]}
         go = {giver: marks[giver]["passed_ns"], taker: marks[taker]["received_ns"]}
-        _meet(come, go, spent, felt)
+        _meet(come, go, spent, lost)
     for own, mark in zip(spent, marks):
         delayed = mark["arrived_delay_ns"] - mark["got_delay_ns"]
         _worked(own, mark["arrived_ns"] - mark["passed_ns"], delayed)
     come = {rank: mark["arrived_ns"] for rank, mark in enumerate(marks)}
-    _meet(come, {rank: mark["left_ns"] for rank, mark in enumerate(marks)}, spent, felt)
+    _meet(come, {rank: mark["left_ns"] for rank, mark in enumerate(marks)}, spent, lost)
     return _sums(marks, come)
 
 
@@ -117,7 +118,7 @@ def _data_wait(mark: Mapping[str, int], items: Mapping[str, Sequence[int]]) -> d
 
 
 def _meet(
-    come: Mapping[int, int], go: Mapping[int, int], spent: list[Sums], felt: list[Sums]
+    come: Mapping[int, int], go: Mapping[int, int], spent: list[Sums], lost: list[Sums]
 ) -> None:
     """Charge an operation: waits for the last to arrive, then the transfer."""
     latest = max(come.values())
@@ -125,7 +126,7 @@ def _meet(
     shares = {rank: _shares(rank, last, spent, latest - at) for rank, at in come.items()}
     for rank, share in shares.items():
         for key, ns in (*share, ((TRANSFER, NOBODY), go[rank] - max(latest, come[rank]))):
-            felt[rank][key] += ns
+            lost[rank][key] += ns
             spent[rank][key] += ns
 
 
@@ -163,26 +164,26 @@ def _sums(marks: Sequence[Mapping[str, int]], come: Mapping[int, int]) -> list[d
     ]
 
 
-def shares(found: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+def shares(measured: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     """Return the share of the time in steps by cause and culprit, as an analysis should find it."""
-    in_step_ns = sum(row["total_ns"] for row in found["ranks"])
+    in_step_ns = sum(row["total_ns"] for row in measured["ranks"])
     out: dict[str, dict[int, float]] = {}
-    for cause, culprit, _, ns in found["lost"]:
+    for cause, culprit, _, ns in measured["lost"]:
         by = out.setdefault(cause, {})
         by[culprit] = by.get(culprit, 0.0) + ns / in_step_ns
     return out
 
 
-def table(found: dict[str, Any]) -> str:
+def table(measured: dict[str, Any]) -> str:
     """Return the truth as two tables, in milliseconds per step and in percent of all time."""
-    steps = found["steps"]
+    steps = measured["steps"]
     titles = ("step", *SUMS.values())
     lines = [f"  rank host   {''.join(f'{title:>11}' for title in titles)}   came last"]
-    for row in found["ranks"]:
+    for row in measured["ranks"]:
         cells = "".join(f"{row[name] / steps / 1e6:>11.1f}" for name in ("total_ns", *SUMS))
         lines.append(f"  {row['rank']:<4} {row['host']:<6} {cells}{row['last_times']:>9} x")
-    for cause, by in sorted(shares(found).items(), key=lambda one: -sum(one[1].values())):
-        whose = sorted(by.items(), key=lambda one: -one[1])
-        names = (f"{'nobody' if who < 0 else f'rank {who}'} {ns:.1%}" for who, ns in whose)
+    for cause, by in sorted(shares(measured).items(), key=lambda entry: -sum(entry[1].values())):
+        culprits = sorted(by.items(), key=lambda entry: -entry[1])
+        names = (f"{'nobody' if who < 0 else f'rank {who}'} {ns:.1%}" for who, ns in culprits)
         lines.append(f"  {cause:<15} {sum(by.values()):>6.1%}   {', '.join(names)}")
     return "\n".join(lines)

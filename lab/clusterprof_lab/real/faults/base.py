@@ -1,7 +1,7 @@
-"""What a real fault of the environment is, where it is applied, and what the job gets from it.
+"""A real fault of the environment, the place where it is applied, and the options the job gets.
 
-A fault decides two things: what the job does (so that it can be hurt at all) and what its
-environment does to it. With `Place.clean` only the first holds: that is the paired clean job.
+A fault has two parts: what the job does, so that the fault can slow it at all, and what happens to
+the job's environment. `Place.clean` leaves the second part out: this is the paired clean job.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Place:
     def path(self, name: str) -> Path:
         """Return a path below the folder that no other node of the same folder uses."""
         own = Path(name)
-        whose = "" if self.node is None else f"-{self.node.name}"
-        return self.folder / f"{own.stem}{whose}{self.label}{own.suffix}"
+        node_suffix = "" if self.node is None else f"-{self.node.name}"
+        return self.folder / f"{own.stem}{node_suffix}{self.label}{own.suffix}"
 
     def within(self, *command: str) -> list[str]:
         """Return the command line that runs a command in the node's mounts and network.

@@ -1,4 +1,4 @@
-"""Data that would fit the page cache, were it not for a memory limit: each epoch reads again."""
+"""Data that fits the page cache but not a memory limit: each epoch reads it from disk again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control groups of version 1 and 2 by one set of words; a group is removed when its user ends.
+"""Control groups of versions 1 and 2 under common names; a group is removed when its user ends.
 
 https://docs.kernel.org/admin-guide/cgroup-v1/, …/cgroup-v2.html, …/scheduler/sched-bwc.html
 """
@@ -50,8 +50,8 @@ def controller(name: str) -> Controller | str:
 
 def why_not(name: str) -> str:
     """Return why groups of a controller cannot be made, "" when they can."""
-    found = controller(name)
-    return found if isinstance(found, str) else found.why_not_here()
+    mounted = controller(name)
+    return mounted if isinstance(mounted, str) else mounted.why_not_here()
 
 
 @dataclass(frozen=True)
@@ -83,18 +83,18 @@ def group(name: str, label: str, parent: Path | None = None) -> Iterator[Group]:
 
     `parent`: below this group of version 1 instead of the root. RuntimeError without a controller.
     """
-    found = controller(name)
-    if isinstance(found, str):
-        raise RuntimeError(found)
+    mounted = controller(name)
+    if isinstance(mounted, str):
+        raise RuntimeError(mounted)
     # Version 2 allows no processes beside child groups, so a parent counts in version 1 only.
-    base = parent if parent is not None and found.version == 1 else found.root
+    base = parent if parent is not None and mounted.version == 1 else mounted.root
     folder = base / f"{_NAME}{os.getpid()}-{label}"
     with ExitStack() as stack:
-        if found.version == 2:
+        if mounted.version == 2:
             (base / "cgroup.subtree_control").write_text(f"+{name}")
         folder.mkdir()
         stack.enter_context(undoing(_REMOVE, str(folder)))
-        yield Group(found, folder)
+        yield Group(mounted, folder)
 
 
 def left_over() -> list[Path]:

@@ -1,4 +1,4 @@
-"""The data is read for the first time: nothing of it is in the page cache, and it is kept out."""
+"""Data is read for the first time: nothing of it is in the page cache, and it is kept out."""
 
 from __future__ import annotations
 

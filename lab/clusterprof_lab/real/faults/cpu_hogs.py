@@ -1,4 +1,4 @@
-"""Others compute on the node's CPU before the job may, for a part of every few milliseconds."""
+"""Other processes take the node's CPU before the job, for a part of every few milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterprof_lab.real.faults.cpu_quota import cpu_of_step, cpus_of, decoding
 
 _PERIOD_NS = 20_000_000
 # With the priority of a real-time process: shares of groups are kept only while both sides always
-# want the CPU, and a loader that rests now and then was found to lose nothing to its neighbour.
+# want the CPU, and a loader that rests now and then was found to lose nothing to its neighbor.
 _BE_BUSY = """
 import os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -28,7 +28,7 @@ while True:
 
 
 class CpuHogs:
-    """A loop per CPU that takes its part of every `_PERIOD_NS` before anybody else.
+    """A loop per CPU that takes its part of every `_PERIOD_NS` before all other processes.
 
     The ranks get so much that their decoding, `cpu_of_step` of a clean step, takes as long as a
     slowed step.

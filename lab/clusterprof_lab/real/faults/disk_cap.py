@@ -1,4 +1,4 @@
-"""A local disk that gives few bytes per second, all the time or only in its turn."""
+"""A local disk with few bytes per second, all the time or in turn with other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another process reads from the job's disk as much as it gets."""
+"""Another process reads from the job's disk as fast as it can."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ for _ in range(int(sys.argv[3])):
 
 
 class DiskNeighbour:
-    """The disk has one speed, with and without the neighbours: first come, first served.
+    """The disk has one speed, with and without the neighbors: first come, first served.
 
     Reads of equal size wait in one queue, so a rank's read waits for one of every other rank and
-    every neighbour; from that the speed follows at which a batch takes as long as a slowed step.
+    every neighbor; from that the speed follows at which a batch takes as long as a slowed step.
     """
 
     name = "disk-neighbour"

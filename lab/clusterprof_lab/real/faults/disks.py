@@ -1,8 +1,8 @@
-"""Disks of a fault's own: loop devices with a file system, as slow as they are told to be.
+"""Disks of a fault's own: loop devices with a file system and a limited speed.
 
 A loop device has its own line in /proc/diskstats. It is throttled by `blkio.throttle.*` of the root
-group (version 1), so that write-back is held back too. Version 2 has no throttle for its
-root: there the job's own group would need `io.max`, which nobody has written yet.
+group (version 1), which also throttles write-back. Version 2 has no throttle for its root; the
+job's own group would need `io.max`, which is not implemented.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ int main(int count, char **words) {
         perror(words[1]);
         return 1;
     }
-    /* A busy node must not make the server slower than it was told to be. */
+    /* A busy node must not make the server slower than configured. */
     sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = 10});
     puts("ready");
     fflush(stdout);

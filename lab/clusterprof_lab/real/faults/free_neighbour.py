@@ -1,4 +1,4 @@
-"""A neighbour that is busy all the time and costs the job nothing: no fault, but looks like one."""
+"""A neighbor that is always busy and costs the job nothing: looks like a fault but is none."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class FreeNeighbour:
     name = "free-neighbour"
 
     def why_not_here(self) -> str:
-        """Return "": anybody may be idle."""
+        """Return "": it needs no privilege."""
         return ""
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
-        """Keep the neighbour running."""
+        """Keep the neighbor running."""
         cpus = sorted(os.sched_getaffinity(0))
         others = [cpu for cpu in cpus if place.node is None or cpu != place.node.cpu]
         log, path = Log(place.path("free-neighbour.jsonl")), place.path("neighbour.bin")

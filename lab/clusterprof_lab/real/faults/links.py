@@ -1,10 +1,10 @@
-"""A bad network between nodes: what the cable does to a node's link, or others' traffic on it.
+"""A bad network between nodes: limits of the cable on a node's link, or other traffic on it.
 
-How bad follows from what a step sends over the link. A ring of N ranks sends 2 (N - 1) / N times
-the model's bytes each way (measured: 1.5 times with 4 ranks), of which `_EXPOSED` is not hidden
-behind the rest of the backward pass. Each of its 2 (N - 1) rounds waits `_DELAYS_A_ROUND` delays.
-These numbers are measured, with gloo and Reno, and good to about a fifth; what a run really lost is
-for its stopwatches to say.
+The strength follows from what a step sends over the link. A ring of N ranks sends 2 (N - 1) / N
+times the model's bytes each way (measured: 1.5 times with 4 ranks), of which `_EXPOSED` is not
+hidden behind the rest of the backward pass. Each of its 2 (N - 1) rounds waits `_DELAYS_A_ROUND`
+delays. These numbers were measured with gloo and Reno and are accurate to about a fifth; the actual
+loss of a run is measured by its stopwatches.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class LinkBackground:
     def apply(self, place: Place) -> Iterator[Options]:
         """Start the flows; the node's link has one rate, with and without them."""
         node = _node_of(place, self.name)
-        others = [one for one in place.nodes if one.name != node.name]
+        others = [other for other in place.nodes if other.name != node.name]
         if not others:
             raise ValueError(f"{self.name}: needs a second node in Place.nodes")
         small = MODEL_MB / 2

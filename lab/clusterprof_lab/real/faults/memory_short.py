@@ -1,7 +1,7 @@
-"""What the loaders hold in memory has been swapped out when they come to it, and is read back.
+"""Memory of the loaders is swapped out before they use it, and is read back.
 
-The kernel is asked to take the pages away (`process_madvise` with MADV_PAGEOUT) rather than left to
-choose: a limit would take from whichever rank it likes, and cold pages of libraries first.
+The kernel is asked to take the pages away (`process_madvise` with MADV_PAGEOUT). A memory limit
+would let the kernel choose: it takes from any rank, and cold pages of libraries first.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _all(group: cgroups.Group, advice: int) -> None:
 
 
 def _advise(pid: int, advice: int) -> None:
-    found = _PRIVATE.findall(Path(f"/proc/{pid}/maps").read_text())
-    held = [(int(first, 16), int(last, 16)) for first, last in found]
+    matches = _PRIVATE.findall(Path(f"/proc/{pid}/maps").read_text())
+    held = [(int(first, 16), int(last, 16)) for first, last in matches]
     held = [(first, last) for first, last in held if last - first >= HOLD_MB << 20]
     if not held:
         return

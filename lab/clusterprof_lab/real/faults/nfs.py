@@ -1,4 +1,4 @@
-"""NFS itself: says whether this machine could serve and mount it; the `fuse-*` faults stand in."""
+"""NFS: whether this machine could serve and mount it; the `fuse-*` faults are used instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Nfs:
     name = "nfs"
 
     def why_not_here(self) -> str:
-        """Return why it cannot be made here; never "", as long as nobody has written it."""
+        """Return why it cannot be made here; never "", as it is not implemented."""
         reason = root_only("an NFS server")
         if reason:
             return reason

@@ -1,7 +1,7 @@
-"""An object store, read over HTTP by the dataset itself, that answers slowly.
+"""A slow object store that the dataset itself reads over HTTP.
 
-For root the store has a network namespace of its own at the far end of a virtual cable, so the job
-talks to an address that is no peer's; for others it is on this machine.
+As root, the store has a network namespace of its own at the far end of a virtual cable, so its
+address is not that of a peer. Otherwise it runs on this machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ObjectStore:
     name = "object-store"
 
     def why_not_here(self) -> str:
-        """Return why it cannot be made here, "" when it can: anybody may serve HTTP."""
+        """Return why it cannot be made here, "" when it can: serving HTTP needs no privilege."""
         return processes.missing("unshare", "ip", "nsenter") if _apart() else ""
 
     @contextmanager

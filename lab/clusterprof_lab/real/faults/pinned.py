@@ -1,4 +1,4 @@
-"""All ranks and workers of a machine on one of its CPUs, as a wrong cpuset or binding does."""
+"""All ranks and workers of a machine on one CPU, as after a wrong cpuset or binding."""
 
 from __future__ import annotations
 

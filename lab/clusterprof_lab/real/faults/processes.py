@@ -1,4 +1,4 @@
-"""Processes of a fault: none outlives the process that started it, however that ends."""
+"""Processes of a fault; each ends with the process that started it, even after a crash."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def until_stdin_ends(command: Sequence[str], wait_for: bytes = b"") -> Iterator[
     try:
         if wait_for and process.stdout.readline() != wait_for:
             process.stdin.close()
-            said = process.stderr.read().decode(errors="replace").strip()
-            raise RuntimeError(f"{command[0]} did not start: {said[-500:]}")
+            message = process.stderr.read().decode(errors="replace").strip()
+            raise RuntimeError(f"{command[0]} did not start: {message[-500:]}")
         yield process
     finally:
         process.stdin.close()

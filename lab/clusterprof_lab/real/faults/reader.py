@@ -1,9 +1,9 @@
-"""Reads items the way a dataset does, from whatever `--data` names; standard library only.
+"""Read items as a dataset does from what `--data` names; standard library only.
 
-A file is read past the page cache (O_DIRECT), or through it with `buffered`; of a folder each read
-is one file, opened, asked for its size, read and closed; of an http address each is one GET of a
-range. `python reader.py --help` reads batch after batch and says how long each took: a fault is
-measured with it where no training is needed.
+A file is read past the page cache (O_DIRECT), or through it with `buffered`. In a folder each item
+is one file: open, stat, read, close. At an http address each item is one GET of a range. As a
+program (`python reader.py --help`) it reads batch after batch and prints how long each took: it
+measures a fault where no training is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A slow file server: far away, out of slots, slow at opening or syncing, short of bandwidth.
+"""A slow file server: far away, out of slots, slow to open or sync, or short of bandwidth.
 
-`file_server.c` serves made-up files over /dev/fuse in the node's mounts, so the job blocks in a
-network-like file system without any block device. It logs what it held back, request by request.
+`file_server.c` serves generated files over /dev/fuse in the node's mounts, so the job blocks in a
+file system like a network's, without a block device. It logs each delayed request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A disk that takes long to write: what is written inside a step and synced holds the step up."""
+"""A disk with slow writes: data that is written and synced inside a step delays the step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class SlowFsync:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Mount a disk whose writes, and write-back, are limited."""
-        every = int(place.options.get("every", 10))
+        interval_steps = int(place.options.get("every", 10))
         megabytes = int(place.options.get("checkpoint_mb", 16))
         writers = int(place.options.get("writers", 1))
         with disks.disk(place, self.name, _DISK_BYTES) as disk:
             log = Log(place.path("slow-fsync.jsonl"))
-            stall_s = place.stall_ns * every / 1e9
+            stall_s = place.stall_ns * interval_steps / 1e9
             rate = round((writers * megabytes << 20) / max(stall_s - _LATE_S, stall_s / 2))
             start_ns = now_ns()
             if not place.clean:
@@ -42,7 +42,7 @@ class SlowFsync:
             words = [
                 f"--checkpoint={disk.mounted}/checkpoint",
                 f"--checkpoint-mb={megabytes}",
-                f"--checkpoint-every={every}",
+                f"--checkpoint-every={interval_steps}",
             ]
             try:
                 yield Options(words, log=log.path)

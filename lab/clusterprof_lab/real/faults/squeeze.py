@@ -1,7 +1,7 @@
-"""A memory limit that follows what a group needs at the least, so that it is tight but never kills.
+"""A memory limit that follows the least memory a group needs: tight, but it never kills the group.
 
-Pages of files are what a limit takes first. What is not of files (`needed`) may not be known before
-the job runs, and while it still grows the limit stays out of its way.
+A limit reclaims file pages first. The rest (`needed`) may not be known before the job runs; while
+it still grows, the limit stays above it.
 """
 
 from __future__ import annotations

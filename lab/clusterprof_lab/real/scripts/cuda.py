@@ -1,7 +1,7 @@
-"""torch.cuda in front of the emulated device: what a job on real accelerators would find there.
+"""torch.cuda in front of the emulated device: what a job would see on real accelerators.
 
-Only what a training script and its tools ask for: that it is initialised, streams, events, copies
-by `Tensor.to("cuda")`, counters of the allocator. Tensors stay where they are.
+Only what a training script and its tools use: initialization, streams, events, copies by
+`Tensor.to("cuda")`, counters of the allocator. Tensors stay in host memory.
 """
 
 from __future__ import annotations

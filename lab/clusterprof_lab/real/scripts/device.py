@@ -1,8 +1,8 @@
-"""The accelerator of the training script: what the lab puts in the place of a driver.
+"""The emulated accelerator of the training script, in the place of a driver.
 
-One queue in order. A collective on the device is resident from where the queue reaches it until the
-real transfer is over; what is queued behind it waits for that, and a thread of ours, as a driver
-has, takes the queue on. All times are CLOCK_MONOTONIC in ns.
+It has one queue, run in order. A collective is resident on the device from the moment the queue
+reaches it until the real transfer is over; later work in the queue waits for that. A thread, like
+that of a driver, runs the queue. All times are CLOCK_MONOTONIC in ns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data set of the training script: reads and decodes as much as asked, and says what it did."""
+"""The dataset of the training script: reads and decodes as much as asked, and logs its times."""
 
 from __future__ import annotations
 

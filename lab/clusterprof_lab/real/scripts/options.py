@@ -1,4 +1,4 @@
-"""What the training script can be told; a fault is an option, of all ranks or of one."""
+"""Options of the training script; a fault is an option, of all ranks or of one."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
 
 def of_rank(options: argparse.Namespace, rank: int) -> argparse.Namespace:
     """Put the options of this rank in the place of everybody's."""
-    for whose, word in options.own:
-        if int(whose) == rank:
+    for owner, word in options.own:
+        if int(owner) == rank:
             name, _, value = word.partition("=")
             name = name.replace("-", "_")
             setattr(options, name, type(getattr(options, name))(value))

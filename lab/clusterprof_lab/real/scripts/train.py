@@ -1,8 +1,9 @@
-"""An ordinary PyTorch training script that has never heard of a profiler, with options to go wrong.
+"""An ordinary PyTorch training script, unaware of any profiler, with options that make it slow.
 
 DistributedDataParallel over gloo, a DataLoader with workers, an optimizer; the accelerator is
-emulated (`device`). With collectives on the device the gradients' transfer is queued there and the
-host goes on; on the host, it waits in the backward pass. Stopwatches: `watch`.
+emulated (`device`). With collectives on the device, the transfer of the gradients is queued there
+and the host goes on; with collectives on the host, the backward pass waits for it. Stopwatches:
+`watch`.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class Trainer:
         # What it is now: everyone who has it sees a turn.
         self.options = options = argparse.Namespace(**vars(turns.faulty))
         self.turns, self.rank, self.world, self.whole_mb = turns, rank, world, options.model_mb
-        said = {"rank": rank, "world": world, "host": os.uname().nodename}
-        said["workers"] = options.workers
-        self.watch = Watch(options.folder, rank, said)
+        header = {"rank": rank, "world": world, "host": os.uname().nodename}
+        header["workers"] = options.workers
+        self.watch = Watch(options.folder, rank, header)
         self.device = Device(queue_depth(options))
         self.on_host = options.collectives == "host"
         self.random = random.Random(options.seed * 1000 + rank)

@@ -1,11 +1,11 @@
-"""An ordinary DistributedDataParallel script over gloo that has never heard of a profiler.
+"""An ordinary DistributedDataParallel script over gloo, unaware of any profiler.
 
-It keeps stopwatches of its own and prints one JSON line per rank: sums, and step by step when it
+It keeps its own stopwatches and prints one JSON line per rank: sums, and for each step when it
 asked for a batch, had it, had received and sent (`--chain`), had its last gradient and could go on
-(CLOCK_MONOTONIC, in ns); how long it had been ready to run while others had its CPU, as the kernel
-counts it; and the same of its loading, item by item. The accelerator's work is emulated by sleep,
-so that it stays exact on a busy machine. With `--chain` each rank needs what the rank before it has
-read (a pipeline's first half). `--own RANK NAME=VALUE` is an option of one rank.
+(CLOCK_MONOTONIC, in ns); by the kernel's count how long it was ready to run without a CPU; and the
+same for each item of its loading. Work of the accelerator is emulated by sleep, so that it stays
+exact on a busy machine. With `--chain` each rank needs the data of the rank before it (the first
+half of a pipeline). `--own RANK NAME=VALUE` is an option of one rank.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def parse() -> argparse.Namespace:
 
 
 def of_rank(options: argparse.Namespace, rank: int) -> argparse.Namespace:
-    for whose, word in options.own:
-        if int(whose) == rank:
+    for owner, word in options.own:
+        if int(owner) == rank:
             name, value = word.split("=")
             setattr(options, name, type(getattr(options, name))(value))
     return options
@@ -177,14 +177,14 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    said = {
+    header = {
         "rank": rank,
         "world": world,
         "host": socket.gethostname(),
         "steps": options.steps,
         "chain": options.chain,
     }
-    line = json.dumps({**said, **train(of_rank(options, rank), rank, world)})
+    line = json.dumps({**header, **train(of_rank(options, rank), rank, world)})
     with open(__file__) as turn:  # a pipe keeps only short lines of several writers apart
         fcntl.flock(turn, fcntl.LOCK_EX)
         print(line, flush=True)

@@ -1,4 +1,4 @@
-"""What goes wrong in the process that trains: each a real pause, timed by the stopwatches."""
+"""Faults inside the training process: real pauses, timed by the stopwatches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from device import Device
 from watch import Watch, now_ns
 
 
-def _due(step: int, every: int) -> bool:
+def _due(step: int, interval_steps: int) -> bool:
     """In the middle of so many steps: the last steps of a job are then as usual as the first."""
-    return every > 0 and step % every == every // 2
+    return interval_steps > 0 and step % interval_steps == interval_steps // 2
 
 
 class Troubles:

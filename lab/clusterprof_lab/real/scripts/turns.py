@@ -1,11 +1,10 @@
-"""The fault of a job in turns: on and off in blocks of steps, so that a job is its own clean run.
+"""Switch the fault of a job on and off in blocks of steps: the job contains its own clean run.
 
     train.py OPTIONS --in-turns=16 --warm-up=8 --fault OPTIONS-OF-THE-FAULT
 
-Blocks are off, on, on, off, and so on over again: what the machine does more and more, or less and
-less, is in both alike. What is on or off outside the job is somebody else's to switch
-(`--switched`): every rank says that it has come to the step, with nothing under way on its device,
-and goes on when the file `switched-STEP` is there.
+Blocks are off, on, on, off, and so on again: a slow drift of the machine affects both halves alike.
+A fault outside the job is switched from there (`--switched`): every rank announces that it has come
+to the step, with nothing under way on its device, and goes on when the file `switched-STEP` exists.
 """
 
 from __future__ import annotations

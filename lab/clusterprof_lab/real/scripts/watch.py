@@ -1,4 +1,4 @@
-"""Stopwatches of the training script: a line per step, as a rank may be killed."""
+"""Stopwatches of the training script: a line per step, because a rank may be killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ now_ns = time.monotonic_ns
 class Watch:
     """Writes `FOLDER/rank-<rank>.life-<restart>.jsonl`."""
 
-    def __init__(self, folder: str, rank: int, said: dict) -> None:
+    def __init__(self, folder: str, rank: int, header: dict) -> None:
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         path = os.path.join(folder, f"rank-{rank}.life-{life}.jsonl")
         self.file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
@@ -26,7 +26,7 @@ class Watch:
         """[kind, peer, number, come_ns, left_ns]"""
         self.injected: list = []
         """[start_ns, end_ns, cause]"""
-        self._say({"life": int(life), "started_ns": _started_ns(), **said})
+        self._say({"life": int(life), "started_ns": _started_ns(), **header})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -243,6 +243,25 @@ def test_a_slow_call_is_made_ten_times_less_often_and_reported(scenario: Scenari
     ]
 
 
+def test_a_call_that_was_slow_while_the_node_was_starved_recovers(scenario: Scenario) -> None:
+    clock = Clock()
+    made: list[int] = []
+
+    def mark(index: int, call: str) -> None:
+        if call == "GetPcieThroughput:RX":
+            made.append(clock.now_ns // SECOND_NS)
+            clock.now_ns += 6_000_000 if len(made) <= 3 else 10_000
+
+    device = NvmlLibrary(mark, clock=clock).devices[0]
+    for _ in range(40):
+        device.sample()
+        clock.now_ns += SECOND_NS
+    # Three slow calls; three quick ones, every 10 s; from then on each second.
+    assert made == [1, 2, 3, 13, 23, *range(33, 41)]
+    notes = [attributes for kind, attributes in device.notes if kind == "call-slowed"]
+    assert [note["median_ns"] for note in notes] == [6_000_000, 0]
+
+
 def test_a_call_that_only_waits_for_a_cpu_is_made_as_often_as_before(scenario: Scenario) -> None:
     clock = Clock()
     made: list[int] = []

@@ -203,12 +203,39 @@ def test_without_spans_the_device_says_when_the_job_worked() -> None:
 
 
 def test_a_chunk_is_settled_up_to_the_sample_before_its_last_step_end() -> None:
-    table = {layout.STEP: spans((1, 2, 0), (2, 6.55, 1))}
-    series = {BUSY: busy_counter([(0, 10)], 10)}
-    timeline = marked(10, table, series)
-    assert not chunk(10).series  # the builder's chunk is the whole recording unless said otherwise
+    table = {layout.STEP: spans((1, 2, 0), (2, 66.55, 1))}
+    series = {BUSY: busy_counter([(0, 70)], 70)}
+    timeline = marked(70, table, series)
+    assert not chunk(70).series  # the builder's chunk is the whole recording unless said otherwise
     lost_intervals, state = find_lost_intervals(timeline, RankState())
-    assert state.settled_ns == ns(6.5)
+    assert state.settled_ns == ns(66.5)
     assert [
         (region.start_ns, region.end_ns, region.provisional) for region, _, _ in lost_intervals
-    ] == [(ns(1), ns(6.5), False)]
+    ] == [(ns(1), ns(66.5), False)]
+
+
+def test_nothing_is_settled_before_a_minute_was_recorded_or_the_recording_ends() -> None:
+    table = {layout.STEP: spans((1, 2, 0), (2, 50.55, 1))}
+    timeline = marked(60, table, {BUSY: busy_counter([(0, 60)], 60)})
+    lost_intervals, state = find_lost_intervals(timeline, RankState())
+    assert (lost_intervals, state.settled_ns) == ((), ns(1))
+    lost_intervals, state = find_lost_intervals(timeline, state, last=True)
+    assert [(region.start_ns, region.end_ns) for region, _, _ in lost_intervals] == [
+        (ns(1), ns(50.55))
+    ]
+
+
+def test_the_first_minute_is_measured_by_what_all_of_it_shows() -> None:
+    # 20 steps of 1 s: a wait of 0.2 s through which the queue lasts, then computing, half of it
+    # idle. By a fixed order of phases the waits would be idle for 3 of the 8 s.
+    waits = [(at, at + 0.2, at, WORKER, 2) for at in range(20)]
+    table = {
+        layout.STEP: spans(*((at, at + 1, at) for at in range(20))),
+        layout.DATA_WAIT: spans(*waits),
+    }
+    busy = [(at, at + 0.2) for at in range(20)]
+    busy += [(at + 0.2 + n / 10, at + 0.25 + n / 10) for at in range(20) for n in range(8)]
+    rows, _, _ = settle_all(marked(20, table, {BUSY: busy_counter(sorted(busy), 20, hz=2)}))
+    in_waits = sum(row[2] for row in rows if row[3] == PHASE_DATA_WAIT)
+    assert in_waits < 0.001
+    assert round(sum(row[2] for row in rows), 6) == 8.0

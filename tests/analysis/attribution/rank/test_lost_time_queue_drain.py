@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
-from clusterprof.analysis.attribution.rank.lost_time import (
-    allocate_by_wait_age,
-    find_lost_intervals,
-)
+from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
+from clusterprof.analysis.timeline.intervals import allocate_by_wait_age
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_GC, PHASE_H2D
 from clusterprof.probe import layout
 from tests.support.builders import busy_counter, process, rank, spans

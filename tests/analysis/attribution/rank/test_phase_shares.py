@@ -16,6 +16,7 @@ from clusterprof.analysis.attribution.rank.phase_shares import (
     PHASES,
     PhaseShares,
     allocate_by_shares,
+    assume_queue,
     solve_shares,
 )
 from clusterprof.analysis.timeline.model import (
@@ -93,7 +94,13 @@ def test_three_windows_of_two_phases_give_two_shares() -> None:
     products, idle_products = np.zeros((PHASES, PHASES)), np.zeros(PHASES)
     products[np.ix_(TWO_PHASES, TWO_PHASES)] = parts.T @ parts
     idle_products[list(TWO_PHASES)] = parts.T @ idle
-    shares = solve_shares(products, idle_products)
+    known = PhaseShares(
+        windows=3,
+        products=tuple(products.ravel()),
+        idle_products=tuple(idle_products),
+        idle_squares=float(idle @ idle),
+    )
+    shares = solve_shares(known)
     assert shares[PHASE_DATA_WAIT] == 1.0
     assert shares[PHASE_COMPUTE] == pytest.approx(0.144, abs=0.003)
 
@@ -114,9 +121,8 @@ def test_sleep_outside_waits_has_a_share_of_its_own() -> None:
     phases = (PHASE_COMPUTE, PHASE_COLLECTIVE)
     windows = build(lengths, phases, np.tile([80 * MS, 10 * MS, 5 * MS], 64))
     asleep_ns = np.tile([80 * MS, 0, 0], 64)
-    allocated_ns, _ = allocate_by_shares(
-        windows.window, windows.phase, windows.room_ns, windows.idle_ns, NO_SHARES, asleep_ns
-    )
+    rows = windows.window, windows.phase, windows.room_ns, windows.idle_ns
+    allocated_ns, _ = allocate_by_shares(*rows, NO_SHARES, asleep_ns)
     check_sums(windows, allocated_ns)
     by_window = allocated_ns.reshape(-1, 2)[-48:]
     expected = np.tile([[80 * MS, 0], [0, 10 * MS], [0, 5 * MS]], (16, 1))
@@ -150,6 +156,38 @@ def test_a_phase_in_which_the_device_never_idles_gets_nothing() -> None:
     windows = build(np.array([[60, 140]]) * MS, TWO_PHASES, np.array([70 * MS]))
     allocated_ns, _ = windows.allocate(known)
     assert (allocated_ns / MS).tolist() == pytest.approx([0.0, 70.0], abs=0.1)
+
+
+def test_a_queue_is_worked_off_in_the_wait_behind_it() -> None:
+    # Two steps launch for 20 and for 40 (the host is slower) the same work of 50, then wait: 80
+    # and 60. So 100 of 200 are busy. Step 1 launches 2.5 a ms: 30 are queued after 20, the wait is
+    # idle for 50. Step 2 launches 1.25 a ms: 10 are queued after 40, the wait is idle for 50.
+    phase = np.array([PHASE_COMPUTE, PHASE_COLLECTIVE, PHASE_COMPUTE, PHASE_COLLECTIVE])
+    room_ns, step = np.array([20, 80, 40, 60]) * MS, np.array([5, 5, 6, 6])
+    shares = assume_queue(phase, room_ns, step, 100 * MS)
+    assert shares[PHASE_COMPUTE] == 0.0
+    assert shares[PHASE_COLLECTIVE] == pytest.approx(100 / 140)
+    assert np.isnan(shares[PHASE_DATA_WAIT])
+    # With work of 10 a step the device is faster than its host: 10 of each 20 and 40 are idle.
+    slow_host = assume_queue(phase, room_ns, step, 180 * MS)
+    assert slow_host[PHASE_COMPUTE] == pytest.approx(40 / 60)
+    assert slow_host[PHASE_COLLECTIVE] == 1.0
+
+
+def test_phases_that_come_in_the_same_parts_keep_what_the_queue_says() -> None:
+    # Every window has 20 of launching and 80 of waiting, and is idle for 30 to 70: no shares
+    # explain that, and none of the two phases more than the other.
+    idle_ns = np.tile(np.array([30, 50, 70]) * MS, 32)
+    windows = build(
+        np.tile([20 * MS, 80 * MS], (96, 1)), (PHASE_COMPUTE, PHASE_COLLECTIVE), idle_ns
+    )
+    step = np.repeat(np.arange(96), 2)
+    assumed = assume_queue(windows.phase, windows.room_ns, step, int(idle_ns.sum()))
+    assert assumed[PHASE_COMPUTE] == 0.0
+    assert assumed[PHASE_COLLECTIVE] == pytest.approx(50 / 80)
+    _, known = windows.allocate(PhaseShares(assumed=assumed))
+    assert known.shares[PHASE_COMPUTE] == 0.0
+    assert known.shares[PHASE_COLLECTIVE] == pytest.approx(50 / 80, abs=0.01)
 
 
 @st.composite

@@ -75,18 +75,18 @@ def test_time_before_the_inner_one_is_its_own_as_far_as_it_has_room() -> None:
 def test_several_inner_ones_take_what_lies_before_each() -> None:
     # [10, 20) and [60, 80) inside [0, 100): before them 5 and 20 were lost, inside 2 and 10, after
     # 10. Room for 8 and 10: the first takes 5, the second 10 of the 20. 27 of 30 in the operations
-    # of another thread, shared out by their lengths.
+    # of another thread, in each of which the device worked equally long: 1.5.
     operations = [(10, 20, OTHER), (60, 80, OTHER), (0, 100, layout.ALL_REDUCE)]
     idle = ((0, 10, 5), (10, 20, 2), (20, 60, 20), (60, 80, 10), (80, 100, 10))
-    assert blocked_s(operations, *idle) == [9, 18, 20]
+    assert blocked_s(operations, *idle) == [8.5, 18.5, 20]
 
 
 def test_operations_side_by_side_share_nothing_twice() -> None:
     # [0, 60) ends first, [40, 100) began later: it has what was lost after 60
     overlapping = [(0, 60, OTHER), (40, 100, layout.ALL_REDUCE)]
     assert blocked_s(overlapping, (0, 100, 100)) == [60, 40]
-    # one after the other
-    assert blocked_s([(0, 60, OTHER), (60, 100, OTHER)], (0, 100, 50)) == [30, 20]
+    # one after the other: the device worked for 25 of each
+    assert blocked_s([(0, 60, OTHER), (60, 100, OTHER)], (0, 100, 50)) == [35, 15]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -99,11 +99,12 @@ def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
 
 
 def test_launch_bound_needs_a_main_thread_that_is_busy() -> None:
-    # [0, 1) 0.9 s on the CPU, [1, 2) asleep, [2, 3) 0.4 s on the CPU: below one half
-    main = process(100, thread=thread(activity("U0.9 S0.1 S1 U0.4 S0.6"), 3))
-    pieces = lost(*((i, i + 1, 0.5, PHASE_COMPUTE) for i in range(3)), step=3)
-    got = LaunchBound().claim(rank(3, main), pieces, feeding({}, {}, {}), LaunchBound.Limits())
-    np.testing.assert_allclose(got.share, [0.9, 0.0, 0.0])
+    # [0, 1) 0.7 s on the CPU, [1, 2) asleep, [2, 3) 0.4 s on the CPU: below one half; [3, 4) busy
+    # nearly all the time: its short sleep is between launches
+    main = process(100, thread=thread(activity("U0.7 S0.3 S1 U0.4 S0.6 U0.9 S0.1"), 4))
+    pieces = lost(*((i, i + 1, 0.5, PHASE_COMPUTE) for i in range(4)), step=4)
+    got = LaunchBound().claim(rank(4, main), pieces, feeding({}, {}, {}), LaunchBound.Limits())
+    np.testing.assert_allclose(got.share, [0.7, 0.0, 0.0, 1.0])
 
 
 def test_launch_bound_leaves_the_warm_up_to_startup() -> None:

@@ -1,4 +1,4 @@
-"""Causes of the family storage that counters of mounts and of the page cache tell apart."""
+"""Causes of the family storage that counters of mounts and of the page cache distinguish."""
 
 from __future__ import annotations
 

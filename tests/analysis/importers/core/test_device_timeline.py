@@ -56,7 +56,7 @@ def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap
         # gap, call, whether the call returns only after its work; until when the host was late
         ((10_000, 20_000), (9_000, 15_000), False, 15_000),
         ((10_000, 20_000), (9_000, 25_000), False, 20_000),  # it went on after the work began
-        ((10_000, 20_000), (8_000, 9_000), False, None),  # it lay in the queue
+        ((10_000, 20_000), (8_000, 9_000), False, None),  # it waited in the queue
         ((10_000, 20_000), (8_000, 10_000), False, None),
         ((10_000, 20_000), (9_000, 21_000), True, None),  # a copy waits for what is before it
         ((10_000, 20_000), (12_000, 21_000), True, 20_000),

@@ -149,10 +149,10 @@ def test_a_copy_from_the_device_that_returns_after_it_is_a_wait(tmp_path: Path) 
     (node,), _, _ = read(
         Nsys(), database(tmp_path / "a.sqlite", *((t, in_us(rows)) for t, rows in tables))
     )
-    found = spans(node)
-    assert found["11 sync"] == in_us([(15, 135, layout.WHOLE_NS, 1, 0, 0)])
+    kinds = spans(node)
+    assert kinds["11 sync"] == in_us([(15, 135, layout.WHOLE_NS, 1, 0, 0)])
     # 130..160: the wait until 135, then between launches and until the kernel began
-    assert found["11 starved"] == in_us([(130, 160, 25 * US, 5 * US, 0, 0)])
+    assert kinds["11 starved"] == in_us([(130, 160, 25 * US, 5 * US, 0, 0)])
 
 
 @pytest.mark.parametrize("framework", [False, True])

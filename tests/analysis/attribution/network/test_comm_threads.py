@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.attribution.accumulator import Accumulator, merge_accumulators
-from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
-from clusterprof.analysis.attribution.rank.comm_threads import (
+from clusterprof.analysis.attribution.network.comm_threads import (
     COMM_THREAD_NAMES,
     DELAYED,
     ON_CPU,
     estimate_host_overhead_ns,
     sum_comm_thread_time,
 )
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.timeline.model import Rank, ThreadTable
 from clusterprof.probe import layout
 from tests.support.builders import activity, ns, process, rank, spans, thread

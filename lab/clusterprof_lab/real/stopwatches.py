@@ -1,4 +1,4 @@
-"""What the stopwatches of a job said: the files that `scripts/watch.py` wrote, as numbers."""
+"""Read the stopwatches of a job: the files that `scripts/watch.py` wrote, as numbers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Life:
     rank: int
     host: str
     number: int
-    """0, or how often it was started anew before."""
+    """Number of earlier starts of the rank."""
     started_ns: int
     began_ns: int = 0
     ended_ns: int = 0
@@ -78,10 +78,10 @@ class Life:
     """By step: time without a CPU so far."""
 
 
-def told(folder: Path) -> list[Life]:
+def read_stopwatches(folder: Path) -> list[Life]:
     """Read all lives of all ranks; those that trained no step have no times."""
-    found = [_life(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.jsonl")]
-    return sorted(found, key=lambda life: (life.number, life.rank))
+    lives = [_life(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.jsonl")]
+    return sorted(lives, key=lambda life: (life.number, life.rank))
 
 
 def _life(text: str) -> Life:

@@ -1,0 +1,153 @@
+"""Place idle time in a host's wait at its end, because the device first drains its queue.
+
+A device executes its queue in order. While its host waits for data, copies or collects
+garbage, nothing is added; once the device is idle in the wait, it stays idle until the
+wait ends:
+
+    host      |------ wait 67 ------|-- launches --
+    device    ==== queue ====|  idle 20  |== work
+    lost                     |--- 20 ---|              not 20 spread over the 67
+
+This decides which of several sample windows idle time belongs to: the beginning of a
+wait that continues in the next window was idle only if all of it was idle there. Of
+several waits in one window, the longer ones had an idle device: the queue is assumed to
+last equally long for all.
+
+    waits of 137 and 37 in a window that was idle for 22    22 and 0
+    waits of 40 and 30 in a window that was idle for 20     15 and 5: 25 queued
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.attribution.rank.chunk_boundary import LOOKAHEAD_NS, get_spans
+from clusterprof.analysis.attribution.rank.device_activity import DeviceWindows
+from clusterprof.analysis.attribution.rank.host_phases import (
+    FILL_ORDER,
+    HostPhases,
+    allocate_by_phase,
+)
+from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
+from clusterprof.analysis.timeline.intervals import allocate_by_wait_age, merge_intervals
+from clusterprof.analysis.timeline.model import (
+    PHASE_CHECKPOINT,
+    PHASE_COLLECTIVE,
+    PHASE_DATA_WAIT,
+    PHASE_GC,
+    PHASE_H2D,
+    PHASE_LOCK,
+    Int,
+    Rank,
+)
+from clusterprof.analysis.timeline.series import compute_growth, evaluate_increase, locate_intervals
+from clusterprof.probe import layout
+
+STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHASE_GC: layout.GC}
+"""Phases in which a host gives its device no work, and the kind of spans behind each."""
+_CODES = np.arange(PHASE_LOCK + 1)
+IS_STARVING = np.isin(_CODES, tuple(STARVING_PHASES))
+"""Whether each phase is one of them, bool[phases]."""
+MAX_PAUSE_NS = 100_000
+"""Waits that follow each other within this time count as one: nothing is launched in
+between, ns.
+"""
+WHOLE_RATIO = 0.95
+"""This part of an interval counts as all of it: busy time is reported in small steps."""
+
+
+def allocate_idle_time(
+    rank: Rank,
+    phases: HostPhases,
+    all_windows: DeviceWindows,
+    windows: DeviceWindows,
+    room_ns: Int,
+    idle_ns: Int,
+    known: PhaseShares,
+) -> tuple[Int, PhaseShares]:
+    """Allocate the idle time of each window to the rows in it: int64[n], ns, at most the room.
+
+    all_windows: includes the windows before and after those of the segment. room_ns:
+    int64[n], upper limit per row. idle_ns: int64[windows]. known: idle share of each phase so
+    far; its update is returned too.
+    """
+    window, phase = phases.window, phases.phase
+    asleep_ns = measure_unknown_sleep(rank, phases, windows)
+    (rows,) = IS_STARVING[phase].nonzero()
+    if not rows.size:
+        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns)
+    starving = phases.rows(rows)
+    start_ns, end_ns = _find_launch_gaps(rank, starving)
+    begins = np.zeros(phase.size, np.bool_)
+    begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
+    open_ns = np.where(begins, 0, room_ns)
+    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns)
+    if begins.any():
+        left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
+        if left.any():  # there is no other place for it
+            idle += allocate_by_phase(window, phase, room_ns - idle, left, FILL_ORDER)
+    room_ns = np.where(begins, idle, room_ns)
+    idle[rows] = allocate_by_wait_age(
+        window[rows], starving.end_ns - start_ns, room_ns[rows], idle[rows]
+    )
+    return idle, known
+
+
+_IS_ASLEEP = np.isin(_CODES, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT))
+"""Whether the main thread sleeps in each phase, bool[phases]."""
+
+
+def measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows) -> Int | None:
+    """Measure how long the main thread slept outside its known waits in each window.
+
+    int64[windows], ns; None if its threads were not sampled.
+    """
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or len(thread.t_ns) < 2:
+        return None
+    waited = np.where(_IS_ASLEEP[phases.phase], phases.end_ns - phases.start_ns, 0)
+    positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
+    active = sum(
+        evaluate_increase(compute_growth(column), positions)
+        for column in (thread.on_cpu_ns, thread.run_delay_ns)
+    )
+    asleep = windows.end_ns - windows.start_ns - sum_by_window(windows, phases.window, waited)
+    return np.maximum(np.nan_to_num(asleep - active), 0.0).astype(np.int64)
+
+
+def _find_launch_gaps(rank: Rank, rows: HostPhases) -> tuple[Int, Int]:
+    """Return start and end of the interval without launches that contains each row."""
+    tables = [
+        table for kind in STARVING_PHASES.values() if (table := get_spans(rank, kind)) is not None
+    ]
+    start = np.concatenate([table.start_ns for table in tables])
+    end = np.concatenate([table.end_ns for table in tables])
+    start, end = merge_intervals((start, end + MAX_PAUSE_NS))
+    at = np.maximum(np.searchsorted(start, rows.start_ns, side="right") - 1, 0)
+    return start[at], end[at] - MAX_PAUSE_NS
+
+
+def _has_queued_work(
+    end_ns: Int, rows: HostPhases, all_windows: DeviceWindows, windows: DeviceWindows
+) -> NDArray[np.bool_]:
+    """Return whether each row's wait continues after its window with the device at work."""
+    after = windows.end_ns[rows.window]
+    until = np.minimum(end_ns, after + LOOKAHEAD_NS)
+    idle = _compute_idle_before(all_windows, until) - _compute_idle_before(all_windows, after)
+    result: NDArray[np.bool_] = (until > after) & (idle < WHOLE_RATIO * (until - after))
+    return result
+
+
+def _compute_idle_before(all_windows: DeviceWindows, t_ns: Int) -> Int:
+    """Return the maximum idle time before each time, from the first window on."""
+    before = np.concatenate([[0], np.cumsum(all_windows.idle_ns)])
+    row = np.searchsorted(all_windows.start_ns, t_ns, side="right") - 1
+    at = np.maximum(row, 0)
+    inside = np.minimum(all_windows.idle_ns[at], t_ns - all_windows.start_ns[at])
+    return np.where(row >= 0, before[at] + inside, 0)
+
+
+def sum_by_window(windows: DeviceWindows, window: Int, ns: Int) -> Int:
+    """Sum amounts of rows by the window that contains each row: int64[windows], ns."""
+    return np.bincount(window, ns, minlength=windows.start_ns.size).astype(np.int64)
