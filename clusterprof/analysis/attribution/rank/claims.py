@@ -290,7 +290,7 @@ def _attribute_by_detectors(
     inferred = (lost.phase == PHASE_DATA_WAIT) & ~breakdown.identified
     inferred &= not is_imported(rank.chunk)  # no thread was sampled: the mark is all there is
     unmeasured = find_unmeasured_causes(
-        rank, {id_: bool(share.any()) for id_, share in shares.items()}
+        rank, {id_: id_ in shares for id_ in sorted(claims, key=_get_precedence)}
     )
     missing.update({(id_, MISSING_TRACE_DATA): 1 for id_ in unmeasured})
     accumulator = Accumulator(
@@ -314,19 +314,20 @@ def allocate_claims(
     """Allocate each interval to claims in order of precedence; also return the rest.
 
     claims: float64[n] per cause, 0 to 1, NaN = unknown, claims nothing.
-    Returns int64[n] per cause and the rest, in 1/SHARE_SCALE; per row
+    Returns int64[n] per cause that gets any, and the rest, in 1/SHARE_SCALE; per row
     they add up to exactly that.
     """
-    unclaimed, none = np.full(n, SHARE_SCALE, np.int64), np.zeros(n, np.int64)
+    unclaimed = np.full(n, SHARE_SCALE, np.int64)
     shares: dict[str, Int] = {}
     for id_ in sorted(claims, key=_get_precedence):
         if not claims[id_].any():
-            shares[id_] = none
             continue
         # A number takes precedence over NaN in `fmax`: an unknown share claims nothing.
         wanted = np.rint(np.minimum(np.fmax(claims[id_], 0.0), 1.0) * SHARE_SCALE).astype(np.int64)
-        shares[id_] = np.minimum(wanted, unclaimed)
-        unclaimed = unclaimed - shares[id_]
+        share = np.minimum(wanted, unclaimed)
+        if share.any():
+            shares[id_] = share
+            unclaimed = unclaimed - share
     return shares, unclaimed
 
 
@@ -345,8 +346,6 @@ def _sum_claims(
     sources = [source for source in _SOURCES if (lost.source == source).any()]
     uncertain = bool(inferred.any())
     for id_, share in shares.items():
-        if not share.any():
-            continue
         amount = lost.lost_ns * share
         for source in sources:
             rows = amount if len(sources) == 1 else np.where(lost.source == source, amount, 0)

@@ -60,7 +60,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     split_host_phases,
 )
 from clusterprof.analysis.attribution.rank.idle_allocation import (
-    STARVING_PHASES,
+    IS_STARVING,
     allocate_idle_time,
     measure_unknown_sleep,
     sum_by_window,
@@ -105,7 +105,7 @@ from clusterprof.probe import layout
 
 def shift_to_wait_end(lost: LostTime) -> LostTime:
     """Return the intervals with those of starving waits reduced to the lost time at their end."""
-    starving = np.isin(lost.phase, tuple(STARVING_PHASES))
+    starving = IS_STARVING[lost.phase]
     return replace(lost, start_ns=np.where(starving, lost.end_ns - lost.lost_ns, lost.start_ns))
 
 

@@ -35,6 +35,7 @@ bounds; here by coordinate descent, which converges for them (Luo and Tseng, 199
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import mul
 
 import numpy as np
 
@@ -301,15 +302,16 @@ def solve_within_bounds(matrix: Float, target: Float) -> Float:
 def _descend(matrix: Float, target: Float, shares: Float) -> Float:
     """Minimize x * matrix * x / 2 - target * x for 0 <= x <= 1, from these shares: float64[k]."""
     values = shares.tolist()
-    rows = matrix.tolist()
+    rows = tuple(zip(matrix.tolist(), np.diag(matrix).tolist(), target.tolist()))
     for _ in range(_DESCENT_ROUNDS):
-        largest_change = 0.0
-        for at, row in enumerate(rows):
-            rest = target[at] - sum(a * x for a, x in zip(row, values)) + row[at] * values[at]
-            new = min(max(rest / row[at], 0.0), 1.0)
-            largest_change = max(largest_change, abs(new - values[at]))
-            values[at] = new
-        if largest_change < _CONVERGED:
+        converged = True
+        for at, (row, own, wanted) in enumerate(rows):
+            old = values[at]
+            new = (wanted - sum(map(mul, row, values)) + own * old) / own
+            values[at] = new = 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
+            if abs(new - old) >= _CONVERGED:
+                converged = False
+        if converged:
             break
     return np.array(values)
 
@@ -329,6 +331,6 @@ def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...
         weight = np.where(room, parts_ns * variance, 0.0)
         total = weight.sum(axis=1)
         step = np.divide(missing_ns, total, out=np.zeros_like(total), where=total > 0)
-        amounts_ns = np.clip(amounts_ns + weight * step[:, None], 0.0, parts_ns)
+        amounts_ns = np.minimum(np.maximum(amounts_ns + weight * step[:, None], 0.0), parts_ns)
     out[:, present] = amounts_ns
     return out
