@@ -238,8 +238,8 @@ class DeviceActivity:
     """Idle share of each host phase (analysis.attribution.rank.phase_shares)."""
     profile: StepProfile = NO_PROFILE
     """Activity over the course of a step."""
-    learned_until_ns: int | None = None
-    """Windows up to this time were counted before they are divided; None = none."""
+    learned_until_ns: int = -(1 << 62)
+    """Windows up to this time were counted before they are divided."""
 
 
 NO_ACTIVITY = DeviceActivity()
@@ -273,6 +273,8 @@ def detect_busy_wait(
             value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
             parts = _measure_step_parts(rank, windows, known.profile) if is_mean else None
+            if parts is not None:
+                parts[windows.end_ns <= known.learned_until_ns] = 0.0
             value = np.clip(value, 0.0, 1.0)
             return _estimate_busy_wait(windows, value, scale == 1.0, known, parts)
     return none, none, known
@@ -326,16 +328,13 @@ def _estimate_busy_wait(
     readable = ~np.isnan(level)
     informative = (busy >= _MIN_BUSY_RATIO) & readable
     judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
-    if known.learned_until_ns is not None:
-        is_new = windows.end_ns > known.learned_until_ns
-        informative = informative & is_new
-        parts = None if parts is None else np.where(is_new[:, None], parts, 0.0)
+    counted = informative & (windows.end_ns > known.learned_until_ns)
     confirmed, suspected = np.zeros((2, length.size), np.int64)
     at = 0
     while at < length.size:
         # Up to the next update all windows are judged alike.
         room = _compute_next_update(known.windows_seen) - known.windows_seen
-        until_update = np.flatnonzero(informative[at:])[:room]
+        until_update = np.flatnonzero(counted[at:])[:room]
         end = length.size if until_update.size < room else at + int(until_update[-1]) + 1
         window_range = slice(at, end)
         relative = np.where(
@@ -363,8 +362,7 @@ def _estimate_busy_wait(
             columns = parts[window_range], value[window_range], busy[window_range]
             known = replace(known, profile=_add_to_profile(known.profile, *columns))
         known = _update_activity(
-            replace(known, previous=float(relative[-1])),
-            level[window_range][informative[window_range]],
+            replace(known, previous=float(relative[-1])), level[window_range][counted[window_range]]
         )
         at = end
     work = length - windows.idle_ns

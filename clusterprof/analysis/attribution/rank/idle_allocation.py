@@ -73,9 +73,7 @@ def allocate_idle_time(
     phase so far; its update is returned too.
     """
     known = activity.phase_shares
-    learned = 0
-    if activity.learned_until_ns is not None:
-        learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
+    learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
     window, phase = phases.window, phases.phase
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
     (rows,) = IS_STARVING[phase].nonzero()
