@@ -116,6 +116,7 @@ OTHER_WORK = 7
 RUNNING_MODEL = 8  # operators, and Python of the model, that launched nothing
 PINNING_MEMORY = 9
 ALLOCATING_MEMORY = 10
+COMPUTING_ON_HOST = 11  # operators and functions that launched nothing, for long
 
 # Where the files of a `loading` span are stored; 0 = unknown.
 STORAGE_LOCAL = 1

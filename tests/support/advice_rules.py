@@ -105,7 +105,7 @@ RULES_OF: dict[str, set[str]] = {
     "spread-over-rails": {"one-rail"},
     "closer-nodes": {"one-node"},
     "lighter-last-stage": {"no-pipeline"},
-    "compare-devices": {"device-throttled", "nobody-named"},
+    "compare-devices": {"device-throttled", "nobody-named", "whole-stage"},
     "swap-nodes": {"nobody-named", "one-node"},
     "look-at-the-stack": {"nobody-named"},
     "same-order": {"rank-named"},

@@ -22,6 +22,8 @@ FILLS = (
 CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME", "start end globalTid correlationId nameId")
 NVTX = ("NVTX_EVENTS", "start end eventType globalTid text textId domainId")
 SYSTEM = ("OSRT_API", "start end globalTid nameId")
+SAMPLES = ("COMPOSITE_EVENTS", "id start cpu threadState globalTid cpuCycles")
+STACKS = ("SAMPLING_CALLCHAINS", "id symbol module unresolved stackDepth")
 STRINGS = ("StringIds", "id value")
 
 NAMES = [

@@ -115,6 +115,8 @@ class RankSetup:
     """False if no accelerator of it was measured."""
     has_framework: bool = True
     """False if a trace shows nothing of PyTorch or another framework."""
+    has_optimizer: bool = False
+    """True if steps of an optimizer or backward passes were seen: the job trains."""
     own_loss_ratio: float | None = None
     """Share of its time in steps that it lost to the cause itself."""
 

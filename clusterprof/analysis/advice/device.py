@@ -278,11 +278,11 @@ def _fill_larger_batch(context: AdviceContext) -> FilledRecommendation:
 def _fill_compilation(context: AdviceContext) -> FilledRecommendation:
     length = context.setup.step_ns
     reasons = (f"a step takes {format_quantity(length, 'ns')}",) if length else ()
-    return FilledRecommendation(
-        mark_command('model = torch.compile(model, mode="reduce-overhead")')
-        + " (CUDA graphs); fused=True for the optimizer",
-        reasons,
-    )
+    compilation = mark_command('model = torch.compile(model, mode="reduce-overhead")')
+    # A window of inference has no optimizer, and a probed job trains.
+    trains = context.setup.has_optimizer or not context.is_window
+    optimizer = "; fused=True for the optimizer" if trains else ""
+    return FilledRecommendation(f"{compilation} (CUDA graphs){optimizer}", reasons)
 
 
 def _fill_expandable_segments(context: AdviceContext) -> FilledRecommendation:

@@ -57,10 +57,12 @@ def _fill_node_swap(context: AdviceContext) -> FilledRecommendation:
 
 def _fill_last_stage(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
+    group = context.finding.culprit_group
+    stage = f"the stage of rank {rank}" if group is None else shlex.quote(group.name).strip("'")
     return FilledRecommendation(
         "one or two layers less in the late stage; if it also computes the loss:"
         " Megatron --decoder-last-pipeline-num-layers",
-        what=f"Give the stage of rank {rank} fewer layers" if rank != "RANK" else "",
+        what=f"Give {stage} fewer layers" if rank != "RANK" else "",
     )
 
 
@@ -104,6 +106,12 @@ THROTTLED = ExclusionRule(
     "device-throttled",
     "device-throttled was found too: then that is the reason",
     lambda s: "device-throttled" in s.other_causes,
+)
+
+WHOLE_STAGE = ExclusionRule(
+    "whole-stage",
+    "all ranks of a stage are alike slow: it has more work, and no device is at fault",
+    lambda s: s.finding.culprit_group is not None,
 )
 
 SYNCHRONIZATION_RECOMMENDATIONS = (
@@ -164,7 +172,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
         expected_change="both show the same clocks",
         worse="dcgmi diag stops the job's work on the device",
-        unless=(THROTTLED, NO_RANK_NAMED),
+        unless=(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE),
         effort="look",
     ),
     Recommendation(

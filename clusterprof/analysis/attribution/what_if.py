@@ -215,8 +215,8 @@ MAX_SAVINGS_BINS = 512
 MAX_CULPRITS = 8
 """Ranks and causes that are each replayed alone, with several groups."""
 EXTRA_COLUMNS = 7 + MAX_CULPRITS
-ALL, TRANSFER, WORK, GAPS, EVEN, DELAYS, BALANCED = range(-EXTRA_COLUMNS, -MAX_CULPRITS)
-"""Columns after those of the causes. EVEN is WORK without gaps."""
+ALL, TRANSFER, WORK, GAPS, DELAYS, BALANCED, EVEN = range(-EXTRA_COLUMNS, -MAX_CULPRITS)
+"""Columns after those of the causes. From EVEN on, WORK without gaps, for several groups only."""
 CULPRITS = -MAX_CULPRITS
 """First of the columns of single ranks."""
 
@@ -306,9 +306,8 @@ class WhatIfReplay:
                 self._compute_lost_since(ops, at_arrive, at_leave, *work),
             )
         else:
-            self._replay_fronts(
-                ops, transfer_ns, self._compute_lost_since(ops, at_arrive, at_leave, *work)
-            )
+            own = self._compute_lost_since(ops, at_arrive, at_leave, *work)
+            self._replay_fronts(ops, transfer_ns, np.ascontiguousarray(own))
         self._blocks += 1
 
     def get_savings(self) -> dict[int, WhatIfSavings]:
@@ -335,7 +334,7 @@ class WhatIfReplay:
         order = np.argsort(ops.rank, kind="stable")
         rank = ops.rank[order]
         starts = np.append(True, rank[1:] != rank[:-1])
-        own = np.zeros((n, at_arrive.shape[1] - 2 + EXTRA_COLUMNS), np.int64)
+        own = np.zeros((at_arrive.shape[1] - 2 + EXTRA_COLUMNS, n), np.int64).T
         before, busy = np.empty_like(at_arrive), np.empty_like(work)
         before[order[1:]], busy[order[1:]] = at_leave[order[:-1]], worked[order[:-1]]
         heads = order[starts]
@@ -360,8 +359,9 @@ class WhatIfReplay:
         own[:, BALANCED] = own[:, DELAYS] + own[:, WORK] - mean_work
         own[:, WORK] = compute_uneven_work(work_deficit, ops, self._job)
         own[:, TRANSFER] = 0
-        savings = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
-            -stay[:, None] - own, first
+        savings = np.zeros((first.size, own.shape[1]), np.int64)
+        savings[:, :EVEN] = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
+            -stay[:, None] - own[:, :EVEN], first
         )
         savings[:, TRANSFER] = np.minimum.reduceat(transfer_ns, first)
         np.maximum(savings, 0, out=savings)

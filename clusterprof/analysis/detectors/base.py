@@ -428,29 +428,44 @@ def name_host_functions(
 
     share: float64[n]. Empty where no function is known.
     """
-    names = rank.main.registration.get("host_functions")
-    work = rank.main.get_spans(HostWorkSpans)
-    claimed = share > 0
-    if work is None or not isinstance(names, (list, tuple)) or not names or not claimed.any():
-        return ()
-    rows = np.isin(work.activity, activities) & (work.function >= 0)
-    rows &= work.function < len(names)
-    times = work.start_ns[rows], work.end_ns[rows]
-    segments = merge_intervals((lost.start_ns[claimed], lost.end_ns[claimed]))
-    amount_ns = np.bincount(
-        work.function[rows], measure_overlap(times, segments), minlength=len(names)
-    )
     total_ns = max(float((share * lost.lost_ns).sum()), 1.0)
     return tuple(
         Evidence(
             f"host.function{place}_ratio",
-            min(1.0, float(amount_ns[row]) / total_ns),
+            min(1.0, float(covered_ns.sum()) / total_ns),
             "ratio",
-            f"of that time the host was in {str(names[row])[:_FUNCTION_CHARACTERS]}",
+            f"of that time the host was in {name}",
         )
-        for place, row in enumerate(np.argsort(-amount_ns, kind="stable")[:2].tolist(), 1)
-        if amount_ns[row] >= _MIN_FUNCTION_RATIO * total_ns
+        for place, (name, covered_ns) in enumerate(
+            list_host_functions(rank, lost, share > 0, *activities), 1
+        )
+        if float(covered_ns.sum()) >= _MIN_FUNCTION_RATIO * total_ns
     )
+
+
+def list_host_functions(
+    rank: Rank, lost: LostTime, selected: NDArray[np.bool_], *activities: int, count: int = 2
+) -> list[tuple[str, Int]]:
+    """List the functions in which the host spent most of the selected lost intervals.
+
+    selected: bool[n]. count: how many at most. Returns the name of each and its time in the
+    selected intervals, int64[n], ns.
+    """
+    names = rank.main.registration.get("host_functions")
+    work = rank.main.get_spans(HostWorkSpans)
+    if work is None or not isinstance(names, (list, tuple)) or not selected.any():
+        return []
+    rows = np.isin(work.activity, activities) & (work.function >= 0)
+    rows &= work.function < len(names)
+    times, function = (work.start_ns[rows], work.end_ns[rows]), work.function[rows]
+    segments = merge_intervals((lost.start_ns[selected], lost.end_ns[selected]))
+    amount_ns = np.bincount(function, measure_overlap(times, segments), minlength=len(names))
+    functions = []
+    for row in np.argsort(-amount_ns, kind="stable")[:count].tolist():
+        own = merge_intervals((times[0][function == row], times[1][function == row]))
+        covered_ns = measure_overlap((lost.start_ns, lost.end_ns), own)
+        functions.append((str(names[row])[:_FUNCTION_CHARACTERS], covered_ns * selected))
+    return [(name, ns) for name, ns in functions if ns.any()]
 
 
 def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:

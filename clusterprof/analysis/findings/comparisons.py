@@ -118,7 +118,7 @@ def _is_slow_group(group: CulpritGroup, ranks: Sequence[RankResult]) -> bool:
     """
     work = {rank.ledger.rank: _compute_work_ns(rank) for rank in ranks if rank.ledger.steps}
     members = [work.pop(rank) for rank in group.ranks if rank in work]
-    if not 1 < len(members) == len(group.ranks) <= len(work) or None in work:
+    if not 0 < len(members) == len(group.ranks) <= len(work) or None in work:
         return False
     return len(work) + len(members) == len(ranks) and (
         min(members) >= MIN_DIFFERENCE_RATIO * max(work.values())

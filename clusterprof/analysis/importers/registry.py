@@ -42,6 +42,7 @@ _IMPORTER_PATHS = (
     "workloads.darshan:Darshan",
     "workloads.mllog:Mllog",
     "workloads.operator_table:OperatorTable",
+    "kineto.importer:ChromeTrace",
 )
 """Module in this folder, and class in it."""
 

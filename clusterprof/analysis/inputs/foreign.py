@@ -274,7 +274,8 @@ def import_inputs(
                 return
             raise NoRecording(
                 "; ".join(ImportedInputs((), accounts).notes),
-                "record or export again; docs/importers describes what each format needs",
+                "; ".join(dict.fromkeys(account.remedy for account in accounts if account.remedy))
+                or "record or export again; docs/importers describes what each format needs",
             )
         if not leave_unknown:
             _require_useful_files(accounts)
@@ -303,7 +304,7 @@ def _require_useful_files(accounts: Sequence[Account]) -> None:
         account = refused[0]
         why = NoRecording(
             f"{account.path}: {account.cut.removeprefix(f'{account.path.name}: ')}",
-            "export it again",
+            account.remedy or "export it again",
         )
         raise build_partial_input_error(why, len(refused) - 1)
 
@@ -426,7 +427,7 @@ def _write_nodes(
             del node  # before the next one is made
     except CannotImportError as error:
         for account in accounts:
-            account.refuse(error.message)
+            account.refuse(error.message, error.remedy)
     text.restore_default_retention()
     for source, account in zip(sources, accounts):
         account.cut = account.cut or source.damage

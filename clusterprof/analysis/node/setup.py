@@ -49,6 +49,8 @@ class ProcessSetup:
     """Workers of its loader by the loader's settings, else the most worker processes seen."""
     has_framework: bool = True
     """False if a trace shows nothing of PyTorch or another framework."""
+    has_optimizer: bool = False
+    """True if steps of an optimizer or backward passes were seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class _RankObservations:
     cores: int | None = None
     most_workers: int = 0
     has_framework: bool = True
+    has_optimizer: bool = False
 
 
 class SetupCollector:
@@ -110,6 +113,7 @@ class SetupCollector:
     def _add_rank(self, chunk: Chunk, process: Process, cpus: CpuTopology) -> None:
         seen = self._ranks.setdefault((process.pid, process.started_ticks), _RankObservations())
         seen.has_framework = process.registration.get("framework") != "none"
+        seen.has_optimizer |= bool({layout.OPTIMIZER, layout.BACKWARD} & process.spans.keys())
         waits = process.get_spans(DataWaitSpans)
         if waits is not None and waits.workers.size:
             for count in np.unique(waits.workers).tolist():
@@ -262,7 +266,9 @@ def _build_rank_setup(seen: _RankObservations) -> ProcessSetup:
     else:
         loader = seen.loaders[max(seen.loaders)] if seen.loaders else None
     workers = loader.workers if loader is not None else seen.most_workers or None
-    return ProcessSetup(loader, seen.cpus, seen.cores, workers, seen.has_framework)
+    return ProcessSetup(
+        loader, seen.cpus, seen.cores, workers, seen.has_framework, seen.has_optimizer
+    )
 
 
 def _parse_flag(flag: int) -> bool | None:

@@ -13,7 +13,7 @@ the table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ Table = TypeVar("Table", bound="SpanTimes")
 View = TypeVar("View", bound="SpanView")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SpanTimes:
     """Times of the spans of one kind of one process, sorted by start: int64[n] columns."""
 
@@ -37,10 +37,10 @@ class SpanTimes:
 
     def select(self: Table, rows: Int | NDArray[np.bool_]) -> Table:
         """Return the selected rows: bool[n] or int64[m]."""
-        return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return type(self)(*(getattr(self, name)[rows] for name in self.__match_args__))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SpanTable(SpanTimes):
     """Spans of any kind as recorded, int64[n] columns: `probe.layout.ARGUMENTS` names a to d."""
 
@@ -50,7 +50,7 @@ class SpanTable(SpanTimes):
     d: Int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SpanView(SpanTimes):
     """Spans of one kind with named columns."""
 
@@ -63,7 +63,7 @@ class SpanView(SpanTimes):
         return cls(table.start_ns, table.end_ns, table.sequence, **columns)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DataWaitSpans(SpanView):
     """Waits of the training loop for its next batch, int64[n] columns."""
 
@@ -78,7 +78,7 @@ class DataWaitSpans(SpanView):
     """1 for the first wait of an iterator, else 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FetchSpans(SpanView):
     """Fetches of batches in the process that loads them, int64[n] columns."""
 
@@ -92,7 +92,7 @@ class FetchSpans(SpanView):
     """Bytes read from block devices."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StepSpans(SpanView):
     """Training steps, int64[n] columns."""
 
@@ -108,7 +108,7 @@ class StepSpans(SpanView):
     """Number of tokens of this rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class H2dSpans(SpanView):
     """Copies from the host to the device, int64[n] columns."""
 
@@ -119,7 +119,7 @@ class H2dSpans(SpanView):
     """1 if the host did not wait for the copy, else 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CheckpointSpans(SpanView):
     """Saves of checkpoints, int64[n] columns."""
 
@@ -129,7 +129,7 @@ class CheckpointSpans(SpanView):
     """Bytes written."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ExposedSpans(SpanView):
     """Device time that a wait of the host did not hide, int64[n] columns."""
 
@@ -141,7 +141,7 @@ class ExposedSpans(SpanView):
     """Time in which the device had no work, in ns."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ExposedCollectiveSpans(SpanView):
     """Device time of collective operations that nothing hid, int64[n] columns."""
 
@@ -153,7 +153,7 @@ class ExposedCollectiveSpans(SpanView):
     """Time for which the compute stream waited, in ns; may exceed the span."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CollectiveSpans(SpanView):
     """Collective operations as their host entered and left them, int64[n] columns."""
 
@@ -178,7 +178,7 @@ class CollectiveSpans(SpanView):
         return np.asarray((self.code & layout.OTHER_THREAD) != 0, np.bool_)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CompileSpans(SpanView):
     """Compilations of models, int64[n] columns."""
 
@@ -188,7 +188,7 @@ class CompileSpans(SpanView):
     """Number of earlier compilations of that code."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LoaderStartSpans(SpanView):
     """Instants at which iterators of dataloaders were made, int64[n] columns."""
 
@@ -203,7 +203,7 @@ class LoaderStartSpans(SpanView):
     """0 or 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerStartSpans(SpanView):
     """Instants at which dataloader workers were ready, int64[n] columns."""
 
@@ -216,7 +216,7 @@ class WorkerStartSpans(SpanView):
     parent_pid: Int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SyncSpans(SpanView):
     """Waits of the host for its device, int64[n] columns."""
 
@@ -232,7 +232,7 @@ MAX_BEAT_NS = 5_000_000
 """The probe's thread sleeps again within this time of a wait for the interpreter lock."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class InterpreterWaitSpans(SpanView):
     """Waits of the probe's own thread for the interpreter lock, int64[n] columns."""
 
@@ -254,7 +254,7 @@ class InterpreterWaitSpans(SpanView):
         return start, self.end_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AllocatorSpans(SpanView):
     """Counts of the device memory allocator between two readings, int64[n] columns."""
 
@@ -270,7 +270,7 @@ class AllocatorSpans(SpanView):
     """Number of failed allocations."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StarvedSpans(SpanView):
     """Gaps of an imported trace in which the device had no launched work, int64[n] columns."""
 
@@ -286,7 +286,7 @@ class StarvedSpans(SpanView):
     """Time in ns that it copied to or from the device."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LoadingSpans(SpanView):
     """Work of the loading thread in an imported trace, int64[n] columns."""
 
@@ -300,7 +300,7 @@ class LoadingSpans(SpanView):
     """Where the files are stored (`probe.layout.STORAGE_LOCAL` and others); 0 = unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class HostWorkSpans(SpanView):
     """What the host did instead of launching work, int64[n] columns; disjoint in a trace."""
 
@@ -312,7 +312,7 @@ class HostWorkSpans(SpanView):
     """Index into `host_functions` of the registration; -1 = no function is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ExposedCopySpans(SpanView):
     """Time in which a device copied from or to its host and did nothing else, int64[n] columns."""
 

@@ -11,7 +11,7 @@ from clusterprof.analysis.advice.base import ExclusionRule, Recommendation
 from clusterprof.analysis.advice.context import AdviceContext, Disk, LoaderSettings, Mount
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
-from clusterprof.report.model import Culprit, Evidence
+from clusterprof.report.model import Culprit, CulpritGroup, Evidence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
 from tests.support.advice_rules import RULES_OF
 
@@ -216,6 +216,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "no-receiver_limited_ratio": ({"tcp__receiver_limited_ratio": 0}, {}),
     "little-beyond": ({"network__beyond_ratio": 0.04}, {}),  # of 0.4
     "device-throttled": ({}, {"other_causes": frozenset({"device-throttled"})}),
+    "whole-stage": ({}, {"culprit_group": CulpritGroup("stage 1", (3,))}),
     "no-pipeline": ({}, {"other_causes": frozenset()}),
     "rank-named": ({}, {"culprits": ONE}),
     "probe-there": ({}, {"has_probe": True}),

@@ -160,11 +160,14 @@ def _find_settled_end(
 
 def find_overdue_end_ns(chunk: Chunk) -> int:
     """Return the time up to which a chunk is settled even if a span is open, ns."""
-    rows = sum(series.t_ns.size for series in chunk.series.values())
-    for process in chunk.processes.values():
-        rows += sum(thread.t_ns.size for thread in process.threads.values())
-        rows += sum(table.start_ns.size for table in process.spans.values())
     overdue_end_ns = chunk.end_ns - MAX_OPEN_NS
+    rows = 0
+    for process in chunk.processes.values():
+        rows += sum(table.start_ns.size for table in process.spans.values())
+        rows += sum(thread.t_ns.size for thread in process.threads.values())
+        if rows > MAX_OPEN_ROWS:
+            return overdue_end_ns
+    rows += sum(series.t_ns.size for series in chunk.series.values())
     return overdue_end_ns if rows > MAX_OPEN_ROWS else min(chunk.start_ns, overdue_end_ns)
 
 

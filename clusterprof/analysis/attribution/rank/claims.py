@@ -45,7 +45,13 @@ from clusterprof.analysis.attribution.rank.without_probe import (
     subtract_sleep,
 )
 from clusterprof.analysis.attribution.taxonomy import CAUSES, PRECEDENCE, STARTUP
-from clusterprof.analysis.detectors.base import Claims, Detector, select_phases
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    Detector,
+    list_host_functions,
+    measure_host_work,
+    select_phases,
+)
 from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.timeline.data_wait.samples import (
     compute_loading_shares,
@@ -66,6 +72,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.probe import layout
 from clusterprof.report.model import Evidence
 
 MISSING_TRACE_DATA = "samples or marks for it"
@@ -148,6 +155,7 @@ NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unkno
 WITH_PEERS = "peers"  # in an operation with other ranks: all ranks together show who was late
 PEERS_UNKNOWN = "peers-unknown"  # a rank was late for an unobserved reason
 JITTER = "jitter"  # work that varies at random from step to step
+ON_HOST = "on-host"  # the host computed; "on-host:NAME" if it is known in which function
 BATCH_TRANSFER = "hand-over"  # the batch was ready and in transfer to the main process
 _SOURCES = (SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS)
 _SHARE_COLUMNS = tuple(
@@ -156,6 +164,7 @@ _SHARE_COLUMNS = tuple(
     if field.name not in ("identified", "worker_pid")
 )
 _NAMES = "names of signals"
+_MAX_FUNCTIONS_NAMED = 3
 EVIDENCE_SCALE = 1000  # evidence is stored in thousandths of its unit
 
 
@@ -295,12 +304,12 @@ def _attribute_by_detectors(
     inferred = (lost.phase == PHASE_DATA_WAIT) & ~breakdown.identified
     inferred &= not is_imported(rank.chunk)  # no thread was sampled: the mark is all there is
     unmeasured = find_unmeasured_causes(
-        rank, {id_: bool(share.any()) for id_, share in shares.items()}
+        rank, {id_: id_ in shares for id_ in sorted(claims, key=_get_precedence)}
     )
     missing.update({(id_, MISSING_TRACE_DATA): 1 for id_ in unmeasured})
     accumulator = Accumulator(
         claimed=_sum_claims(lost, claims, shares, inferred),
-        unexplained=_sum_unexplained(lost, unclaimed, breakdown),
+        unexplained=_sum_unexplained(rank, lost, unclaimed, breakdown),
         evaluated={id_: 1 for id_ in claims if id_ not in unmeasured},
         missing=missing,
     )
@@ -319,19 +328,20 @@ def allocate_claims(
     """Allocate each interval to claims in order of precedence; also return the rest.
 
     claims: float64[n] per cause, 0 to 1, NaN = unknown, claims nothing.
-    Returns int64[n] per cause and the rest, in 1/SHARE_SCALE; per row
+    Returns int64[n] per cause that gets any, and the rest, in 1/SHARE_SCALE; per row
     they add up to exactly that.
     """
-    unclaimed, none = np.full(n, SHARE_SCALE, np.int64), np.zeros(n, np.int64)
+    unclaimed = np.full(n, SHARE_SCALE, np.int64)
     shares: dict[str, Int] = {}
     for id_ in sorted(claims, key=_get_precedence):
         if not claims[id_].any():
-            shares[id_] = none
             continue
         # A number takes precedence over NaN in `fmax`: an unknown share claims nothing.
         wanted = np.rint(np.minimum(np.fmax(claims[id_], 0.0), 1.0) * SHARE_SCALE).astype(np.int64)
-        shares[id_] = np.minimum(wanted, unclaimed)
-        unclaimed = unclaimed - shares[id_]
+        share = np.minimum(wanted, unclaimed)
+        if share.any():
+            shares[id_] = share
+            unclaimed = unclaimed - share
     return shares, unclaimed
 
 
@@ -350,8 +360,6 @@ def _sum_claims(
     sources = [source for source in _SOURCES if (lost.source == source).any()]
     uncertain = bool(inferred.any())
     for id_, share in shares.items():
-        if not share.any():
-            continue
         amount = lost.lost_ns * share
         for source in sources:
             rows = amount if len(sources) == 1 else np.where(lost.source == source, amount, 0)
@@ -364,7 +372,7 @@ def _sum_claims(
 
 
 def _sum_unexplained(
-    lost: LostTime, unclaimed: Int, breakdown: DataWaitBreakdown
+    rank: Rank, lost: LostTime, unclaimed: Int, breakdown: DataWaitBreakdown
 ) -> dict[str, int]:
     in_wait = lost.phase == PHASE_DATA_WAIT
     seen = in_wait & (breakdown.worker_pid > 0)
@@ -378,9 +386,29 @@ def _sum_unexplained(
         BLOCKED: seen,
     }
     out = {reason: int(amount[rows].sum()) for reason, rows in by_phase.items()}
+    out.update(_sum_host_computation(rank, lost, unclaimed - moving))
     out[NO_SIGNAL] = int(amount.sum()) - sum(out.values())
     out[BATCH_TRANSFER] = int((lost.lost_ns * moving).sum())
     return {reason: units for reason, units in out.items() if units}
+
+
+def _sum_host_computation(rank: Rank, lost: LostTime, unclaimed: Int) -> dict[str, int]:
+    """Sum the unclaimed time in which the host of an imported trace computed, by function.
+
+    unclaimed: int64[n]. Returns units of ns / SHARE_SCALE by reason.
+    """
+    share = measure_host_work(rank, lost, layout.COMPUTING_ON_HOST)
+    left = np.minimum(np.rint(share * SHARE_SCALE).astype(np.int64), unclaimed)
+    out = {}
+    functions = list_host_functions(
+        rank, lost, left > 0, layout.COMPUTING_ON_HOST, count=_MAX_FUNCTIONS_NAMED
+    )
+    for name, covered_ns in functions:
+        ratio = np.minimum(covered_ns / np.maximum(lost.lost_ns, 1), 1.0)
+        units = np.minimum(np.rint(ratio * SHARE_SCALE).astype(np.int64), left)
+        out[f"{ON_HOST}:{name}"] = int((lost.lost_ns * units).sum())
+        left = left - units
+    return {**out, ON_HOST: int((lost.lost_ns * left).sum())}
 
 
 def _with_evidence(accumulator: Accumulator, claims: Mapping[str, Claims]) -> Accumulator:

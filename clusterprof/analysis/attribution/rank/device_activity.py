@@ -187,7 +187,7 @@ _FIRST_UPDATE, _UPDATE_INTERVAL = 4, 128
 
 _PARTS = 12
 """Equal parts into which a step is divided."""
-_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 16, 2048
+_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 4 * _PARTS, 2048
 _SMOOTHING = 0.02
 """Weight of the assumption that a part is like the next one."""
 _MIN_INSIDE_RATIO = 0.9
@@ -238,6 +238,8 @@ class DeviceActivity:
     """Idle share of each host phase (analysis.attribution.rank.phase_shares)."""
     profile: StepProfile = NO_PROFILE
     """Activity over the course of a step."""
+    learned_until_ns: int = -(1 << 62)
+    """Windows up to this time were counted before they are divided."""
 
 
 NO_ACTIVITY = DeviceActivity()
@@ -271,6 +273,8 @@ def detect_busy_wait(
             value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
             parts = _measure_step_parts(rank, windows, known.profile) if is_mean else None
+            if parts is not None:
+                parts[windows.end_ns <= known.learned_until_ns] = 0.0
             value = np.clip(value, 0.0, 1.0)
             return _estimate_busy_wait(windows, value, scale == 1.0, known, parts)
     return none, none, known
@@ -324,12 +328,13 @@ def _estimate_busy_wait(
     readable = ~np.isnan(level)
     informative = (busy >= _MIN_BUSY_RATIO) & readable
     judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
+    counted = informative & (windows.end_ns > known.learned_until_ns)
     confirmed, suspected = np.zeros((2, length.size), np.int64)
     at = 0
     while at < length.size:
         # Up to the next update all windows are judged alike.
         room = _compute_next_update(known.windows_seen) - known.windows_seen
-        until_update = np.flatnonzero(informative[at:])[:room]
+        until_update = np.flatnonzero(counted[at:])[:room]
         end = length.size if until_update.size < room else at + int(until_update[-1]) + 1
         window_range = slice(at, end)
         relative = np.where(
@@ -357,8 +362,7 @@ def _estimate_busy_wait(
             columns = parts[window_range], value[window_range], busy[window_range]
             known = replace(known, profile=_add_to_profile(known.profile, *columns))
         known = _update_activity(
-            replace(known, previous=float(relative[-1])),
-            level[window_range][informative[window_range]],
+            replace(known, previous=float(relative[-1])), level[window_range][counted[window_range]]
         )
         at = end
     work = length - windows.idle_ns
@@ -396,7 +400,15 @@ def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
     known = replace(known, counts=tuple(counts.tolist()), windows_seen=windows_seen)
     if windows_seen != _compute_next_update(windows_seen - 1):
         return known
-    until = np.cumsum(counts)
+    return update_levels(known)
+
+
+def update_levels(known: DeviceActivity) -> DeviceActivity:
+    """Determine the usual activity and that of busy-waiting from all windows so far."""
+    windows_seen = known.windows_seen
+    if not windows_seen:
+        return known
+    until = np.cumsum(known.counts)
     usual = float(np.searchsorted(until, USUAL_QUANTILE * windows_seen)) / _BINS
     busy_wait_windows = int(until[int(usual * BUSY_WAIT_RATIO * _BINS)])
     enough = max(MIN_BUSY_WAIT_WINDOWS, MIN_BUSY_WAIT_WINDOWS_RATIO * windows_seen)
@@ -486,7 +498,7 @@ def _find_levels_in_steps(profile: StepProfile) -> tuple[float, float] | None:
     highest = float(np.sort(level)[-(_PARTS // 4) :].mean())
     usual = float(level[level >= PARTIAL_RATIO * highest].mean())
     left = profile.squares - 2 * activity @ np.array(profile.activity)
-    variance = max(float(left + activity @ products @ activity), 0.0) / profile.windows
+    variance = max(float(left + activity @ products @ activity), 0.0) / (profile.windows - _PARTS)
     error = np.sqrt(variance * np.diag(np.linalg.inv(matrix)))[used]
     sure = level + _MIN_DEVIATIONS * error < _MAX_WAIT_RATIO * usual
     waiting = np.sort(level[sure & (level < BUSY_WAIT_RATIO * usual)])

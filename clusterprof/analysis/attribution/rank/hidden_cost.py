@@ -217,7 +217,10 @@ class HiddenCostSums:
 
     def add(self, lost: LostTime, amounts: Mapping[int, Int], *times: Int) -> tuple[Int, ...]:
         """Add a segment; return int64[columns, m], the sums up to each of the given times in it."""
-        out = tuple(np.repeat(self._sums[:, None], t_ns.size, axis=1) for t_ns in times)
+        (used,) = self._sums.nonzero()
+        out = tuple(np.zeros((self._sums.size, t_ns.size), np.int64) for t_ns in times)
+        for table in out:
+            table[used] = self._sums[used, None]
         if not amounts:
             return out
         sums = {number: np.concatenate([[0], np.cumsum(ns)]) for number, ns in amounts.items()}

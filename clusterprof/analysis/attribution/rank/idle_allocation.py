@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import LOOKAHEAD_NS, get_spans
-from clusterprof.analysis.attribution.rank.device_activity import DeviceWindows
+from clusterprof.analysis.attribution.rank.device_activity import DeviceActivity, DeviceWindows
 from clusterprof.analysis.attribution.rank.host_phases import (
     FILL_ORDER,
     HostPhases,
@@ -46,6 +46,9 @@ from clusterprof.probe import layout
 
 STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHASE_GC: layout.GC}
 """Phases in which a host gives its device no work, and the kind of spans behind each."""
+_CODES = np.arange(PHASE_LOCK + 1)
+IS_STARVING = np.isin(_CODES, tuple(STARVING_PHASES))
+"""Whether each phase is one of them, bool[phases]."""
 MAX_PAUSE_NS = 100_000
 """Waits that follow each other within this time count as one: nothing is launched in
 between, ns.
@@ -61,25 +64,27 @@ def allocate_idle_time(
     windows: DeviceWindows,
     room_ns: Int,
     idle_ns: Int,
-    known: PhaseShares,
+    activity: DeviceActivity,
 ) -> tuple[Int, PhaseShares]:
     """Allocate the idle time of each window to the rows in it: int64[n], ns, at most the room.
 
     all_windows: includes the windows before and after those of the segment. room_ns:
-    int64[n], upper limit per row. idle_ns: int64[windows]. known: idle share of each phase so
-    far; its update is returned too.
+    int64[n], upper limit per row. idle_ns: int64[windows]. activity: has the idle share of each
+    phase so far; its update is returned too.
     """
+    known = activity.phase_shares
+    learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
     window, phase = phases.window, phases.phase
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
-    rows = np.flatnonzero(np.isin(phase, tuple(STARVING_PHASES)))
+    (rows,) = IS_STARVING[phase].nonzero()
     if not rows.size:
-        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns)
+        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns, learned)
     starving = phases.rows(rows)
     start_ns, end_ns = _find_launch_gaps(rank, starving)
     begins = np.zeros(phase.size, np.bool_)
     begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
     open_ns = np.where(begins, 0, room_ns)
-    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns)
+    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns, learned)
     if begins.any():
         left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
         if left.any():  # there is no other place for it
@@ -91,8 +96,8 @@ def allocate_idle_time(
     return idle, known
 
 
-_WAITS = (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT)
-"""Phases in which the main thread sleeps."""
+_IS_ASLEEP = np.isin(_CODES, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT))
+"""Whether the main thread sleeps in each phase, bool[phases]."""
 
 
 def measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows) -> Int | None:
@@ -103,8 +108,7 @@ def measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows
     thread = rank.main.threads.get(rank.pid)
     if thread is None or len(thread.t_ns) < 2:
         return None
-    length = phases.end_ns - phases.start_ns
-    waited = np.where(np.isin(phases.phase, _WAITS), length, 0)
+    waited = np.where(_IS_ASLEEP[phases.phase], phases.end_ns - phases.start_ns, 0)
     positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
     active = sum(
         evaluate_increase(compute_growth(column), positions)

@@ -50,6 +50,7 @@ from clusterprof.analysis.attribution.rank.device_activity import (
     build_device_windows,
     detect_busy_wait,
     trim_windows,
+    update_levels,
 )
 from clusterprof.analysis.attribution.rank.host_phases import (
     FILL_ORDER,
@@ -59,7 +60,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     split_host_phases,
 )
 from clusterprof.analysis.attribution.rank.idle_allocation import (
-    STARVING_PHASES,
+    IS_STARVING,
     allocate_idle_time,
     measure_unknown_sleep,
     sum_by_window,
@@ -104,7 +105,7 @@ from clusterprof.probe import layout
 
 def shift_to_wait_end(lost: LostTime) -> LostTime:
     """Return the intervals with those of starving waits reduced to the lost time at their end."""
-    starving = np.isin(lost.phase, tuple(STARVING_PHASES))
+    starving = IS_STARVING[lost.phase]
     return replace(lost, start_ns=np.where(starving, lost.end_ns - lost.lost_ns, lost.start_ns))
 
 
@@ -264,10 +265,7 @@ def find_lost_intervals(
 
 
 def _learn_activity(rank: Rank, ready: Sequence[Segment]) -> DeviceActivity:
-    """Return the activity of the device over the first minute, in order to measure that minute.
-
-    Its windows count twice in what is learned later.
-    """
+    """Return the activity of the device over the first minute, in order to measure that minute."""
     all_windows = build_device_windows(rank) if rank.device else None
     if all_windows is None:
         return NO_ACTIVITY
@@ -276,13 +274,13 @@ def _learn_activity(rank: Rank, ready: Sequence[Segment]) -> DeviceActivity:
     windows = trim_windows(all_windows, begin_ns, end_ns)
     activity = NO_ACTIVITY
     if windows.start_ns.size >= MIN_WINDOWS and has_peers(rank):
-        _, _, activity = detect_busy_wait(rank, windows, activity)
+        activity = update_levels(detect_busy_wait(rank, windows, activity)[2])
     rows = _read_rows(rank, Segment(begin_ns, end_ns, False), windows)
     phases = rows.phases
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
     steps = phases.steps_begun
     shares = learn_shares(phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns)
-    return replace(activity, phase_shares=shares)
+    return replace(activity, phase_shares=shares, learned_until_ns=end_ns)
 
 
 def _split_segment(segment: Segment) -> Iterator[Segment]:
@@ -316,7 +314,7 @@ def measure_lost_intervals(
             suspected_ns[:] = 0
     not_idle = busy_wait_ns, suspected_ns
     lost, account, shares = _measure_from_samples(
-        rank, segment, all_windows, windows, not_idle, activity.phase_shares
+        rank, segment, all_windows, windows, not_idle, activity
     )
     return lost, account, replace(activity, phase_shares=shares)
 
@@ -396,7 +394,7 @@ def _measure_from_samples(
     all_windows: DeviceWindows,
     windows: DeviceWindows,
     not_idle: tuple[Int, Int],
-    shares: PhaseShares,
+    activity: DeviceActivity,
 ) -> tuple[LostTime, SegmentAccount, PhaseShares]:
     busy_wait_ns, suspected_ns = not_idle
     rows = _read_rows(rank, segment, windows)
@@ -411,7 +409,7 @@ def _measure_from_samples(
         parts.append((rows.events.lost_ns, SOURCE_STREAM_EVENTS))
         busy_lost = np.maximum(rows.events.lost_ns - rows.events.idle_ns, 0)
     idle, shares = allocate_idle_time(
-        rank, phases, all_windows, windows, rows.room_ns, rows.idle_ns, shares
+        rank, phases, all_windows, windows, rows.room_ns, rows.idle_ns, activity
     )
     lost = _build_lost(rank, phases, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     tails = []

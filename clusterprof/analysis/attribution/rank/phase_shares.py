@@ -35,6 +35,7 @@ bounds; here by coordinate descent, which converges for them (Luo and Tseng, 199
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import mul
 
 import numpy as np
 
@@ -122,22 +123,26 @@ def allocate_by_shares(
     idle_ns: Int,
     known: PhaseShares,
     asleep_ns: Int | None = None,
+    learned: int = 0,
 ) -> tuple[Int, PhaseShares]:
     """Allocate the idle time of each window to the rows in it; also return the updated shares.
 
     window, phase, room_ns: int64[n], rows of one window are contiguous. idle_ns:
-    int64[windows]. asleep_ns: int64[windows], sleep of the main thread in PHASE_COMPUTE. Returns
-    int64[n], ns, at most the room.
+    int64[windows]. asleep_ns: int64[windows], sleep of the main thread in PHASE_COMPUTE. learned:
+    number of windows at the beginning from which the shares were learned. Returns int64[n], ns, at
+    most the room.
     """
     parts_ns, cell, in_cell_ns = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     amounts_ns = np.zeros(parts_ns.shape)
     at = 0
     while at < idle_ns.size:
-        until = min(idle_ns.size, at + _find_next_update(known.windows) - known.windows)
+        room = _find_next_update(known.windows) - known.windows
+        until = learned if at < learned else min(idle_ns.size, at + room)
         rows = slice(at, until)
         if known.shares:
             amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], known.shares)
-        known = _add_windows(known, *_compute_ratios(parts_ns[rows], idle_ns[rows]))
+        if at >= learned:
+            known = _add_windows(known, *_compute_ratios(parts_ns[rows], idle_ns[rows]))
         at = until
     amounts_ns[:, PHASE_COMPUTE] += amounts_ns[:, _ASLEEP]
     # Within a phase by length; what rounding leaves, and windows before any share is known, go on.
@@ -297,15 +302,16 @@ def solve_within_bounds(matrix: Float, target: Float) -> Float:
 def _descend(matrix: Float, target: Float, shares: Float) -> Float:
     """Minimize x * matrix * x / 2 - target * x for 0 <= x <= 1, from these shares: float64[k]."""
     values = shares.tolist()
-    rows = matrix.tolist()
+    rows = tuple(zip(matrix.tolist(), np.diag(matrix).tolist(), target.tolist()))
     for _ in range(_DESCENT_ROUNDS):
-        largest_change = 0.0
-        for at, row in enumerate(rows):
-            rest = target[at] - sum(a * x for a, x in zip(row, values)) + row[at] * values[at]
-            new = min(max(rest / row[at], 0.0), 1.0)
-            largest_change = max(largest_change, abs(new - values[at]))
-            values[at] = new
-        if largest_change < _CONVERGED:
+        converged = True
+        for at, (row, own, wanted) in enumerate(rows):
+            old = values[at]
+            new = (wanted - sum(map(mul, row, values)) + own * old) / own
+            values[at] = new = 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
+            if abs(new - old) >= _CONVERGED:
+                converged = False
+        if converged:
             break
     return np.array(values)
 
@@ -325,6 +331,6 @@ def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...
         weight = np.where(room, parts_ns * variance, 0.0)
         total = weight.sum(axis=1)
         step = np.divide(missing_ns, total, out=np.zeros_like(total), where=total > 0)
-        amounts_ns = np.clip(amounts_ns + weight * step[:, None], 0.0, parts_ns)
+        amounts_ns = np.minimum(np.maximum(amounts_ns + weight * step[:, None], 0.0), parts_ns)
     out[:, present] = amounts_ns
     return out

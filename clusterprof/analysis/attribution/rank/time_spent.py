@@ -303,7 +303,8 @@ class RunningSums:
             delayed = np.rint(self._runnable.sum_until(t_ns, table[-1])).astype(np.int64)
             table[self._contention] += delayed
             table[-1] -= delayed
-        table += self._before[:, None]
+        (used,) = self._before.nonzero()  # most categories have no time at all
+        table[used] += self._before[used, None]
         return table
 
     def _sum_in_segment(self, t_ns: Int) -> Int:
@@ -403,7 +404,9 @@ def _add_time_before_enclosed(
     """
     covered: list[tuple[int, int, list[int]]] = []  # disjoint and sorted; spans in each
     starts = np.maximum(spans.start_ns, segment.start_ns).tolist()
-    for at, (start_ns, end_ns) in enumerate(zip(starts, spans.end_ns.tolist())):
+    ends = spans.end_ns.tolist()
+    lost_before = dict(zip([*starts, *ends], until(np.array([*starts, *ends])).tolist()))
+    for at, (start_ns, end_ns) in enumerate(zip(starts, ends)):
         if not waits[at]:
             continue
         inner: list[tuple[int, int, list[int]]] = []
@@ -413,10 +416,9 @@ def _add_time_before_enclosed(
         before_ns = start_ns
         for low_ns, high_ns, members in inner:
             if low_ns > before_ns:
-                low, high = until(np.array([before_ns, low_ns])).tolist()
-                left_ns = max(high - low, 0)
+                left_ns = max(lost_before[low_ns] - lost_before[before_ns], 0)
                 for member in members:
-                    room_ns = int(spans.end_ns[member]) - starts[member] - int(blocked_ns[member])
+                    room_ns = ends[member] - starts[member] - int(blocked_ns[member])
                     part_ns = min(max(room_ns, 0), left_ns)
                     blocked_ns[member] += part_ns
                     left_ns -= part_ns

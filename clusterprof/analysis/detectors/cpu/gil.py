@@ -70,6 +70,7 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import InterpreterWaitSpans
+from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
 _HELPER_THREADS = (
@@ -119,11 +120,13 @@ class CpuGil:
         thread = rank.main.threads.get(rank.pid)
         if thread is None or not inside.any():
             return none
+        others = {tid: other for tid, other in rank.main.threads.items() if tid != rank.pid}
+        if not others and layout.INTERPRETER_WAIT not in rank.main.spans:
+            return none
         on_lock = find_sleep_samples(thread, rank.chunk.wchan_names, lambda name: "futex" in name)
         kept = _claim_kept_lock(rank, lost, inside, on_lock, limits)
         if kept is not None:
             return kept
-        others = {tid: other for tid, other in rank.main.threads.items() if tid != rank.pid}
         if not others:
             return none
         if not any(other.name for other in others.values()):

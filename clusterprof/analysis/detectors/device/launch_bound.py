@@ -20,8 +20,10 @@ short sleeps of one that is busy nearly all the time: locks change hands between
 An imported trace of kernels shows each gap: its share is the part of the gap in which the host was
 launching, in calls that launch work, in operators that contain such a call, in pauses of up to a
 millisecond between two of these, or in operators and Python functions of the model and of PyTorch
-that launched nothing, which the evidence names. A gap in which the host did something else, or
-nothing that the trace shows, is not slow launching.
+that launched nothing between launches at most 20 ms apart, which the evidence names. In a longer
+stretch, and in an operator that takes 1 ms without a launch, the host computes: that time has no
+cause, and its reason names the operators. A gap in which the host did something else, or nothing
+that the trace shows, is not slow launching.
 
 ## What to do
 

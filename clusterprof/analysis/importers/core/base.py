@@ -51,9 +51,13 @@ class Account:
     refused: bool = False
     """True if nothing of the file was used, for the reason in `cut`."""
 
-    def refuse(self, why: str) -> None:
+    remedy: str = ""
+    """What to do so that a refused file can be used; empty if its format has no special advice."""
+
+    def refuse(self, why: str, remedy: str = "") -> None:
         """Mark the whole file as unused and keep the first reason."""
-        self.cut = self.cut or why
+        if not self.cut:
+            self.cut, self.remedy = why, remedy
         self.refused = True
 
     def format_line(self) -> str:

@@ -9,6 +9,9 @@ What comes first in this list has the instants that several could have:
     launching    launching calls, operators with such calls, and pauses of up to a millisecond
     functions    Python functions, where the trace has stacks
     operators    operators and ranges that launch nothing
+
+Operators and functions of the model that launch nothing are overhead of launching only where the
+host soon launches again. In a long stretch without any call into the device runtime it computes.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from clusterprof.analysis.importers.core.device_timeline import (
     merge_intervals,
     subtract_intervals,
 )
+from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.timeline import intervals
 from clusterprof.probe import layout
 
@@ -58,9 +62,16 @@ _NO_LAUNCH = re.compile(
 )
 
 
+MAX_NAMES = 64
+"""Number of functions named per process: those with the most time."""
+NAME_CHARACTERS = 120
 MIN_WORK_NS = 10_000
 """Shortest part of a gap that gets a `host_work` span, ns."""
 _MIN_EARLY_RATIO = 0.6
+MAX_OVERHEAD_NS = 20_000_000
+"""Longest stretch in ns without a call into the device runtime that is overhead of launching:
+Python hooks of a large model need 5 to 10 ms, an operator 5 to 100 us.
+"""
 
 
 def label_runtime_call(name: str) -> int:
@@ -141,12 +152,14 @@ def build_host_activity(
     functions: HostWork,
     steps_end_ns: Int,
     operators: Mapping[int, Intervals],
+    samples: HostWork = NO_HOST_WORK,
 ) -> HostActivity:
     """Build the activity of the host of one device.
 
     copies: blocking copies to the device, and from it, which wait for the device. residues: parts
     of copy calls that their copies do not explain: such a call waits for the device. steps_end_ns:
     int64[n], ends of the steps. operators: thread -> times inside its operators, disjoint.
+    samples: in which function a sampler saw the host; everything else goes first.
     """
     loading = _find_loading(calls, steps_end_ns)
     sync = subtract_intervals(_join([calls.of(SYNC), copies[1], residues]), loading)
@@ -167,16 +180,37 @@ def build_host_activity(
     functions = _remove_times(functions, counted)
     others = subtract_intervals(others, _join([counted, (functions.start, functions.end)]))
     known = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
+    work = _join_work([*known, (others, layout.RUNNING_MODEL)], functions)
+    work = overlay_work(work, _remove_times(samples, counted))
     return HostActivity(
         CoverageIndex(*launching),
         CoverageIndex(*sync),
         CoverageIndex(*_join(memory)),
         CoverageIndex(*copy),
-        _join_work([*known, (others, layout.RUNNING_MODEL)], functions),
+        _mark_computation(work, counted),
     )
 
 
 _MEMORY_ACTIVITIES = (layout.FREEING_MEMORY, layout.ALLOCATING_MEMORY, layout.PINNING_MEMORY)
+
+
+def _mark_computation(work: HostWork, calls: Intervals) -> HostWork:
+    """Return the work with model code in long stretches without calls as computation of the host.
+
+    calls: times in calls into the device runtime, and launching. A stretch ends where a call
+    begins, or a function that is not of the model.
+    """
+    if not work.start.size:
+        return work
+    in_model = np.isin(work.activity, (layout.RUNNING_MODEL, layout.COMPUTING_ON_HOST))
+    bounds = _join([calls, (work.start[~in_model], work.end[~in_model])])
+    before = np.searchsorted(bounds[1], work.start, side="right")
+    after = np.searchsorted(bounds[0], work.end)
+    stretch_ns = np.append(bounds[0], work.end[-1])[after]  # the host's records end with it
+    stretch_ns -= np.append(work.start[0], bounds[1])[before]
+    computing = in_model & (stretch_ns > MAX_OVERHEAD_NS)
+    activity = np.where(computing, layout.COMPUTING_ON_HOST, work.activity)
+    return HostWork(work.start, work.end, activity, work.name)
 
 
 def _split_operators(
@@ -246,10 +280,15 @@ def _remove_times(work: HostWork, removed: Intervals) -> HostWork:
     return HostWork(start, end, work.activity[row], work.name[row])
 
 
-def _join_work(known: Sequence[tuple[Intervals, int]], functions: HostWork) -> HostWork:
-    """Join disjoint work: intervals and their activity, and functions."""
+def overlay_work(work: HostWork, other: HostWork) -> HostWork:
+    """Return the work, and that of another source where it shows nothing."""
+    return _join_work([], work, _remove_times(other, (work.start, work.end)))
+
+
+def _join_work(known: Sequence[tuple[Intervals, int]], *named: HostWork) -> HostWork:
+    """Join disjoint work: intervals and their activity, and work with names."""
     parts = [(*times, *np.full((2, times[0].size), [[kind], [-1]])) for times, kind in known]
-    parts.append((functions.start, functions.end, functions.activity, functions.name))
+    parts += [(work.start, work.end, work.activity, work.name) for work in named]
     columns = [np.concatenate(column) for column in zip(*parts)]
     order = np.argsort(columns[0], kind="stable")
     return HostWork(*(column[order] for column in columns))
@@ -259,3 +298,26 @@ def _join(sets: Sequence[Intervals]) -> Intervals:
     """Join several interval sets into one union: two int64[n], ns."""
     merged = intervals.merge_intervals(*sets)
     return merged.start_ns, merged.end_ns
+
+
+def add_host_work(
+    node: NodeTables, pid: int, parts: Sequence[HostWork], names: Sequence[str]
+) -> None:
+    """Add what the host did instead of launching, and names of the functions with most of it."""
+    start, end, activity, name = (
+        np.concatenate([getattr(part, column) for part in parts])
+        for column in ("start", "end", "activity", "name")
+    )
+    amount_ns = np.bincount(name + 1, end - start, minlength=len(names) + 1)[1:]
+    listed = np.argsort(-amount_ns, kind="stable")[: min(MAX_NAMES, int((amount_ns > 0).sum()))]
+    number = np.full(len(names) + 1, -1, np.int64)
+    number[listed] = np.arange(listed.size)
+    node.spans(pid, layout.HOST_WORK, start, end, activity, number[name])  # -1 takes the last, -1
+    node.host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
+
+
+def _shorten_name(name: str) -> str:
+    """Shorten the name of a function to its file's last folder: `src/data.py(9): load`."""
+    path, separator, function = name.rpartition("(")
+    path = "/".join(path.split("/")[-2:])
+    return f"{path}{separator}{function}"[:NAME_CHARACTERS]

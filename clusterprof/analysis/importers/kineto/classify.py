@@ -34,6 +34,7 @@ HOST_COMM = 26
 # Python functions: of PyTorch, of other files, and by what they do.
 TORCH_FUNCTION, FUNCTION, LOADING_FUNCTION, DATA_FUNCTION = 32, 33, 34, 35
 READ_FUNCTION, SLEEP_FUNCTION, LOCK_FUNCTION, LOG_FUNCTION = 36, 37, 38, 39
+LIBRARY_FUNCTION, BLOCKED_FUNCTION = 40, 41  # of the training code or a library; JAX's wait
 IGNORED = 0
 
 # Categories of most events, as they are written; `CommonEventDecoder` has a type for each.
@@ -203,6 +204,14 @@ def _label_python_event(name: str) -> int:
     return IGNORED if name.startswith("<") else FUNCTION
 
 
+def _label_track_function(name: str) -> int:
+    """Label a function whose file is named without its folder: any may be of a library."""
+    if name.endswith(": block_until_ready"):
+        return BLOCKED_FUNCTION
+    kind = _label_python_event(name)
+    return LIBRARY_FUNCTION if kind == FUNCTION else kind
+
+
 def _label_ignored(_name: str) -> int:
     return IGNORED
 
@@ -225,6 +234,7 @@ _LABELERS = {
     "user_annotation": _label_annotation,
     "python_function": _label_python_event,
     "python_gc": _label_gc,
+    "track_function": _label_track_function,
     "kernel": _label_device_kernel,
     "concurrent_kernel": _label_device_kernel,
     "hpu_op": _label_device_work,

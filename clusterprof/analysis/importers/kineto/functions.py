@@ -21,17 +21,18 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.host_activity import HostWork
+from clusterprof.analysis.importers.core.host_activity import NO_HOST_WORK, HostWork
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.probe import layout
 
 Int = NDArray[np.int64]
 MIN_FUNCTION_NS = 100_000
 """Shortest call of a function that is kept, in ns; the function around it stands for it."""
+MAX_DISPATCH_NS = 1_000_000
+"""Longest time in ns that an operator needs to be dispatched, ten times the usual: one that takes
+longer and launches nothing computes on the host.
+"""
 MAX_GATHERED_NAMES = 1 << 14
-MAX_NAMES = 64
-"""Number of functions named per process: those with the most time."""
-NAME_CHARACTERS = 120
 ACTIVITIES = {
     classify.LOADING_FUNCTION: layout.WARMING_UP,
     classify.DATA_FUNCTION: layout.PREPARING_DATA,
@@ -42,8 +43,11 @@ ACTIVITIES = {
     classify.FUNCTION: layout.OTHER_WORK,
     classify.OPERATOR: layout.RUNNING_MODEL,
     classify.TORCH_FUNCTION: layout.RUNNING_MODEL,
+    classify.LIBRARY_FUNCTION: layout.RUNNING_MODEL,
+    classify.BLOCKED_FUNCTION: layout.COMPUTING_ON_HOST,
 }
 """Kind of a function -> activity of the host in it; operators that launch are counted before."""
+_MIN_ENCLOSED_RATIO = 0.9
 _UNNAMED = (classify.TORCH_FUNCTION,)
 _DATA = (classify.DATA_FUNCTION, classify.READ_FUNCTION)
 
@@ -83,8 +87,31 @@ def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> Host
     edges = np.lexsort((rank, is_start, at))
     at, inside = at[edges], inside[edges]
     activity = np.where(inside >= 0, _ACTIVITY[kind[inside]], 0) if inside.size else inside
+    computing = (activity[:-1] == layout.RUNNING_MODEL) & (np.diff(at) >= MAX_DISPATCH_NS)
+    computing &= kind[inside[:-1]] == classify.OPERATOR
+    activity[:-1][computing] = layout.COMPUTING_ON_HOST
     kept = np.flatnonzero((np.diff(at) > 0) & (activity[:-1] > 0))
     return HostWork(at[kept], at[kept + 1], activity[kept], name[inside[kept]])
+
+
+def find_enclosing_work(threads: Iterable[HostWork], launches: Int) -> HostWork:
+    """Find the thread that was in a function at the launches; empty if there is none.
+
+    Of several, which run side by side, it is the one in the shortest functions: a thread is in
+    short ones while it launches, and in long ones while it waits or prepares. launches: int64[n],
+    ns.
+    """
+    best, most = NO_HOST_WORK, 0.0
+    for work in threads:
+        row = np.searchsorted(work.start, launches, side="right") - 1
+        inside = row >= 0
+        inside[inside] &= launches[inside] < work.end[row[inside]]
+        if not inside.size or inside.mean() < _MIN_ENCLOSED_RATIO:
+            continue
+        score = float((1.0 / (work.end - work.start)[row[inside]]).sum())
+        if score > most:
+            best, most = work, score
+    return best
 
 
 def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:
@@ -116,9 +143,10 @@ def _select_kind(own: Int, outer: Int) -> Int:
     loading of kernels is that, except reading and sleeping. Reading anywhere else is other work.
     """
     in_data = np.isin(outer, _DATA)
-    has_purpose = in_data | np.isin(outer, (classify.LOG_FUNCTION, classify.LOADING_FUNCTION))
+    purposes = classify.LOG_FUNCTION, classify.LOADING_FUNCTION, classify.BLOCKED_FUNCTION
+    has_purpose = in_data | np.isin(outer, purposes)
     vague = np.isin(own, (classify.OPERATOR, classify.FUNCTION, classify.TORCH_FUNCTION))
-    vague |= own == classify.LOCK_FUNCTION
+    vague |= np.isin(own, (classify.LOCK_FUNCTION, classify.LIBRARY_FUNCTION))
     in_training = (outer == classify.TORCH_FUNCTION) & (own == classify.FUNCTION)
     kind = np.where((vague & has_purpose) | in_training, outer, own)
     return np.where((own == classify.READ_FUNCTION) & ~in_data, outer, kind)

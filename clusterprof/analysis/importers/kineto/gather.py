@@ -23,6 +23,7 @@ from clusterprof.analysis.importers.core.columns import Narrow, pack_column, sel
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.event_stream import NO_ARGS, Args, CommArgs, Event
 from clusterprof.analysis.importers.kineto.functions import MIN_FUNCTION_NS, number_names
+from clusterprof.analysis.importers.kineto.pairs import EventPairs
 from clusterprof.analysis.timeline.intervals import merge_intervals
 
 Int = NDArray[np.int64]
@@ -261,7 +262,6 @@ MAX_OFFSET_US = 4e15
 MAX_COMM_ROWS = 4 << 20
 MAX_THREADS = 1 << 14
 _MAX_UNKNOWN_SHOWN = 12
-_MAX_OPEN_EVENTS = 4096
 _COMPLETE, _PAIRED = frozenset({"X"}), frozenset({"B", "E"})
 _PHASE, _PID, _TID = attrgetter("ph"), attrgetter("pid"), attrgetter("tid")
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
@@ -332,7 +332,7 @@ class GatheredEvents:
         self.comm_table = CommTable()
         self._comms: tuple[Column, Column] = (Column(), Column())
         self._rows = self._comm_count = 0
-        self._open: dict[tuple[object, object], list[Event]] = {}
+        self._pairs = EventPairs(account)
 
     def take(self, events: Sequence[Event]) -> None:
         """Gather what the analysis needs from a block of events."""
@@ -346,7 +346,7 @@ class GatheredEvents:
         self._take_host(*self._select_complete(events, kind, kind > classify.COPY_OUT))
         self._count_unknown(events, kind)
         if not _PAIRED.isdisjoint(map(_PHASE, events)):
-            self.take(self._pair_halves(events))
+            self.take(self._pairs.join(events))
 
     def _take_common(self, events: Sequence[Event]) -> None:
         """Gather from a block of common events: all complete, with names that carry their kinds."""
@@ -413,26 +413,6 @@ class GatheredEvents:
         ):
             if which.any():
                 skipped[reason] += int(np.count_nonzero(which))
-
-    def _pair_halves(self, events: Sequence[Event]) -> list[Event]:
-        """Join begin and end events: an `E` closes the `B` that was opened last on its thread."""
-        whole = []
-        for event in events:
-            if event.ph == "B":
-                open_events = self._open.setdefault((event.pid, event.tid), [])
-                if len(open_events) < _MAX_OPEN_EVENTS and len(self._open) < MAX_THREADS:
-                    open_events.append(event)
-                else:
-                    self.account.skipped[f"nested in {_MAX_OPEN_EVENTS:,} others (B)"] += 1
-            elif event.ph == "E":
-                open_of_thread = self._open.get((event.pid, event.tid))
-                if open_of_thread:
-                    opened = open_of_thread.pop()
-                    opened.ph, opened.dur = "X", event.ts - opened.ts
-                    whole.append(opened)
-                else:
-                    self.account.skipped["end without a begin event (E)"] += 1
-        return whole
 
     def _count_unknown(self, events: Sequence[Event], kind: NDArray[np.uint8]) -> None:
         unknown_categories = [name for name, names in self.kinds.items() if not names.known]
@@ -539,9 +519,7 @@ class GatheredEvents:
     def finish(self) -> None:
         """Count the events left open and those of unknown categories."""
         self.comm_rows, self.comm_index = (column.result() for column in self._comms)
-        unclosed = sum(len(open_events) for open_events in self._open.values())
-        if unclosed:
-            self.account.skipped["begin without an end event (B)"] += unclosed
+        self._pairs.finish()
         for name, count in self.kinds.unknown.most_common(_MAX_UNKNOWN_SHOWN):
             self.account.skipped[f"of category {name[:40]!r}"] += count
 

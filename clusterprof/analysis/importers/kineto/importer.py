@@ -46,7 +46,9 @@ without them it is not known how busy the accelerator was.
   launched late if its call had not begun. The gap is `starved` until that call ends, and is split
   by the activity of the host: loading of kernels and capture of graphs, waits, memory calls,
   copies, launching (operators with a launch in them, pauses of up to 1 ms), Python functions of the
-  thread of the steps (`with_stack=True`), other operators. In other gaps, work was already queued.
+  thread of the steps (`with_stack=True`), other operators. Functions and operators of the model are
+  overhead of launching if the host makes its next call within 20 ms; in a longer stretch, and in an
+  operator of 1 ms, it computes. In other gaps, work was already queued.
 * **Exposed copies**: the time in which only copies between host and device ran, outside waits for
   data. It is lost time, too.
 * **Data waits** are `enumerate(DataLoader)#….__next__` on the thread of the steps. Operators that
@@ -70,7 +72,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -81,10 +83,13 @@ from clusterprof.analysis.importers.core import text
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import select_dtype
 from clusterprof.analysis.importers.core.host_activity import (
+    NO_HOST_WORK,
     HostActivity,
     HostCalls,
     HostWork,
+    add_host_work,
     build_host_activity,
+    overlay_work,
 )
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify, host
@@ -101,8 +106,7 @@ from clusterprof.analysis.importers.kineto.event_stream import (
     EventStream,
 )
 from clusterprof.analysis.importers.kineto.functions import (
-    MAX_NAMES,
-    NAME_CHARACTERS,
+    find_enclosing_work,
     find_innermost_functions,
 )
 from clusterprof.analysis.importers.kineto.gather import (
@@ -135,6 +139,7 @@ _TRACK_PATTERN = re.compile(
     rb'"name"\s*:\s*"(?:Ascend Hardware|CANN|Overlap Analysis|/device:[A-Z]{3}:\d+|/host:CPU)'
 )
 _TEXT_TIMES = re.compile(rb'"ts"\s*:\s*"')
+_CHROME_KEYS = (b'"ph"', b'"pid"', b'"ts"')
 _DOCUMENT_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -166,6 +171,40 @@ class Kineto:
             yield _import_file(source, account)
 
 
+class ChromeTrace(Kineto):
+    """Chrome traces of other programs, whose devices are known by the names of their tracks.
+
+    ## How to make the file
+
+    Write a list of events in the Trace Event Format: complete events (`X`), pairs of begin and end
+    (`B`, `E`), or asynchronous pairs (`b`, `e`). Name the process of each device:
+
+        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "GPU 0"}}
+
+    ## How to analyze it
+
+        clusterprof analyze trace.json
+
+    ## What is read
+
+    Tracks of processes named `GPU 0`, and of streams or queues of processes named after any
+    accelerator: each event is work of the device. Otherwise the same as of the PyTorch profiler.
+
+    ## What it cannot see
+
+    Tracks without names: whether they are a device or its host is unknown. A trace that has only
+    such tracks is refused.
+    """
+
+    name: ClassVar[str] = "chrome"
+    title: ClassVar[str] = "Chrome trace (Trace Event Format)"
+
+    def recognizes(self, head: bytes, path: Path) -> bool:
+        """Return whether a file is a list of events, which no other format is."""
+        start = head.lstrip(b" \t\r\n\xef\xbb\xbf")[:1]
+        return start == b"[" and all(key in head for key in _CHROME_KEYS)
+
+
 def _import_file(source: Source, account: Account) -> NodeTables:
     gathered, names = GatheredEvents(account), TrackNames()
     if _TEXT_TIMES.search(source.head):  # as torch_npu writes them
@@ -189,6 +228,8 @@ def _import_file(source: Source, account: Account) -> NodeTables:
                 "the trace has no work of a TPU or GPU; profile on the device, until after"
                 " block_until_ready"
             )
+        if math.isnan(gathered.origin_us) and names.unread:
+            names.raise_unnamed()
     text.set_eager_release()
     return build_node(gathered, document, source)
 
@@ -249,9 +290,13 @@ def build_node(
         None if wall_ns is None else wall_ns + low,
         key=f"rank{identity.rank}" if identity.rank is not None else text.name_trace(source.path),
     )
+    windows = _find_windows(devices)
     processes: list[_Device | None] = [*devices] or [None]
     for index, device in enumerate(processes):
-        _add_process(node, gathered, identity, calls, marks, functions, device, index, step_marks)
+        window = windows.get(device.pid) if device else None
+        _add_process(
+            node, gathered, identity, calls, marks, functions, device, index, step_marks, window
+        )
     if len(devices) > 1:
         account.notes.append(f"{len(devices)} devices in the trace: each is shown as a process")
     if identity.rank is None:
@@ -259,6 +304,16 @@ def build_node(
     elif identity.rank_from_name:
         account.notes.append(f"rank {identity.rank} is taken from the file name only")
     return node
+
+
+def _find_windows(devices: Sequence[_Device]) -> dict[int, tuple[int, int]]:
+    """Find from when to when the devices of each process worked, ns, by pid."""
+    windows: dict[int, tuple[int, int]] = {}
+    for device in devices:
+        start, end = int(device.work.start[0]), device.work.last_end()
+        low, high = windows.get(device.pid, (start, end))
+        windows[device.pid] = min(low, start), max(high, end)
+    return windows
 
 
 def _select_hostname(identity: TraceIdentity, gathered: GatheredEvents) -> str:
@@ -349,6 +404,7 @@ def _add_process(
     device: _Device | None,
     index: int,
     step_marks: tuple[str, str],
+    window: tuple[int, int] | None,
 ) -> None:
     """Add one process: its rank, steps, waits, and the activity of its device."""
     account = gathered.account
@@ -365,7 +421,9 @@ def _add_process(
     node.rank(pid, identity.rank if not index else None, identity.world_size, id_)
     own_calls = _select_calls_of_threads(calls, of_process)
     own_marks = marks.of_threads(of_process)
-    process_steps = _find_steps(own_marks, device, calls, account, gathered, of_process, step_marks)
+    process_steps = _find_steps(
+        own_marks, device, calls, account, gathered, of_process, step_marks, window
+    )
     node.spans(
         pid, layout.STEP, process_steps.start, process_steps.end, process_steps.number, 2, -1, -1
     )
@@ -376,7 +434,8 @@ def _add_process(
     operators = _list_operator_intervals(gathered, of_process)
     add_host_spans(node, pid, host_side, operators, process_steps, account)
     if device is not None:
-        activity = _find_host_activity(host_side, functions, process_steps, operators)
+        work = _find_functions(host_side, functions, calls, device.work, operators)
+        activity = _find_host_activity(host_side, work, process_steps, operators)
         _add_device_activity(
             node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
         )
@@ -384,23 +443,55 @@ def _add_process(
 
 def _find_host_activity(
     host_side: HostTimeline,
-    functions: Marks,
+    functions: HostWork,
     process_steps: host.Steps,
     operators: dict[int, tuple[Int, Int]],
 ) -> HostActivity:
-    """Find what the host was doing; the functions are those of the thread of the steps."""
-    own = functions.thread == host.find_main_thread(host_side)
-    innermost = find_innermost_functions(
-        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
-    )
+    """Find what the host was doing."""
     calls = host_side.calls
     return build_host_activity(
         HostCalls(calls.start, calls.start + calls.duration, calls.kind, calls.thread),
         (host_side.copies_in(), host_side.copies_out()),
         host_side.residues(),
-        innermost,
+        functions,
         process_steps.end,
         operators,
+    )
+
+
+def _find_functions(
+    host_side: HostTimeline,
+    functions: Marks,
+    calls: RuntimeCalls,
+    work: DeviceWork,
+    operators: Collection[int],
+) -> HostWork:
+    """Find the functions of the thread of the steps, and of the one that launched the work.
+
+    A profile of JAX lists calls on threads of their own: then it is the thread in a function at the
+    launches, and the rest is the longest thread's. operators: threads with operators.
+    """
+    main = host.find_main_thread(host_side)
+    launched = work.call[work.call >= 0]
+    known = {main, *np.unique(calls.thread[launched]).tolist()}
+    if not known.isdisjoint(operators) or np.isin(functions.thread, list(known)).any():
+        return _select_innermost(functions, main)
+    threads = {
+        thread: _select_innermost(functions, thread)
+        for thread in np.unique(functions.thread).tolist()
+    }
+    launching = find_enclosing_work(threads.values(), calls.start[launched])
+    longest = max(
+        threads.values(), key=lambda work: int((work.end - work.start).sum()), default=NO_HOST_WORK
+    )
+    return overlay_work(launching, longest)
+
+
+def _select_innermost(functions: Marks, thread: int) -> HostWork:
+    """Select the calls of one thread, and find in which of them it was at each instant."""
+    own = functions.thread == thread
+    return find_innermost_functions(
+        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
     )
 
 
@@ -444,8 +535,9 @@ def _find_steps(
     gathered: GatheredEvents,
     of_process: np.ndarray,
     step_marks: tuple[str, str],
+    window: tuple[int, int] | None,
 ) -> host.Steps:
-    """Find the steps of a process.
+    """Find the steps of a process. window: from when to when its devices worked, ns.
 
     Raises: CannotImportError when nothing shows when the process worked.
     """
@@ -456,9 +548,8 @@ def _find_steps(
     if marked is not None:
         return marked if device is None else host.extend_steps(marked, device.work, calls)
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
-    if device is not None:
-        end = device.work.last_end()
-        return host.infer_steps(int(device.work.start[0]), end, optimizers, account, step_marks)
+    if window is not None:
+        return host.infer_steps(*window, optimizers, account, step_marks)
     covered = [pair for _, pair in _list_busy_intervals(gathered, of_process) if pair[0].size]
     if not covered:
         raise CannotImportError("the trace has no steps, no device work and no operators")
@@ -492,7 +583,7 @@ def _add_device_activity(
         node.spans(pid, layout.STARVED, gaps.start, gaps.end, *host_times)
         parts.append(activity.work.within(gaps.start, gaps.end))
         gathered.account.read["gaps with a late host"] += gaps.start.size
-    _add_host_work(node, pid, parts, list(gathered.function_names))
+    add_host_work(node, pid, parts, list(gathered.function_names))
     waits = [host_side.marks.of(kind)[:2] for kind in _DATA_WAITS]
     kineto_device.add_exposed_copies(node, pid, work, join_interval_sets(waits))
     text.trim_heap()
@@ -507,26 +598,3 @@ def _add_device_activity(
             identity.distributed, identity.rank, identity.world_size
         )
         kineto_device.add_collectives(node, pid, exposed, descriptions, groups, gathered.account)
-
-
-def _add_host_work(
-    node: NodeTables, pid: int, parts: Sequence[HostWork], names: Sequence[str]
-) -> None:
-    """Add what the host did instead of launching, and names of the functions with most of it."""
-    start, end, activity, name = (
-        np.concatenate([getattr(part, column) for part in parts])
-        for column in ("start", "end", "activity", "name")
-    )
-    amount_ns = np.bincount(name + 1, end - start, minlength=len(names) + 1)[1:]
-    listed = np.argsort(-amount_ns, kind="stable")[: min(MAX_NAMES, int((amount_ns > 0).sum()))]
-    number = np.full(len(names) + 1, -1, np.int64)
-    number[listed] = np.arange(listed.size)
-    node.spans(pid, layout.HOST_WORK, start, end, activity, number[name])  # -1 takes the last, -1
-    node.host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
-
-
-def _shorten_name(name: str) -> str:
-    """Shorten the name of a function to its file's last folder: `src/data.py(9): load`."""
-    path, separator, function = name.rpartition("(")
-    path = "/".join(path.split("/")[-2:])
-    return f"{path}{separator}{function}"[:NAME_CHARACTERS]

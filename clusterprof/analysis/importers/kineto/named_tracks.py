@@ -14,16 +14,18 @@ refused.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.kineto.event_stream import Document, Event, EventStream
 from clusterprof.analysis.importers.kineto.gather import MAX_THREADS, GatheredEvents
+from clusterprof.analysis.importers.kineto.pairs import EventPairs
 from clusterprof.analysis.importers.kineto.tracks import (
     DEVICE_ROLES,
     NUMBERED_GPU,
@@ -37,6 +39,8 @@ from clusterprof.analysis.importers.kineto.tracks import (
 _COPIES = re.compile(r"(?:\d+ )?COPY$")
 """Process of rocprof for the copies of all devices."""
 _MAX_TRACKS_NAMED = 3
+_WORK_PHASES = ("X", "B", "b")
+"""Complete events, and the beginnings of others: each is one piece of work."""
 _MIN_EPOCH_NS = 10**18  # smaller times do not count from 1970
 
 
@@ -57,7 +61,7 @@ class TrackNames:
         for event in events:
             if event.ph == "M":
                 self._name(event)
-            elif event.ph == "X" and not (event.cat and kinds[event.cat].known):
+            elif event.ph in _WORK_PHASES and not (event.cat and kinds[event.cat].known):
                 if len(self.unread) < MAX_THREADS:
                     self.unread[event.pid, event.tid] += 1
                 if event.cat:
@@ -106,6 +110,25 @@ class TrackNames:
                 " 'stream …'",
             )
 
+    def raise_unnamed(self) -> NoReturn:
+        """Refuse a trace whose tracks have no known name, and say what has to be named.
+
+        Raises: CannotImportError always.
+        """
+        pids = sorted({pid for pid, _ in self.unread}, key=str)
+        listed = ", ".join(
+            f"{pid} ({self.processes[pid][:60]})" if self.processes.get(pid) else str(pid)
+            for pid in pids[:_MAX_TRACKS_NAMED]
+        )
+        more = f" and {len(pids) - _MAX_TRACKS_NAMED} more" * (len(pids) > _MAX_TRACKS_NAMED)
+        example = '{"ph": "M", "pid": %s, "name": "process_name", "args": {"name": "GPU 0"}}'
+        raise CannotImportError(
+            f"a Chrome trace of {sum(self.unread.values()):,} events without a known category, and"
+            f" no process is named after an accelerator: {listed}{more}",
+            f"name the process of each device: add {example % json.dumps(pids[0] if pids else 0)}"
+            ' to the events; or give its kernels "cat": "kernel"',
+        )
+
 
 class _TrackArgs(msgspec.Struct, gc=False):
     """Arguments of events on named tracks, in the spellings of the profilers."""
@@ -137,6 +160,7 @@ class _TrackEvent(msgspec.Struct, gc=False):
     ts: int | float | str | None = None
     dur: int | float | str | None = None
     args: _TrackArgs | None = None
+    id: Any = None
 
 
 class _TrackDocument(Document, gc=False):
@@ -202,10 +226,9 @@ def read_tracks(
     tracks = TrackEvents(gathered, ascend)
     roles: dict[tuple[int | str, int | str], tuple[int | None, Track]] = {}
     stream = TrackStream(source, account)
+    pairs = EventPairs(account, "BEbe", _subtract_times)
     for events in stream.events():
-        for event in events:
-            if event.ph != "X":
-                continue
+        for event in (*(event for event in events if event.ph == "X"), *pairs.join(events)):
             key = (event.pid, event.tid)
             known = roles.get(key)
             if known is None:
@@ -214,11 +237,18 @@ def read_tracks(
                 if len(roles) < MAX_THREADS:
                     roles[key] = known
             _add_event(tracks, event, *known)
+    pairs.finish()
     tracks.finish()
     gathered.finish()
     document = stream.document
     document.base_ns = tracks.base_ns if (tracks.base_ns or 0) > _MIN_EPOCH_NS else None
     return gathered, document
+
+
+def _subtract_times(end: Any, start: Any) -> float:
+    """Return the microseconds between two times of a trace; NaN if one of them is no time."""
+    end_ns, start_ns = convert_time(end), convert_time(start)
+    return math.nan if end_ns is None or start_ns is None else (end_ns - start_ns) / 1000
 
 
 def _add_event(tracks: TrackEvents, event: Any, role: int | None, track: Track) -> None:

@@ -85,6 +85,8 @@ _TO_DEVICE, _TO_HOST = (
     re.compile(r"H(?:ost)?(?:2|to)D", re.I),
     re.compile(r"D(?:evice)?(?:2|to)H", re.I),
 )
+_PYTHON_FUNCTION = re.compile(r"\$(\S+):(\d{1,9}) (.+)")
+"""Name of a Python function in a profile of JAX: `$api.py:3154 block_until_ready`."""
 _MAX_NESTED_EVENTS, _MAX_MARKS = 4 << 20, 1 << 17
 _BATCH = 4096
 _MIN_PROGRAM_RUNS = 3
@@ -181,7 +183,10 @@ class TrackEvents:
             self._add_mark(role, track, name, (start_ns, start_ns + duration_ns), step)
         elif role == HOST and link >= 0:  # a call that launched work
             self._emit("track_runtime", track, name, start_ns, duration_ns, link)
-        elif role in (HOST, MARKERS) and not name.startswith("$"):  # not a Python function
+        elif role == HOST and (function := _PYTHON_FUNCTION.fullmatch(name)):
+            name = f"{function[1]}({function[2]}): {function[3]}"
+            self._emit("track_function", track, name, start_ns, duration_ns)
+        elif role in (HOST, MARKERS) and not name.startswith("$"):
             kind = "cpu_op" if role == HOST else "user_annotation"
             self._emit(kind, track, name, start_ns, duration_ns)
 

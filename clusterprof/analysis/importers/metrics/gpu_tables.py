@@ -22,6 +22,8 @@ CSV and JSON lines with a time column (`timestamp`, `time`, `_timestamp`) and co
 * the output of `amd-smi metric --csv`
 * the system metrics of a Weights & Biases run (`system.gpu.0.gpu`, …)
 * the output of `omnistat-query --export`, which has several header rows
+* tables of loggers that name quantity and unit: `gpu_util_pct`, `mem_used_mb`, `temp_c`, `power_w`,
+  with a time in seconds since the start (`elapsed_sec`)
 
 Header lines:
 
@@ -38,7 +40,8 @@ Header lines:
 
 Each host named in the table is a node. A table without host names is one node. Shares, memory and
 clocks are converted to the units of clusterprof. `N/A` is unknown, not zero. Dates without a time
-zone are not aligned with the clocks of other hosts.
+zone, and times since the start, are not aligned with the clocks of other hosts. Of a quoted cell
+with line breaks the first line counts.
 
 ## What it cannot see
 
@@ -81,8 +84,10 @@ from clusterprof.analysis.importers.metrics.readings import (
 
 _PERCENT, _MEGA, _MB = 0.01, 1e6, 1e6
 TIME_COLUMNS = ("timestamp", "time", "_timestamp", "time (s)", "date", "datetime")
-LABEL_COLUMNS = (*HOST_LABELS, "gpu", "card", "gpu_id", "UUID", "uuid", "device", "modelName")
+_GPU_COLUMNS = frozenset(("gpu", "card", "gpu_id", "UUID", "uuid"))
+LABEL_COLUMNS = (*HOST_LABELS, *_GPU_COLUMNS, "device", "modelName")
 _METRIC_HEAD = re.compile(r"([A-Za-z_:][\w:]*)(\{.*\})?")
+_ELAPSED_HEAD = re.compile(r"(?:elapsed|time_elapsed|uptime)_?(?:time_?)?(?:s|secs?|seconds?)")
 _WANDB_HEAD = re.compile(r"(?:system[./])?gpu\.(\d{1,4})\.(\w+)")
 
 AMD_SMI_METRICS: dict[str, MetricMapping] = {
@@ -110,6 +115,31 @@ WANDB_METRICS: dict[str, MetricMapping] = {
     "correctedMemoryErrors": MetricMapping("gpu.ecc_corrected_total"),
     "uncorrectedMemoryErrors": MetricMapping("gpu.ecc_uncorrected_total"),
 }
+_PERCENT_UNIT = r"_?(?:pct|percent|perc|%)"
+_BYTES_BY_UNIT = {"b": 1.0, "bytes": 1.0, "mb": 1e6, "gb": 1e9, "mib": 2.0**20, "gib": 2.0**30}
+_NAMED_QUANTITIES = (
+    (rf"gpu_(?:util|utilization|usage|load|busy){_PERCENT_UNIT}", "gpu.busy_ratio"),
+    (rf"(?:util|utilization)_gpu{_PERCENT_UNIT}", "gpu.busy_ratio"),
+    (r"(?:gpu_)?(?:mem|memory|vram)_used_(?P<unit>{units})", "gpu.memory_used_bytes"),
+    (r"(?:gpu_)?(?:mem|memory|vram)_total_(?P<unit>{units})", "gpu.memory_total_bytes"),
+    (r"(?:gpu_)?temp(?:erature)?_c(?:elsius)?", "gpu.temperature_celsius"),
+    (r"(?:gpu_)?power(?:_draw)?_w(?:atts?)?", "gpu.power_watts"),
+)
+"""Heads that name a quantity with its unit, in lower case with underscores. A share without a unit
+is not read: whether 1 is all or one percent would be a guess.
+"""
+
+
+def _parse_named_quantity(cell: str) -> ReadingColumnHead | None:
+    """Parse a head like `gpu_util_pct` or `Mem Used (MB)`; None for any other."""
+    name = re.sub(r"[^a-z0-9%]+", "_", cell.lower()).strip("_")
+    for pattern, signal in _NAMED_QUANTITIES:
+        match = re.fullmatch(pattern.replace("{units}", "|".join(_BYTES_BY_UNIT)), name)
+        if match is not None:
+            unit = match.groupdict().get("unit")
+            scale = _BYTES_BY_UNIT[unit] if unit else _PERCENT if signal.endswith("ratio") else 1.0
+            return ReadingColumnHead(MetricMapping(signal, scale))
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +161,10 @@ class TableHeads:
     labels: Mapping[int, str]
     readings: Mapping[int, ReadingColumnHead]
     vendor: str
+    is_elapsed: bool = False
+    """True if times count from the start of the table, not from 1970."""
+    default_device: str = ""
+    """Device of the rows where no column names one."""
 
     def resolve_reading(
         self, number: int, row: Mapping[str, str]
@@ -139,7 +173,7 @@ class TableHeads:
         reading = self.readings[number]
         host = find_host(row)[0]
         if reading.meaning is not None:
-            device = reading.device or find_gpu(row)
+            device = reading.device or find_gpu(row) or self.default_device
             return (host, reading.meaning, device) if device else None
         labels = {**row, **reading.labels}
         mapping = find_mapping(reading.name, labels)
@@ -150,6 +184,10 @@ def parse_heads(cells: Sequence[str]) -> TableHeads | None:
     """Parse the column heads; None if there is no time column or no GPU reading."""
     cells = [cell.strip().strip('"').lstrip("\ufeff") for cell in cells]
     time = next((index for index, cell in enumerate(cells) if cell.lower() in TIME_COLUMNS), None)
+    elapsed = (index for index, cell in enumerate(cells) if _ELAPSED_HEAD.fullmatch(cell.lower()))
+    is_elapsed = time is None
+    if is_elapsed:
+        time = next(elapsed, None)
     if time is None:
         return None
     labels = {index: cell for index, cell in enumerate(cells) if cell in LABEL_COLUMNS}
@@ -170,8 +208,17 @@ def parse_heads(cells: Sequence[str]) -> TableHeads | None:
     }
     for readings, vendor in ((dcgm, ""), (wandb, ""), (amd, "amd")):
         if len(readings) >= 2 or (readings and vendor == ""):
-            return TableHeads(time, labels, readings, vendor)
-    return None
+            return TableHeads(time, labels, readings, vendor, is_elapsed)
+    named = {
+        index: reading
+        for index, cell in enumerate(cells)
+        if (reading := _parse_named_quantity(cell)) is not None
+    }
+    signals = [head.meaning.signal for head in named.values() if head.meaning is not None]
+    if "gpu.busy_ratio" not in signals or len(signals) > len(set(signals)):
+        return None
+    device = "" if set(labels.values()) & _GPU_COLUMNS else "gpu0"
+    return TableHeads(time, labels, named, "", is_elapsed, device)
 
 
 def _parse_metric_head(cell: str) -> ReadingColumnHead | None:
@@ -184,6 +231,8 @@ def _parse_metric_head(cell: str) -> ReadingColumnHead | None:
 _MAX_HEAD_LINES = 20
 _OMNISTAT_HEAD = "metric"
 _MAX_HEAD_ROWS = 10
+_MAX_RECORD_LINES = 16
+"""Largest number of lines of one row: a cell of readings has no more line breaks."""
 _MAX_CACHED_KEYS = 1 << 18
 """Number of keys cached over all kinds of lines together."""
 
@@ -243,10 +292,8 @@ def read_rows(
     heads: TableHeads | None = None
     width = 0
     head_rows: list[list[str]] = []
-    for line in read_stripped_lines(source, account):
-        text = line.decode("utf-8", "replace").replace("\0", "").strip("\r")
-        if not text.strip():
-            continue
+    is_first_bad = True
+    for number, text in _read_records(source, account):
         cells = _split_cells(text)
         if file_form == "omnistat" and heads is None and len(head_rows) < _MAX_HEAD_ROWS:
             head_rows.append(cells)
@@ -258,8 +305,38 @@ def read_rows(
             heads, width = heads if new_heads == heads else new_heads, len(cells)
         elif heads is None or len(cells) != width:
             account.skipped["lines that are not rows of the table"] += 1
+            if heads is not None and is_first_bad:
+                account.notes.append(
+                    f"line {number:,} is the first that is not a row of the table:"
+                    f" {len(cells)} cells below {width} heads"
+                )
+                is_first_bad = False
         else:
             yield heads, cells
+
+
+def _read_records(source: Source, account: Account) -> Iterator[tuple[int, str]]:
+    """Yield each row as text with the number of its first line; empty lines are left out.
+
+    A quoted cell may have line breaks. A quote that is not closed within `_MAX_RECORD_LINES` lines
+    opens nothing: its line stands alone.
+    """
+    waiting: list[tuple[int, str]] = []
+    for number, line in enumerate(read_stripped_lines(source, account), 1):
+        text = line.decode("utf-8", "replace").replace("\0", "").strip("\r")
+        if not waiting and text.count('"') % 2 == 0:
+            if text.strip():
+                yield number, text
+            continue
+        waiting.append((number, text))
+        if len(waiting) > 1 and text.count('"') % 2:
+            account.skipped["line breaks within a cell"] += len(waiting) - 1
+            yield waiting[0][0], "\n".join(text for _, text in waiting)
+            waiting = []
+        elif len(waiting) >= _MAX_RECORD_LINES:
+            yield from waiting
+            waiting = []
+    yield from waiting
 
 
 def _read_json_rows(source: Source, account: Account) -> Iterator[tuple[TableHeads, list[str]]]:
@@ -289,7 +366,7 @@ def _split_cells(text: str) -> list[str]:
     if '"' not in text:
         return text.split(",")
     try:
-        return next(csv.reader([text]), [])
+        return next(csv.reader(text.splitlines(keepends=True)), [])
     except csv.Error:
         return []
 
@@ -345,7 +422,7 @@ def _read_table(source: Source, file_form: str, readings: MetricReadings, accoun
             account.skipped["rows with an impossible time"] += 1
             continue
         t_ns, zoned = time
-        readings.has_wall_clock &= zoned
+        readings.has_wall_clock &= zoned and not heads.is_elapsed
         account.read["rows"] += 1
         row = {name: cells[index] for index, name in heads.labels.items() if cells[index]}
         labels = tuple(row.values())

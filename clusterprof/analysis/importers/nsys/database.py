@@ -112,16 +112,17 @@ class Database:
         yield from self._fetch(f'SELECT {names} FROM "{table}"', ())
 
     def integers(
-        self, table: str, times: Sequence[str], others: Sequence[str] = ()
+        self, table: str, times: Sequence[str], others: Sequence[str] = (), where: str = ""
     ) -> Iterator[Int]:
         """Yield integer columns of a table as int64[columns, n], some thousands of rows at a time.
 
         Rows in which one of `times` is not a valid time (not an integer, negative, too large) are
-        left out. A value of `others` that is not an integer, or a missing column, is -1.
+        left out. A value of `others` that is not an integer, or a missing column, is -1. where: a
+        condition in SQL for the rows; its columns must be among `others` that the table has.
 
         Raises: DamagedError when the file cannot be read further.
         """
-        if not self.has(table, *times):
+        if not self.has(table, *times, *(others if where else ())):
             return
         known = self.tables[table]
         names = [f'"{column}"' for column in times]
@@ -131,7 +132,7 @@ class Database:
         condition = " AND ".join(
             f'typeof("{column}") = \'integer\' AND "{column}" >= 0 AND "{column}" < {_MAX_TIME_NS}'
             for column in times
-        )
+        ) + (f" AND ({where})" if where else "")
         for rows in self._fetch(f'SELECT {", ".join(names)} FROM "{table}" WHERE {condition}', ()):
             yield np.array(rows, np.int64).T
 

@@ -14,9 +14,9 @@
 ## What is read
 
 Kernels, copies, fills and graphs of all devices; CUDA runtime and driver calls; NVTX ranges of all
-domains; system calls (OSRT); bytes of network adapters; hardware and software of the target. Every
-schema version since 2020 is supported. A table or column that a file lacks is not queried. A packed
-file (`.gz`) is read in memory.
+domains; system calls (OSRT); CPU samples of the threads that launch; bytes of network adapters;
+hardware and software of the target. Every schema version since 2020 is supported. A table or column
+that a file lacks is not queried. A packed file (`.gz`) is read in memory.
 
 ## How the numbers are computed
 
@@ -34,6 +34,8 @@ file (`.gz`) is read in memory.
   returned only after the gap had begun. It is starved until the call returned, because the queue
   was empty until then. The call of a copy between host and device returns only after the copy, so
   such a copy was launched too late if its call began only after the gap.
+* **CPU samples** (`-s cpu`, the default) show in which function the launching thread was in a gap:
+  the operation of MPI, else the innermost function, else the library.
 * **Collective operations** are the kernels of NCCL and RCCL. Kernels of several ranks are one
   operation if they overlap in time, in one order, in at least four of five cases.
 
@@ -65,6 +67,7 @@ from clusterprof.analysis.importers.core.device_timeline import (
     match_operations,
     merge_intervals,
 )
+from clusterprof.analysis.importers.core.host_activity import add_host_work
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.nsys.activities import (
     Activities,
@@ -82,6 +85,7 @@ from clusterprof.analysis.importers.nsys.database import (
     read_strings,
 )
 from clusterprof.analysis.importers.nsys.ranks import RankActivity, StreamOperations, split_ranks
+from clusterprof.analysis.importers.nsys.samples import read_samples
 from clusterprof.errors import UsageError
 from clusterprof.probe import layout
 
@@ -208,7 +212,9 @@ def read_profile(db: Database, account: Account) -> Profile:
         rows = activities.device == device
         busy[device] = merge_intervals(activities.start_ns[rows], activities.end_ns[rows])
     threads = read_threads(db, strings, account)
-    parts = split_ranks(activities, calls, threads, measure_loading(db, threads, account), busy)
+    loading = measure_loading(db, threads, account)
+    samples = read_samples(db, np.unique(calls.thread), strings, account)
+    parts = split_ranks(activities, calls, threads, loading, busy, samples)
     rank, world = read_launcher_rank(db)
     if len(parts) == 1:
         parts[0].rank, parts[0].world = rank, world
@@ -368,8 +374,7 @@ def _add_rank(node: NodeTables, part: RankActivity, groups: SequenceGroups) -> N
         steps = part.steps
         node.spans(part.pid, layout.STEP, steps.start_ns, steps.end_ns, steps.number, 2, -1, -1)
     node.spans(part.pid, layout.STARVED, *part.starved, *part.host_ns)
-    work = part.host_work
-    node.spans(part.pid, layout.HOST_WORK, work.start, work.end, work.activity, work.name)
+    add_host_work(node, part.pid, [part.host_work], part.function_names)
     node.spans(part.pid, layout.EXPOSED_COPY, *part.exposed_copies)
     node.spans(part.pid, layout.DATA_WAIT, *part.waits, -1, -1, -1, -1)
     node.spans(part.pid, layout.SYNC, *part.syncs, layout.WHOLE_NS, 1)

@@ -44,6 +44,7 @@ from clusterprof.analysis.importers.nsys.activities import (
     find_steps,
     select_host_copies,
 )
+from clusterprof.analysis.importers.nsys.samples import HostSamples
 
 _MIN_WORK_SHARE = 0.01
 """Smallest share of its work that a process must do on a device to train on it."""
@@ -77,6 +78,7 @@ class RankActivity:
     """
     host_work: HostWork
     """What the host did instead of launching in these intervals."""
+    function_names: list[str]
     exposed_copies: tuple[Int, Int, Int, Int]
     """As `find_exposed_copies` returns them."""
     waits: Intervals
@@ -95,6 +97,7 @@ def split_ranks(
     threads: dict[int, ThreadRanges],
     loading: dict[int, LoadingTime],
     busy: dict[int, Intervals],
+    samples: HostSamples,
 ) -> list[RankActivity]:
     """Split the activities into training processes with their devices, by device and process.
 
@@ -121,7 +124,9 @@ def split_ranks(
             selected = activities.of(
                 np.flatnonzero((activities.process == process) & (activities.device == device))
             )
-            part = _build_rank_activity(selected, process_calls, ranges, loading, busy[device])
+            part = _build_rank_activity(
+                selected, process_calls, ranges, loading, busy[device], samples
+            )
             part.pid, part.device = (decode_pid(process) or 1) + (index << 24), device
             parts.append(part)
     return sorted(parts, key=lambda part: (part.device, part.pid))
@@ -133,12 +138,14 @@ def _build_rank_activity(
     threads: dict[int, ThreadRanges],
     loading: dict[int, LoadingTime],
     busy: Intervals,
+    samples: HostSamples,
 ) -> RankActivity:
     launched = find_launches(activities, calls)
     known = launched >= 0
     tids, times = np.unique(calls.thread[launched[known]], return_counts=True)
     launching = tids[times >= _MIN_LAUNCH_SHARE * max(int(times.sum()), 1)].tolist()
     own = [tid for tid in threads if tid in launching]
+    main = int(tids[times.argmax()]) if tids.size else None
     steps = find_steps([threads[tid] for tid in own] or list(threads.values()))
     from_ns, until_ns = int(activities.start_ns.min()), int(activities.end_ns.max())
     waits = _merge_unions([threads[tid].waits() for tid in own])
@@ -159,6 +166,7 @@ def _build_rank_activity(
         NO_HOST_WORK,
         steps.end_ns if steps is not None else np.array([until_ns]),
         {tid: threads[tid].operators.all() for tid in own},
+        samples.of_thread(main),
     )
     late_gaps = _find_late_gaps(
         find_gaps(busy, from_ns, until_ns), activities, order, launched, calls, activity.sync
@@ -176,6 +184,7 @@ def _build_rank_activity(
         starved=starved,
         host_ns=tuple(cover.covered_within(*starved) for cover in covers),  # type: ignore[arg-type]
         host_work=activity.work.within(*starved),
+        function_names=samples.names,
         exposed_copies=_find_exposed_copies(activities, waits),
         waits=waits,
         loading=[loading[tid] for tid in own if tid in loading],

@@ -37,11 +37,12 @@ No package is needed: the few fields are read from the bytes, and one plane at a
   (`StepTraceAnnotation`), else the runs of the program that takes most time. A step lasts until the
   next begins, so that the time between two programs counts.
 * **Late host**: calls of CUDA and HIP are matched to kernels by correlation id. A TPU has no such
-  calls: its idle time has no cause.
+  calls: its idle time has no cause. What the host did in gaps is shown by the Python functions and
+  executions of the thread of the steps, else of the threads that were in one at the launches.
 
 ## What it cannot see
 
-The host's Python between its annotations; the loader; the network; SparseCores. The profile has no
+The host's Python where it was not traced; the loader; the network; SparseCores. The profile has no
 rank: hosts are distinguished by the names of their files. The devices of one host are shown as
 processes.
 """

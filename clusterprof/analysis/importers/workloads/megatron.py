@@ -49,10 +49,10 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError,
 from clusterprof.analysis.importers.core.device_timeline import Intervals, merge_intervals
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.core.text import read_json_bytes
+from clusterprof.analysis.importers.workloads.pipeline_stages import answer_heavy_stage
 from clusterprof.probe import layout
 
 _US_NS = 1000
-_HEAVY_STAGE_RATIO = 1.2
 _MAX_TIME_US = 1 << 52
 _MAX_NUMBER = 1 << 31
 StageKey = tuple[int, int]
@@ -177,6 +177,9 @@ def _build_node(stages: dict[StageKey, _Stage], account: Account) -> NodeTables:
         node.device(device)
         node.rank(rank + 1, rank, len(keys), device)
         node.group(rank + 1, group, members)
+        own = [ranks[other] for other in keys if other[0] == key[0]]
+        own_group = compute_group_number(f"stage:{','.join(map(str, own))}")
+        node.group(rank + 1, own_group, own, f"stage {key[0]}")
         if stage.work:
             _add_steps(node, stage, rank + 1, device, account, rank)
     exchanges = {lane: _find_exchanges(stages, lane) for lane in {lane for _, lane in keys}}
@@ -196,16 +199,8 @@ def _compare_stages(
     stages: dict[StageKey, _Stage], ranks: dict[StageKey, int], account: Account
 ) -> None:
     """Note the stage that has much more work than the median one."""
-    work = sorted(
-        (sum(e - s for s, e, _ in stage.work), ranks[key]) for key, stage in stages.items()
-    )
-    (largest, rank), median = work[-1], work[(len(work) - 1) // 2][0]
-    if median and largest >= _HEAVY_STAGE_RATIO * median:
-        account.notes.append(
-            f"stage {rank} does {largest / median:.1f} times the work of the median stage: give it"
-            " fewer layers (the last one also has the output layer and the loss)"
-        )
-        account.answers.append(account.notes[-1])
+    work = {ranks[key]: sum(e - s for s, e, _ in stage.work) for key, stage in stages.items()}
+    answer_heavy_stage(work, account)
 
 
 def _add_steps(

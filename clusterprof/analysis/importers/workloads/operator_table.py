@@ -34,7 +34,9 @@ to the end of the previous operation.
 
 Messages run between neighboring stages of one copy of the model, all-gather and reduce-scatter
 between the copies of a stage, embedding-grads-all-reduce between the first and the last stage, and
-gradient clipping between all ranks. Work that a stage always has more of is `sync-imbalance`.
+gradient clipping between all ranks. If the ranks of a stage end their passes at different times
+and go on at the same instant, they waited for the last of them in an operation that is not listed.
+Work that a stage always has more of is `sync-imbalance`.
 
 ## What it cannot see
 
@@ -47,7 +49,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,10 +58,18 @@ from numpy.typing import NDArray
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.core.text import (
-    MAX_TIME_NS,
     convert_number,
     convert_to_ns,
     read_json_objects,
+)
+from clusterprof.analysis.importers.workloads.pipeline_stages import (
+    MAX_POSITION,
+    OperationRow,
+    OperationTable,
+    PipelinePosition,
+    answer_heavy_stage,
+    find_stage_waits,
+    sum_stage_work,
 )
 from clusterprof.analysis.timeline.intervals import Intervals, merge_intervals
 from clusterprof.probe import layout
@@ -69,53 +78,8 @@ SECOND_NS, MICROSECOND_NS = 1_000_000_000, 1000
 LOCAL_OPERATIONS = ("forward-compute", "backward-compute", "optimizer", "gc")
 """Operations that one rank runs alone."""
 COLUMNS = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id")
-MAX_STEP = 1 << 40
-MAX_POSITION = 1 << 20
-MAX_ROWS = 20_000_000
 _ROWS_PER_BATCH = 65_536
 _THREAD = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6})")
-
-PipelinePosition = tuple[int, int]
-"""Pipeline stage, and index among the ranks of the same stage."""
-
-
-@dataclass(slots=True)
-class OperationRow:
-    """One operation in one step; times in ns from the beginning of the step."""
-
-    step: int
-    sequence: int
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(slots=True)
-class OperationTable:
-    """All rows, by position and operation."""
-
-    rows: dict[PipelinePosition, dict[str, list[OperationRow]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
-    ranks: dict[PipelinePosition, int] = field(default_factory=dict)
-    """Rank numbers, if the file has them."""
-    count: int = 0
-
-    def add(
-        self, position: PipelinePosition, operation: str, row: OperationRow, account: Account
-    ) -> None:
-        """Add a row; invalid rows are counted and left out."""
-        is_valid_time = 0 <= row.start_ns <= row.end_ns < MAX_TIME_NS
-        has_valid_numbers = all(
-            0 <= coordinate < MAX_POSITION for coordinate in (*position, row.sequence + 1)
-        )
-        if not is_valid_time:
-            account.skipped["operations with an invalid time"] += 1
-        elif not has_valid_numbers or not 0 <= row.step < MAX_STEP or self.count >= MAX_ROWS:
-            account.skipped["operations with an invalid step, rank or number"] += 1
-        else:
-            self.rows[position][operation].append(row)
-            self.count += 1
-            account.read["operations"] += 1
 
 
 def read_parquet(source: Source, account: Account, table: OperationTable) -> None:
@@ -257,6 +221,7 @@ _SPAN_KINDS = {
     "optimizer": layout.OPTIMIZER,
     "gc": layout.GC,
 }
+_PASSES = ("forward-compute", "backward-compute")
 _COMPUTE_OPERATIONS = ("forward-compute", "backward-compute", "optimizer")
 _MESSAGES = {
     "forward-send": (layout.SEND, 1, 0),
@@ -291,14 +256,19 @@ def build_node(table: OperationTable, account: Account) -> NodeTables | None:
     order = {step: index for index, step in enumerate(numbers)}
     rank_by_position = dict(iterate_positions(table))
     node = NodeTables("", "operator-table", key="operator-table")
+    stage_waits = find_stage_waits(
+        table, (*_PASSES, *_MESSAGES), (*_GROUP_OPERATIONS, _UNMATCHED_OPERATION)
+    )
     for position, rank in rank_by_position.items():
         device = f"gpu{rank}"
         node.device(device)
+        _add_stage_waits(node, stage_waits[position], position, rank_by_position, shift, order)
         node.rank(rank + 1, rank, len(rank_by_position), device)
         node.spans(rank + 1, layout.STEP, begins, ends, np.array(numbers), 2, -1, -1)
         _add_rank(
             node, table.rows[position], position, rank_by_position, shift, order, int(ends[-1])
         )
+    answer_heavy_stage(sum_stage_work(table, _COMPUTE_OPERATIONS), account)
     account.read["ranks"] += len(rank_by_position)
     account.read["steps"] += len(numbers)
     left_out = {
@@ -314,6 +284,30 @@ def build_node(table: OperationTable, account: Account) -> NodeTables | None:
         "each step is timed from its own beginning: steps are placed one after the other"
     )
     return node
+
+
+def _add_stage_waits(
+    node: NodeTables,
+    waits: Sequence[tuple[int, int, int]],
+    position: PipelinePosition,
+    rank_by_position: Mapping[PipelinePosition, int],
+    offset_by_step: Mapping[int, int],
+    index_by_step: Mapping[int, int],
+) -> None:
+    """Add the unlisted waits of one rank for the others of its stage."""
+    members = _list_group_ranks("stage", position, rank_by_position)
+    rows = [
+        (start + offset_by_step[step], end + offset_by_step[step], index_by_step[step])
+        for step, start, end in waits
+        if step in offset_by_step
+    ]
+    if not rows or len(members) < 2:
+        return
+    pid = rank_by_position[position] + 1
+    group = compute_group_number(f"stage:{','.join(map(str, members))}")
+    start, end, number = np.array(rows, np.int64).T
+    node.group(pid, group, members, f"stage {position[0]}")
+    node.collectives(pid, start, end, group, number, -1, layout.BARRIER)
 
 
 def _find_step_bounds(table: OperationTable) -> dict[int, tuple[int, int]]:

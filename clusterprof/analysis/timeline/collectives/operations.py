@@ -153,10 +153,11 @@ class DeviceWaits:
 
 def find_device_waits(process: Process) -> DeviceWaits | None:
     """Find the measured waits of a process; None if there are none, or no rank to wait for."""
-    if parse_identity(process.registration).world_size == 1:
-        return None
     spans = process.get_spans(ExposedCollectiveSpans)
-    return None if spans is None or not spans.start_ns.size else assign_wait_times(spans)
+    if spans is None or not spans.start_ns.size:
+        return None
+    is_alone = parse_identity(process.registration).world_size == 1
+    return None if is_alone else assign_wait_times(spans)
 
 
 def assign_wait_times(spans: ExposedCollectiveSpans) -> DeviceWaits:

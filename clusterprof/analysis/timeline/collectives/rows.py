@@ -426,17 +426,15 @@ class RankRowBuilder:
         self._record_totals(channel, spans)
         spans, at_arrive = _delay_hidden_arrivals(spans, at_arrive, at_leave)
         duration = spans[END] - spans[START]
-        increase = at_leave - at_arrive
-        arrive_rows, leave_rows = (
-            np.flatnonzero(at_arrive.any(axis=1)),
-            np.flatnonzero(increase.any(axis=1)),
-        )
+        arrived = at_arrive.any(axis=1)
+        (used,) = (arrived | at_leave.any(axis=1)).nonzero()  # most categories have no time at all
+        increase = at_leave[used] - at_arrive[used]
+        grown = increase.any(axis=1)
+        arrive_rows, leave_rows = arrived.nonzero()[0], used[grown]
         code = spans[CODE] & (255 | ON_DEVICE)
         head = (spans[START], duration, spans[BLOCKED_TIME], spans[NUMBER], spans[SIZE], code)
         data = pack_table(
-            np.concatenate(
-                [np.stack([*head, channel]), at_arrive[arrive_rows], increase[leave_rows]]
-            )
+            np.concatenate([np.stack([*head, channel]), at_arrive[arrive_rows], increase[grown]])
         )
         place = self._store.put(data)
         if place is None:

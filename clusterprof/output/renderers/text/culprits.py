@@ -269,7 +269,9 @@ def _group_culprits(culprits: Sequence[Culprit], most: int) -> list[list[Culprit
 
 def _format_named_group(finding: Finding) -> str:
     name = "" if finding.culprit_group is None else finding.culprit_group.name
-    return f"{escape_text(name, 60)} (all its {len(select_main_culprits(finding)):,} ranks)"
+    members = select_main_culprits(finding)
+    ranks = f"all its {len(members):,} ranks" if len(members) > 1 else f"rank {members[0].rank}"
+    return f"{escape_text(name, 60)} ({ranks})"
 
 
 def _format_group(group: Sequence[Culprit]) -> str:

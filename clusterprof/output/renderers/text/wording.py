@@ -517,6 +517,7 @@ def _format_coverage_gap(names: list[str], kind: str, message: str, remedy: str)
 
 _UNATTRIBUTED_REASONS = {
     "no-signal": "no signal shows what the host was doing",
+    "on-host": "the host computed in functions or operators that launched nothing",
     "blocked-unknown": "the loading thread was blocked on something unrecorded (sleep, lock, pipe)",
     "hand-over": "the batch was ready and in transit from the worker to the main process",
     "evaluation": "the job evaluated its model",
@@ -534,4 +535,7 @@ _UNATTRIBUTED_REASONS = {
 
 def describe_unattributed_reason(code: str) -> str:
     """Describe why lost time has no cause."""
+    name = code.removeprefix("on-host:")
+    if name != code:
+        return f"the host was in {escape_text(name, 160)}, which launched nothing"
     return _UNATTRIBUTED_REASONS.get(code) or escape_text(code, 400)

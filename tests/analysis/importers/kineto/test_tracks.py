@@ -16,6 +16,8 @@ from clusterprof.analysis.importers.kineto.tracks import (
     convert_time,
     flatten_nested,
 )
+from clusterprof.analysis.inputs.foreign import import_inputs
+from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
 from tests.support.importing_traces import imported, ranks_of
 from tests.support.kineto_traces import busy_ns, spans
@@ -201,3 +203,57 @@ def test_a_jax_trace_without_a_device_is_refused(tmp_path: Path) -> None:
         "the trace has no work of a TPU or GPU; profile on the device, until after"
         " block_until_ready"
     )
+
+
+def halve(event: dict[str, Any], letters: str, **more: Any) -> list[dict[str, Any]]:
+    """Return a complete event as its beginning and its end."""
+    rest = {key: value for key, value in event.items() if key not in ("ph", "dur", "args")}
+    end = {"ph": letters[1], "ts": event["ts"] + event["dur"], "args": event["args"]}
+    return [{**rest, "ph": letters[0], "args": event["args"], **more}, {**rest, **end, **more}]
+
+
+@pytest.mark.parametrize("letters", ["BE", "be"])
+@pytest.mark.parametrize("name", ["bare list", "object"])
+def test_begin_and_end_of_an_event_are_the_event(tmp_path: Path, letters: str, name: str) -> None:
+    """Two streams of one device: 10 to 70 and 90 to 100 busy, an operation nested in another."""
+    whole = [x("a", 3, 1, 10, 60), x("b", 3, 1, 20, 10), x("c", 3, 2, 50, 20), x("d", 3, 2, 90, 10)]
+    halves = [
+        half
+        for number, event in enumerate(whole)
+        for half in halve(event, letters, **({"id": number, "cat": "x"} if letters == "be" else {}))
+    ]
+    halves.sort(key=lambda half: half["ts"])
+    names = ascend_names({3: "GPU 0"}, {})
+    stray = [{"ph": letters[1], "cat": "x", "id": 9, "pid": 3, "tid": 5, "ts": 1, "name": "y"}]
+    nodes = []
+    for number, events in enumerate((whole, halves + stray)):
+        content: Any = [*events, *names]
+        if name == "object":
+            content = {"traceEvents": content}
+        (node,), (account,) = imported([write(tmp_path, content, f"{number}.json")])
+        nodes.append((busy_ns(node, "gpu0"), account.read["kernels"]))
+    assert nodes[0] == nodes[1]
+    assert nodes[1][0][-1] == (90 * US, 70 * US) and nodes[1][1] == 4
+    assert account.skipped == {f"end without a begin event ({letters[1]})": 1}
+
+
+def test_a_trace_without_names_is_refused_with_what_has_to_be_named(tmp_path: Path) -> None:
+    events = halve(x("Cmpt Exec", 4, 1, 10, 60), "BE") + halve(x("Cmpt Exec", 5, 1, 0, 9), "BE")
+    path = write(tmp_path, events, "allreduce.json")
+    with pytest.raises(CannotImportError) as caught:
+        imported([path])
+    assert caught.value.message == (
+        "a Chrome trace of 2 events without a known category, and no process is named after an"
+        " accelerator: 4, 5"
+    )
+    line = '{"ph": "M", "pid": 4, "name": "process_name", "args": {"name": "GPU 0"}}'
+    assert caught.value.remedy == (
+        f"name the process of each device: add {line} to the events; or give its kernels"
+        ' "cat": "kernel"'
+    )
+    with pytest.raises(NoRecording) as refused, import_inputs([path]):
+        pass
+    assert refused.value.remedy == caught.value.remedy
+    # what the advice asks for suffices
+    (node,), _ = imported([write(tmp_path, [*events, json.loads(line)], "named.json")])
+    assert busy_ns(node, "gpu0")[-1] == (60 * US, 60 * US)

@@ -176,3 +176,42 @@ def test_tables_without_a_reading_are_reported(tmp_path: Path) -> None:
     assert not GpuTables().recognizes(short, Path("x"))
     with pytest.raises(CannotImportError, match="no known sample"):
         read(Dynolog(), tmp_path, empty=b'{"time": 5, "device": 0, "gpu_power_draw": "x"}\n')
+
+
+def test_quantities_with_units_and_seconds_since_the_start(tmp_path: Path) -> None:
+    """A quoted cell with a line break is one cell: its first line is the reading."""
+    text = b"""elapsed_sec,gpu_util_pct,mem_used_mb,temp_c,power_w
+0.5,17,576,29,"26.11
+0"
+1.5,19,600,30,"70.00
+0"
+2.5,20,"600,30,71
+3.5,21,600,31,72
+"""
+    (node,), (account,) = read(GpuTables(), tmp_path, usage__csv=text)
+    assert node.wall is False
+    assert node.series == {
+        "gpu.busy_ratio gpu0": [(S // 2, 0.17), (3 * S // 2, 0.19), (7 * S // 2, 0.21)],
+        "gpu.memory_used_bytes gpu0": [(S // 2, 576e6), (3 * S // 2, 6e8), (7 * S // 2, 6e8)],
+        "gpu.temperature_celsius gpu0": [(S // 2, 29.0), (3 * S // 2, 30.0), (7 * S // 2, 31.0)],
+        "gpu.power_watts gpu0": [(S // 2, 26.11), (3 * S // 2, 70.0), (7 * S // 2, 72.0)],
+    }
+    assert account.skipped == {
+        "line breaks within a cell": 2,
+        "lines that are not rows of the table": 1,
+    }
+    assert account.notes[0] == (
+        "line 6 is the first that is not a row of the table: 3 cells below 5 heads"
+    )
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        b"elapsed_sec,gpu_util,power_w",  # a share without a unit: 1 may be all, or one percent
+        b"elapsed_sec,temp_c,power_w",  # of what?
+        b"gpu_util_pct,power_w",  # no time
+    ],
+)
+def test_heads_that_leave_a_doubt_are_not_read(heads: bytes) -> None:
+    assert not GpuTables().recognizes(heads + b"\n0.5,17,26\n", Path("usage.csv"))

@@ -26,9 +26,12 @@ from tests.support.nsys_files import (
     KERNELS,
     LAUNCH,
     MALLOC,
+    NAMES,
     NVTX,
     POLL,
     READ,
+    SAMPLES,
+    STACKS,
     SYNC,
     SYSTEM,
     database,
@@ -40,7 +43,7 @@ P, T = process(11), thread(11, 11)
 # One step of 1000 us on one device:
 #   data wait 0..300, copy to the device 320..340, kernel 350..600; the host waits for it,
 #   allocates, launches the next kernel at 690, which runs 700..900; a fill runs until 950.
-US = 1000
+US, MS = 1_000, 1_000_000
 ONE = (
     (KERNELS, [(350, 600, 0, 7, 3, P, GEMM), (700, 900, 0, 7, 5, P, GEMM)]),
     (COPIES, [(320, 340, 0, 7, 2, P, 4096, 1)]),
@@ -153,6 +156,79 @@ def test_a_copy_from_the_device_that_returns_after_it_is_a_wait(tmp_path: Path) 
     assert kinds["11 sync"] == in_us([(15, 135, layout.WHOLE_NS, 1, 0, 0)])
     # 130..160: the wait until 135, then between launches and until the kernel began
     assert kinds["11 starved"] == in_us([(130, 160, 25 * US, 5 * US, 0, 0)])
+
+
+MAIN, PROGRESS, WAIT, ADDRESS, LIBRARY, PROGRAM = range(20, 26)
+FUNCTIONS = [
+    (MAIN, "main"),
+    (PROGRESS, "ofi_cq_read"),
+    (WAIT, "MPI_Wait"),
+    (ADDRESS, "0x7fd99b3515d4"),
+    (LIBRARY, "/usr/lib64/libcuda.so.525"),
+    (PROGRAM, "/srv/saxpy"),
+]
+
+
+def test_cpu_samples_show_where_the_host_was_in_gaps(tmp_path: Path) -> None:
+    """Kernels at 0..1 and 101..102 ms; the thread is sampled each ms: main 60, MPI 30, a library 8.
+
+    At 99 and 100 ms it sleeps. Another thread, which launches nothing, does not count.
+    """
+    samples, stacks = [], []
+    for number in range(2, 100):  # ids count from 1, times from 2 ms
+        samples.append((number - 1, number * MS, 3, 1, T, 1))
+        samples.append((1_000 + number, number * MS, 4, 1, thread(11, 12), 1))
+        stacks.append((1_000 + number, WAIT, LIBRARY, None, 0))
+        if number < 62:
+            stacks.append((number - 1, MAIN, PROGRAM, None, 0))
+        elif number < 92:
+            frames = [(PROGRESS, LIBRARY), (WAIT, LIBRARY), (MAIN, PROGRAM)]
+            stacks += [(number - 1, *frame, None, depth) for depth, frame in enumerate(frames)]
+        else:
+            stacks.append((number - 1, ADDRESS, LIBRARY, 1, 0))
+    tables = [
+        (KERNELS, [(0, MS, 0, 7, 1, P, GEMM), (101 * MS, 102 * MS, 0, 7, 2, P, GEMM)]),
+        (CALLS, [(0, 1_000, T, 1, LAUNCH), (101 * MS - 2_000, 101 * MS - 1_000, T, 2, LAUNCH)]),
+        (SAMPLES, samples),
+        (STACKS, stacks),
+    ]
+    file = database(tmp_path / "a.sqlite", *tables, names=[*NAMES, *FUNCTIONS])
+    (node,), (account,), _ = read(Nsys(), file)
+    on_host = layout.COMPUTING_ON_HOST
+    assert spans(node)["11 host_work"] == [
+        (1 * MS, 61 * MS, on_host, 0, 0, 0),
+        (61 * MS, 91 * MS, on_host, 1, 0, 0),
+        (91 * MS, 99 * MS, on_host, 2, 0, 0),
+    ]
+    assert account.read["CPU samples"] == 98
+    report = analyze(file)
+    reasons = {name: round(ns / MS) for name, ns in report.unattributed_reasons}
+    assert reasons == {
+        "on-host:main": 60,
+        "on-host:MPI_Wait": 30,
+        "on-host:libcuda.so.525": 8,
+        "no-signal": 2,
+    }
+
+
+@pytest.mark.parametrize("missing", ["SAMPLING_CALLCHAINS", "StringIds rows", "unresolved"])
+def test_samples_without_stacks_or_names_show_a_host_that_computed(
+    tmp_path: Path, missing: str
+) -> None:
+    stacks = ("SAMPLING_CALLCHAINS", "id symbol module stackDepth")
+    rows = [(number, MAIN, PROGRAM, 0) for number in range(9)]
+    tables = [
+        (KERNELS, [(0, MS, 0, 7, 1, P, GEMM), (9 * MS, 10 * MS, 0, 7, 2, P, GEMM)]),
+        (CALLS, [(0, 10, T, 1, LAUNCH), (9 * MS - 20, 9 * MS - 10, T, 2, LAUNCH)]),
+        (SAMPLES, [(number, number * MS, 0, 1, T, 1) for number in range(9)]),
+    ]
+    if missing == "unresolved":
+        tables.append((stacks, rows))
+    elif missing == "StringIds rows":
+        tables.append((STACKS, [(*row[:3], None, row[3]) for row in rows]))
+    (node,), (account,), _ = read(Nsys(), database(tmp_path / "a.sqlite", *tables))
+    assert account.cut == ""
+    assert spans(node)["11 host_work"] == [(MS, 8 * MS, layout.COMPUTING_ON_HOST, -1, 0, 0)]
 
 
 @pytest.mark.parametrize("framework", [False, True])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from tests.support.importing_traces import imported, ranks_of
 from tests.support.kineto_traces import busy_ns, spans
@@ -92,3 +93,52 @@ def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path:
         CannotImportError, match=r"in the profile.*a field is cut off.*copy it again"
     ):
         imported([write(tmp_path, whole[:60])])
+
+
+@pytest.mark.parametrize("executors", [False, True])
+def test_the_host_plane_shows_what_the_host_did_and_when_the_process_started(
+    tmp_path: Path, executors: bool
+) -> None:
+    """Two devices of one process, the second without work until 45 ms.
+
+    One thread executes from 2 to 50 ms, and waits in block_until_ready from 52 to 99 ms. A thread
+    for each device allocates until shortly before its second launch, at 51 and 45 ms. Without
+    marked steps the one step begins with the first work of any device.
+    """
+    ms = 1_000_000
+    launches = {0: [(0, 3), (51 * ms, 4), (100 * ms, 5)], 1: [(45 * ms, 6), (100 * ms + 9, 7)]}
+    planes: dict[str, Lines] = {}
+    host: Lines = {
+        "python": [
+            ("$train.py:9 main", 0, 110 * ms, {}),
+            ("PjRtExecutable::Execute", 2 * ms, 48 * ms, {}),
+            ("$api.py:3154 block_until_ready", 52 * ms, 47 * ms, {}),
+            ("$api.py:3165 try_to_block", 53 * ms, 45 * ms, {}),
+        ]
+    }
+    for device, calls in launches.items():
+        kernels = [(f"k{link}", at + 10, ms, {"correlation_id": link}) for at, link in calls]
+        planes[f"/device:GPU:{device}"] = {"Stream #7(Kernel)": kernels}
+        host[f"Host Threads/{device}"] = [
+            ("hipModuleLaunchKernel", at, 4, {"correlation_id": link}) for at, link in calls
+        ]
+        if executors:
+            thunks = [("ExecuteThunks", max(at - ms // 10, 0), ms // 5, {}) for at, _ in calls]
+            allocated = (50 if device == 0 else 44) * ms
+            allocation = ("Build buffer allocations", 3 * ms, allocated - 3 * ms, {})
+            host[f"py_xla_execute/{device}"] = [allocation, *thunks]
+    path = write(tmp_path, xspace({**planes, "/host:CPU": host}))
+    (node,), _ = imported([path])
+    for pid in (1, 1 + (1 << 23)):
+        (step,) = spans(node, layout.STEP, pid)
+        assert step[:2] == (10, 101 * ms + 19)
+    report = analyze(path)
+    assert not [finding for finding in report.findings if finding.cause.id == "startup"]
+    reasons = {name: round(ns / ms) for name, ns in report.unattributed_reasons}
+    assert reasons["on-host:api.py(3165): try_to_block"] == 2 * 45
+    if executors:  # device 0 from 3 to 50, device 1 from 3 to 44 ms
+        assert reasons["on-host:Build buffer allocations"] == 47 + 41
+        # device 1: from 2 to 3, 44 to 44.9, 46 to 50; of device 0 three others are longer
+        assert reasons["on-host:PjRtExecutable::Execute"] == 6
+    else:  # from 2 to 50; device 1 works from 45 to 46
+        assert reasons["on-host:PjRtExecutable::Execute"] == 48 + 47

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
-from clusterprof.analysis.importers.workloads.operator_table import OperatorTable
+from clusterprof.analysis.importers.workloads.operator_table import OperatorTable, build_node
+from clusterprof.analysis.importers.workloads.pipeline_stages import (
+    OperationRow,
+    OperationTable,
+    select_joint_waits,
+)
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.cli.common import require_complete_report
 from clusterprof.errors import NoRecording, PartialRecording
@@ -56,7 +61,10 @@ def test_both_stages_of_a_pipeline() -> None:
     assert (busy[710], busy[850]) == (300 * MS, 440 * MS)
     assert account.read == {"operations": 26, "ranks": 2, "steps": 2}
     assert account.notes == [
-        "each step is timed from its own beginning: steps are placed one after the other"
+        # forward and backward: 100 and 200 ms of stage 0, 199 and 199 of stage 1
+        "stage 1 does 1.3 times the work of the median stage: give it fewer layers (the last one"
+        " also has the output layer and the loss)",
+        "each step is timed from its own beginning: steps are placed one after the other",
     ]
 
 
@@ -196,6 +204,9 @@ def test_a_stage_whose_ranks_are_all_alike_slow_is_one_culprit(tmp_path: Path) -
     assert first.culprit_group == CulpritGroup("stage 1", (2, 3))
     assert {culprit.rank for culprit in first.culprits} >= {2, 3}
     assert summarize_main_culprits(first) == "stage 1 (all its 2 ranks)"
+    advised = [advice.id for advice in first.advice]
+    assert advised[0] == "lighter-last-stage" and "compare-devices" not in advised
+    assert first.advice[0].what == "Give stage 1 fewer layers"
     (caused,) = describe_caused_loss(first, 4, report.in_step_ns)
     assert caused.startswith("stage 1 (all its 2 ranks): ")
     # With 5 ms a pass all meet at 34 ms instead of 74, or a ms later as in the test before.
@@ -214,6 +225,73 @@ def test_a_single_slow_rank_of_a_stage_is_no_group(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     write_pipeline(path, steps=60)
     assert all(finding.culprit_group is None for finding in analyze(path).findings)
+
+
+def build_stages(passes: dict[tuple[int, int], int], meets: dict[int, int]) -> OperationTable:
+    """Build three steps: a pass per rank (stage, copy) from 0, then the reduction of its stage."""
+    table, account = OperationTable(), Account(Path("job.parquet"))
+    for step in range(3):
+        for position, end in passes.items():
+            table.add(position, "forward-compute", OperationRow(step, 0, 0, end * MS), account)
+            meet = meets[position[0]] * MS
+            for name in ("layernorm-grads-all-reduce", "grads-reduce-scatter"):
+                table.add(position, name, OperationRow(step, 0, meet, meet + 10 * MS), account)
+    return table
+
+
+def test_ranks_of_a_stage_that_go_on_together_waited_for_the_last_of_them() -> None:
+    """Stage 0 ends at 100, 140, 190 and goes on at 192; stage 1 all end at 200, then idle."""
+    ends = {(0, 0): 100, (0, 1): 140, (0, 2): 190, (1, 0): 200, (1, 1): 200, (1, 2): 201}
+    account = Account(Path("job.parquet"))
+    node = build_node(build_stages(ends, {0: 192, 1: 240}), account)
+    assert node is not None
+    waits = {
+        pid: [span[:2] for span in spans_of(node, pid)["collective"] if span[5] == layout.BARRIER]
+        for pid in range(1, 7)
+    }
+    steps = (0, 250, 500)
+    assert waits == {
+        1: [(at + 100, at + 192) for at in steps],
+        2: [(at + 140, at + 192) for at in steps],
+        3: [(at + 190, at + 192) for at in steps],
+        4: [],
+        5: [],
+        6: [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("gaps", "joint"),
+    [
+        ({0: (0, 99), 1: (50, 100), 2: (90, 101)}, {0, 1, 2}),
+        ({0: (0, 99), 1: (50, 100), 2: (90, 110)}, set()),  # two of three are too few
+        ({0: (0, 99), 1: (50, 100), 2: (90, 101), 3: (9, 99), 4: (9, 200)}, {0, 1, 2, 3}),
+        ({0: (85, 99), 1: (90, 100), 2: (99, 101)}, set()),  # they ended their work together
+        ({0: (0, 100), 1: (50, 100)}, set()),  # of two ranks it may be chance
+    ],
+)
+def test_how_many_have_to_go_on_at_the_same_instant(
+    gaps: dict[int, tuple[int, int]], joint: set[int]
+) -> None:
+    in_ns = {rank: (start * MS, end * MS) for rank, (start, end) in gaps.items()}
+    assert set(select_joint_waits(in_ns, len(gaps))) == joint
+
+
+@pytest.mark.parametrize(
+    ("slow", "heavy"),
+    [({(1, 0), (1, 1), (1, 2)}, True), ({(1, 0)}, False)],  # the whole stage, or one rank of it
+)
+def test_a_stage_whose_ranks_have_more_work_is_the_answer(
+    slow: set[tuple[int, int]], heavy: bool
+) -> None:
+    ends = {(stage, copy): 100 for stage in (0, 1) for copy in range(3)}
+    account = Account(Path("job.parquet"))
+    build_node(build_stages(ends | dict.fromkeys(slow, 150), {0: 200, 1: 200}), account)
+    answer = (
+        "stage 1 does 1.5 times the work of the median stage: give it fewer layers (the last one"
+        " also has the output layer and the loss)"
+    )
+    assert account.answers == ([answer] if heavy else [])
 
 
 def test_a_table_of_another_job_is_refused_and_strict_fails(tmp_path: Path) -> None:

@@ -41,3 +41,12 @@ def test_a_small_loss_without_a_cause_is_not_the_verdict(
         else wording.describe_no_loss(report)
     )
     assert text.startswith(verdict)
+
+
+def test_the_function_that_the_host_was_in_is_named_without_control_characters() -> None:
+    named = wording.describe_unattributed_reason("on-host:aten::mul\x1b[31m")
+    assert named.startswith("the host was in aten::mul")
+    assert named.endswith(", which launched nothing") and "\x1b" not in named
+    assert wording.describe_unattributed_reason("on-host") == (
+        "the host computed in functions or operators that launched nothing"
+    )
