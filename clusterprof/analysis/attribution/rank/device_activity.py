@@ -187,15 +187,13 @@ _FIRST_UPDATE, _UPDATE_INTERVAL = 4, 128
 
 _PARTS = 12
 """Equal parts into which a step is divided."""
-_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 4 * _PARTS, 2048
+_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 5 * _PARTS // 2, 2048
 _SMOOTHING = 0.02
 """Weight of the assumption that a part is like the next one."""
 _MIN_INSIDE_RATIO = 0.9
 """Part of a window that must lie within steps."""
-_MIN_DEVIATIONS, _MAX_WAIT_RATIO = 3.0, 2 / 3
-"""So many standard errors above its fitted activity, a part that busy-waits must still be below
-this part of the activity of work.
-"""
+_MIN_F = 5.0
+"""Least F value at which the parts of a step differ: chance gives less in all but one of 500 jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,16 +495,29 @@ def _find_levels_in_steps(profile: StepProfile) -> tuple[float, float] | None:
     level = (activity / np.maximum(busy, _MIN_BUSY_RATIO))[used]
     highest = float(np.sort(level)[-(_PARTS // 4) :].mean())
     usual = float(level[level >= PARTIAL_RATIO * highest].mean())
-    left = profile.squares - 2 * activity @ np.array(profile.activity)
-    variance = max(float(left + activity @ products @ activity), 0.0) / (profile.windows - _PARTS)
-    error = np.sqrt(variance * np.diag(np.linalg.inv(matrix)))[used]
-    sure = level + _MIN_DEVIATIONS * error < _MAX_WAIT_RATIO * usual
-    waiting = np.sort(level[sure & (level < BUSY_WAIT_RATIO * usual)])
+    if _compute_f(profile, products, activity, busy) < _MIN_F:
+        return None
+    waiting = np.sort(level[level < BUSY_WAIT_RATIO * usual])
     if not waiting.size:
         return None
     # The parts beside a short wait blur it, and beside a long one it can be fitted too low.
     least = _DEFAULT_BUSY_WAIT_RATIO * usual
     return usual, max(float(waiting[0]), least) if waiting.size > 2 else least
+
+
+def _compute_f(profile: StepProfile, products: Float, activity: Float, busy: Float) -> float:
+    """Compute the F value of parts that differ against parts equally active while busy.
+
+    activity, busy: float64[parts], fitted.
+    """
+    target = np.array(profile.activity)
+    alike = busy * float(busy @ target) / max(float(busy @ products @ busy), 1e-9)
+    left, left_alike = (
+        max(profile.squares + float(fitted @ (products @ fitted - 2 * target)), 0.0)
+        for fitted in (activity, alike)
+    )
+    noise = left / (profile.windows - _PARTS)
+    return (left_alike - left) / (_PARTS - 1) / max(noise, 1e-9)
 
 
 def _compute_partial_ratio(until: Int, usual: int, windows_seen: int) -> float:
