@@ -193,7 +193,7 @@ _SMOOTHING = 0.02
 _MIN_INSIDE_RATIO = 0.9
 """Part of a window that must lie within steps."""
 _MIN_F = 5.0
-"""Least F value at which the parts of a step differ: chance gives less in all but one of 500 jobs."""
+"""Least F value at which parts of a step differ: chance gives less in all but one of 500 jobs."""
 
 
 @dataclass(frozen=True, slots=True)
