@@ -116,14 +116,25 @@ def _read_figure(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_legs(columns: Sequence[Column], given: Sequence[Leg]) -> list[Leg]:
-    """List all legs, worst first. columns: columns of the score that counts."""
-    legs = list(given)
+    """List all legs, worst first; of one that no score measured the name alone.
+
+    columns: stored scores and their testbeds. A smaller slice is named with its date.
+    """
+    legs, unmeasured = list(given), {}
+    measured: set[tuple[str, str]] = set()
     for column in columns:
         document, testbed = column
         words = named(column).replace(testbed, _TESTBED_WORDS.get(testbed, testbed), 1)
+        if document["slice"] != "full":
+            words += f", {document['date']}"
         for mode, (view, hooks) in _HOOKED_MODES.items():
             scores = scores_of(document, testbed=testbed, tool=TOOL, mode=mode)
-            legs.append(Leg(words + view, hooks, scores[0]["figures"] if scores else {}))
+            if scores:
+                measured.add((testbed, mode))
+                legs.append(Leg(words + view, hooks, scores[0]["figures"]))
+            else:
+                unmeasured[testbed, mode] = Leg(words + view, hooks, {})
+    legs += [leg for key, leg in unmeasured.items() if key not in measured]
     if not any(testbed == _SECOND_SHAPE for _, testbed in columns):
         legs.append(Leg(_TESTBED_WORDS[_SECOND_SHAPE], True, {}))
     return sorted(legs, key=Leg.rank)

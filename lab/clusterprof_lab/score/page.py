@@ -96,7 +96,8 @@ def _page(documents: Sequence[Document], given: Sequence[legs.Leg]) -> Iterator[
     yield HEAD
     yield "## Legs\n"
     yield LEGS
-    yield legs.write_legs(legs.list_legs(at_length, given))
+    same_split = [column for column in shown if column[0]["split"] == first["split"]]
+    yield legs.write_legs(legs.list_legs(same_split, given))
     yield "## The corpus\n"
     yield headline(at_length)
     yield markdown.runs(documents)

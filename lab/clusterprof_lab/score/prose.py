@@ -22,9 +22,9 @@ worst comes first; ✓ met, ✗ missed. In brackets: the 95 % interval and the n
 synthetic and real jobs are our own corpus, which the rules were built on. *As a driver shows it*:
 the same jobs, their accelerators seen in whole percents of periods of 1/6 s to 1 s, late and in
 lumps, with or without GPM, and without hooks on the device. *Second job shape*: sharded parameters,
-three epochs with new workers, unmarked validation, logging and slow first steps. *Independent lab*
-and *public traces* are not ours; their numbers come from `lab/results/legs/`. Without hooks: no
-span of the job was recorded.
+three epochs with new workers, unmarked validation, logging and slow first steps. *ci*: a smaller
+slice of the corpus. *Independent lab* and *public traces* are not ours; their numbers come from
+`lab/results/legs/`. Without hooks: no span of the job was recorded.
 """
 NONE = """
 No score has been stored yet: `make score-full SPLIT=test` makes one.

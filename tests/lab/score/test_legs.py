@@ -63,6 +63,25 @@ def test_all_legs_stand_side_by_side_worst_first(tmp_path: Path) -> None:
     ]
 
 
+def test_a_smaller_slice_is_named_with_its_date_and_replaces_what_was_not_measured() -> None:
+    scores = [
+        {"testbed": testbed, "tool": "clusterprof", "mode": mode, "figures": figures(*GOOD)}
+        for testbed, mode in (("synth", "D2"), ("sharded", "M0"))
+    ]
+    small = {"split": "test", "slice": "ci", "date": "2026-11-23", "scores": scores}
+    legs = list_legs([(STORED, "synth"), (small, "synth"), (small, "sharded")], [])
+    unmeasured = [leg.name for leg in legs if not leg.figures]
+    assert unmeasured == [
+        "second job shape, test, ci, 2026-11-23",
+        "second job shape, test, ci, 2026-11-23, as a driver shows it",
+        "second job shape, test, ci, 2026-11-23, as a driver shows it",
+    ]
+    assert [leg.name for leg in legs if "ci" in leg.name and leg.figures] == [
+        "synthetic jobs, test, ci, 2026-11-23, as a driver shows it",
+        "second job shape, test, ci, 2026-11-23",
+    ]
+
+
 def test_a_leg_without_hooks_has_wider_bounds() -> None:
     by_figure = {target.figure: target for target in LEG_TARGETS}
     assert set(by_figure) == set(FIGURES)
