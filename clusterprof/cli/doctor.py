@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clusterprof.config import Profile
 
 
+_ANSWER_SECONDS = 5.0  # a helper on a busy node needs seconds to start
 _PATH_TIMEOUT_S = 1.0  # a path on a dead server is reported as hung instead of waited for
 
 
@@ -92,7 +93,10 @@ def _make_isolate(plan: Plan) -> Callable[[str, Context], Any]:
     """Return a function that opens an isolated collector with the options of a recording here."""
     from clusterprof.agent.sampling.service import make_isolated_collector
 
-    return lambda name, context: make_isolated_collector(name, context, plan.helper_options(name))
+    def isolate(name: str, context: Context) -> Any:
+        return make_isolated_collector(name, context, plan.helper_options(name), _ANSWER_SECONDS)
+
+    return isolate
 
 
 def _print_source_checks(checks: Sequence[SourceCheck], as_json: bool, width: int = 80) -> None:

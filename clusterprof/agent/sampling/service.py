@@ -420,13 +420,16 @@ def _watch_run_dir(run_dir: Path) -> FolderWatch | None:
         return None
 
 
-def make_isolated_collector(name: str, context: Context, options: Sequence[str] = ()) -> Any:
+def make_isolated_collector(
+    name: str,
+    context: Context,
+    options: Sequence[str] = (),
+    first_wait_seconds: float = _OPEN_TIMEOUT_SECONDS,
+) -> Any:
     """Make a collector that runs in its own process, since its driver may hang or crash."""
     from clusterprof.agent.isolation.collector import IsolatedCollector
 
-    return IsolatedCollector(
-        name, context, options=options, first_wait_seconds=_OPEN_TIMEOUT_SECONDS
-    )
+    return IsolatedCollector(name, context, options=options, first_wait_seconds=first_wait_seconds)
 
 
 def read_process_variables(proc: Path, pid: int) -> dict[str, str]:

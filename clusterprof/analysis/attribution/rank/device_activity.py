@@ -511,13 +511,13 @@ def _compute_f(profile: StepProfile, products: Float, activity: Float, busy: Flo
     activity, busy: float64[parts], fitted.
     """
     target = np.array(profile.activity)
-    alike = busy * float(busy @ target) / max(float(busy @ products @ busy), 1e-9)
-    left, left_alike = (
+    equal = busy * float(busy @ target) / max(float(busy @ products @ busy), 1e-9)
+    left, left_equal = (
         max(profile.squares + float(fitted @ (products @ fitted - 2 * target)), 0.0)
-        for fitted in (activity, alike)
+        for fitted in (activity, equal)
     )
     noise = left / (profile.windows - _PARTS)
-    return (left_alike - left) / (_PARTS - 1) / max(noise, 1e-9)
+    return (left_equal - left) / (_PARTS - 1) / max(noise, 1e-9)
 
 
 def _compute_partial_ratio(until: Int, usual: int, windows_seen: int) -> float:
