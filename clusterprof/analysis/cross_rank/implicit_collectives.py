@@ -112,14 +112,14 @@ def has_busy_wait(rank: RankResult) -> bool:
 
 
 UNVERIFIED_BUSY = "unverified_busy"
-"""Id of a total, ns: busy time of which nothing tells whether it was waiting for other ranks."""
+"""Id of a total, ns: busy time that may have been waiting for other ranks."""
 
 
 def measure_unverified_busy_time(state: JobState) -> JobState:
     """Measure the busy time of devices that may contain waiting in collectives, unseen.
 
     A collective that runs on the device looks busy while it waits. Stream events, SM activity or
-    power that falls tell it from work.
+    power that falls distinguish it from work.
     """
     return replace(state, nodes=map_ranks(state.nodes, _with_unverified_busy_time))
 

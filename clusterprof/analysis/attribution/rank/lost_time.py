@@ -273,14 +273,16 @@ def _learn_activity(rank: Rank, ready: Sequence[Segment]) -> DeviceActivity:
     end_ns = min(ready[-1].end_ns, find_sample_before(rank, begin_ns + LEARNED_NS))
     windows = trim_windows(all_windows, begin_ns, end_ns)
     activity = NO_ACTIVITY
-    if windows.start_ns.size >= MIN_WINDOWS and has_peers(rank):
+    is_enough = windows.start_ns.size >= MIN_WINDOWS
+    if is_enough and has_peers(rank):
         activity = update_levels(detect_busy_wait(rank, windows, activity)[2])
     rows = _read_rows(rank, Segment(begin_ns, end_ns, False), windows)
     phases = rows.phases
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
     steps = phases.steps_begun
     shares = learn_shares(phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns)
-    return replace(activity, phase_shares=shares, learned_until_ns=end_ns)
+    activity = replace(activity, phase_shares=shares)
+    return replace(activity, learned_until_ns=end_ns) if is_enough else activity
 
 
 def _split_segment(segment: Segment) -> Iterator[Segment]:

@@ -24,9 +24,9 @@ in which its host launches, and the device is busy until its queue is empty.
     device   busy 50       | idle 50      launching: 0, waiting: 50 / 80
 
 The shares of the first minute are learned from all its windows before any is divided. Windows of
-another kind, such as those of the first steps, count less the further they are from the others.
-Later the equations are updated at fixed numbers of windows, so that where a recording is cut into
-chunks changes nothing.
+another kind, such as those of the first steps, are left out of that; later ones count less, the
+further they are from the others. Later the equations are updated at fixed numbers of windows, so
+that where a recording is cut into chunks changes nothing.
 
 Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), for least squares with
 bounds; here by coordinate descent, which converges for them (Luo and Tseng, 1992).

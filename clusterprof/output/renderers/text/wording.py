@@ -54,8 +54,8 @@ _MIN_IN_PREFERRED_UNIT = 0.01
 _KEPT_BUSY = "The accelerators were kept busy"
 NO_SIGNIFICANT_LOSS = "Nothing to fix: the accelerators were kept busy."
 _MAY_HAVE_WAITED = (
-    "Not known: the accelerators were busy, but nothing recorded tells work from waiting for other"
-    " ranks in collectives (see Not seen)."
+    "Not known: the accelerators were busy, but nothing recorded distinguishes work from waiting"
+    " for other ranks in collectives (see Not seen)."
 )
 _NOTHING_MEASURED = (
     "No device was measured and no host wait was recorded, so it is not known how busy the"

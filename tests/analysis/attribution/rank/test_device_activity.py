@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
 from clusterprof.analysis.attribution.rank.device_activity import (
     NO_ACTIVITY,
     DeviceWindows,
     detect_busy_wait,
 )
+from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
 from clusterprof.analysis.cross_rank.step_alignment import has_common_step_ends
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series
@@ -99,6 +101,24 @@ def windows(n: int, idle_ns: int = 0) -> DeviceWindows:
     return DeviceWindows(start, start + 100 * MS, none + idle_ns, none)
 
 
+@pytest.mark.parametrize("count", [12, 40])
+def test_each_window_is_counted_once_whether_it_was_learned_before_or_not(count: int) -> None:
+    # 12 windows are too few to learn from before they are divided; 40 are not.
+    t_ns = np.arange(count + 1) * 1000 * MS
+    busy = Series(t_ns, t_ns.astype(np.float64), False)
+    active = Series(t_ns[1:], np.full(count, 0.9), False)
+    timeline = rank_with([0.9])
+    series = {("gpu.busy_ns_total", "d"): busy, ("gpu.sm_active_ratio", "d"): active}
+    registration = {"variables": {"RANK": "0", "WORLD_SIZE": "2"}}
+    main = replace(timeline.main, registration=registration)
+    main = replace(main, spans={layout.STEP: spans((0, count, 0))})
+    whole = replace(timeline.chunk, end_ns=int(t_ns[-1]), series=series)
+    timeline = replace(timeline, chunk=whole, main=main)
+    _, state = find_lost_intervals(timeline, RankState(), last=True)
+    assert state.activity.windows_seen == count
+    assert state.activity.phase_shares.windows == count
+
+
 def test_what_is_below_the_usual_spins_in_proportion() -> None:
     # 16 windows to learn from: usual 0.9, spinning 0.05. Then one of which half is spinning:
     # 0.475 = (0.9 + 0.05) / 2; 0.815 is at work for nine tenths, which counts: at work all the time
@@ -151,7 +171,7 @@ def test_steps_without_busy_waiting_show_none() -> None:
     values = draw.normal(0.7, 0.03, 384).tolist()
     spun, *_ = detect_busy_wait(with_steps(rank_with(values), 120), windows(384), NO_ACTIVITY)
     assert not spun.any()
-    # every window is one step: nothing tells its parts apart
+    # every window is one step: nothing distinguishes its parts
     values = mean_activity(384, 100, 70)
     spun, *_ = detect_busy_wait(with_steps(rank_with(values), 100), windows(384), NO_ACTIVITY)
     assert not spun.any()
