@@ -44,6 +44,8 @@ EXPOSED_COLLECTIVE = 17
 SYNC = 18
 ALLOCATOR = 19
 INTERPRETER_WAIT = 24
+STACK_SAMPLE = 25
+STACK_SAMPLER = 26
 # Only in imported traces (docs/design/importers.md); the probe never writes these.
 STARVED = 20
 LOADING = 21
@@ -76,6 +78,8 @@ KIND_NAMES = {
     STARVED: "starved",
     LOADING: "loading",
     INTERPRETER_WAIT: "interpreter_wait",
+    STACK_SAMPLE: "stack_sample",
+    STACK_SAMPLER: "stack_sampler",
     HOST_WORK: "host_work",
     EXPOSED_COPY: "exposed_copy",
 }
@@ -99,6 +103,8 @@ ARGUMENTS = {
     SYNC: ("waited_ns", "times"),
     ALLOCATOR: ("retries", "mallocs", "frees", "out_of_memory"),
     INTERPRETER_WAIT: ("pause_ns",),
+    STACK_SAMPLE: ("stack", "interval_ns", "thread", "state"),
+    STACK_SAMPLER: ("samples", "own_cpu_ns", "unreadable", "overflowed"),
     STARVED: ("launching_ns", "synced_ns", "memory_ns", "copying_ns"),
     LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
     HOST_WORK: ("activity", "function"),

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from clusterprof.report.code import CodeLine, CodeProfile
 from clusterprof.report.history import History, StepStats
 from clusterprof.report.impact import DeviceUtilization, Impact
 
@@ -303,6 +304,11 @@ class Finding:
     """When it began; None where it was present from the start, intermittent, or is not known."""
     culprit_group: CulpritGroup | None = None
     """The group whose ranks are the main culprits; None where they are no group."""
+    lines: tuple[CodeLine, ...] = ()
+    """Lines of the culprits' own code in which the time was lost, largest first; empty where no
+    stack was sampled then."""
+    lines_compared: bool = False
+    """True if `lines` are those in which the main culprit spends more time than its peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +481,8 @@ class Report:
     """Description of the analyzed part of the run; "" for the whole run."""
     answers: tuple[str, ...] = ()
     """What imported files say about the question they are made for (AU, start-up, bandwidth)."""
+    code: CodeProfile | None = None
+    """Stacks in which device time was lost; None where no stacks were recorded."""
     causes: Mapping[str, Cause] = field(default_factory=dict, compare=False, repr=False)
     """Every cause that the analysis knows, by id; empty for a report read from JSON."""
     schema_version: int = 1

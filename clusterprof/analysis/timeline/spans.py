@@ -255,6 +255,26 @@ class InterpreterWaitSpans(SpanView):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class StackSamples(SpanView):
+    """Samples of a thread's Python stack, int64[n] columns.
+
+    `start_ns` is when the sample was due and `end_ns` when it was taken: in between another thread
+    had the interpreter lock, usually the sampled one.
+    """
+
+    kind = layout.STACK_SAMPLE
+
+    stack: Int
+    """Number of the stack in the process (event `stacks-defined`), from 1; 0 = not known."""
+    interval_ns: Int
+    """Time for which the sample stands, ns."""
+    thread: Int
+    """0 = the thread that trains or loads batches; other threads have other numbers."""
+    state: Int
+    """Code of the letter of the thread's state in /proc ("R", "S", "D"); 0 = not known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AllocatorSpans(SpanView):
     """Counts of the device memory allocator between two readings, int64[n] columns."""
 
