@@ -23,6 +23,7 @@ from clusterprof.analysis.attribution.confidence import (
 from clusterprof.analysis.attribution.rank.chunk_boundary import OUTSIDE_SELECTION, RankState
 from clusterprof.analysis.attribution.rank.claims import BLOCKED
 from clusterprof.analysis.attribution.rank.history import RankTimeHistory
+from clusterprof.analysis.attribution.rank.lost_code import RankCode
 from clusterprof.analysis.attribution.rank.step_blocks import StepBlockTable
 from clusterprof.analysis.attribution.taxonomy import CAUSES, FAMILIES
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
@@ -95,6 +96,8 @@ class RankResult:
     """What it lost by cause and time bin (analysis.attribution.rank.time_spent), if it has no
     peers.
     """
+    code: RankCode | None = field(default=None, compare=False)
+    """Stacks sampled in its lost time; None without samples."""
     culprit_ns: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, including itself, waited in operations because of it."""
     victim_ns: Mapping[str, int] = field(default_factory=dict)

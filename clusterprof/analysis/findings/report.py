@@ -34,6 +34,7 @@ from clusterprof.analysis.cross_rank.wait_totals import (
     sum_unblamed_waits,
 )
 from clusterprof.analysis.findings.advice import with_advice
+from clusterprof.analysis.findings.code import build_code
 from clusterprof.analysis.findings.comparisons import (
     with_comparisons,
     with_culprit_groups,
@@ -347,6 +348,13 @@ def add_read_counts(state: ReportState) -> ReportState:
     return _with_report(state, findings=tuple(with_read_counts(state.report.findings, state.ranks)))
 
 
+def add_code(state: ReportState) -> ReportState:
+    """Add the lines of code in which the time was lost."""
+    report = state.report
+    findings, code = build_code(report.findings, state.across.nodes, state.totals, report.nobody)
+    return _with_report(state, findings=findings, code=code)
+
+
 def add_metrics(state: ReportState) -> ReportState:
     """Add the metrics, the utilization of devices and the blocks of steps."""
     utilization = build_device_utilization(state.ranks)
@@ -441,6 +449,7 @@ REPORT_PASSES: tuple[Callable[[ReportState], ReportState], ...] = (
     add_work_evidence,
     compare_culprits,
     add_read_counts,
+    add_code,
     add_metrics,
     add_impact,
     # What the report covers.

@@ -30,6 +30,7 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import (
 from clusterprof.analysis.attribution.rank.claims import settle_segment
 from clusterprof.analysis.attribution.rank.device_activity import get_sample_times
 from clusterprof.analysis.attribution.rank.history import HistoryBuilder
+from clusterprof.analysis.attribution.rank.lost_code import CodeSums
 from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
 from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
@@ -74,6 +75,7 @@ class OpenRank:
     blocks: StepBlocks
     times: HistoryBuilder | None
     """None where no history was requested."""
+    code: CodeSums
     window: Selection
 
 
@@ -112,11 +114,11 @@ def update_rank(
 
 def _create_accumulators(
     request: NodeRequest,
-) -> tuple[TimeSpent, ImplicitSteps, StepBlocks, HistoryBuilder | None, Selection]:
+) -> tuple[TimeSpent, ImplicitSteps, StepBlocks, HistoryBuilder | None, CodeSums, Selection]:
     spending = TimeSpent(CLAIMABLE_CAUSES, request.store)
     times = HistoryBuilder(request.store) if request.history else None
     barrier = ImplicitSteps(spending.categories, request.store)
-    return spending, barrier, StepBlocks(), times, request.window
+    return spending, barrier, StepBlocks(), times, CodeSums(), request.window
 
 
 def _settle_segments(
@@ -124,8 +126,14 @@ def _settle_segments(
 ) -> OpenRank:
     lost_segments, state = find_lost_intervals(rank, open_rank.state, last, open_rank.window)
     partial, pending = open_rank.partial, open_rank.pending
+    accumulators = (
+        open_rank.spending,
+        open_rank.frontier,
+        open_rank.blocks,
+        open_rank.times,
+        open_rank.code,
+    )
     for segment, lost, account in lost_segments:
-        accumulators = open_rank.spending, open_rank.frontier, open_rank.blocks, open_rank.times
         if segment.end_ns == segment.start_ns:
             new = Accumulator(totals={"not_asked": account.outside_selection_ns})
             for accumulator in () if segment.provisional else accumulators:
@@ -137,7 +145,6 @@ def _settle_segments(
             pending = merge_accumulators(pending, new)
         else:
             partial, pending = merge_accumulators(partial, pending, new), EMPTY_ACCUMULATOR
-    accumulators = open_rank.spending, open_rank.frontier, open_rank.blocks, open_rank.times
     return OpenRank(state, partial, pending, rank, *accumulators, open_rank.window)
 
 
@@ -176,6 +183,7 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
         history=times,
         blocks=blocks,
         own_losses=open_rank.spending.own_losses(),
+        code=open_rank.code.finish(),
     )
 
 

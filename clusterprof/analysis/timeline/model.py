@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.timeline.spans import Int, SpanTable, View
+from clusterprof.analysis.timeline.spans import Int, SpanTable, StackSamples, View
 from clusterprof.trace.schema import Event, Gap, Header
 
 Float = NDArray[np.float64]
@@ -93,6 +93,8 @@ class Process:
     """By tid; the main thread's tid is the pid."""
     io: ProcessIo | None
     placement: Placement | None = None
+    stacks: StackSamples | None = None
+    """Samples of its Python stack, with the stack numbers of the node; None without any."""
 
     def get_spans(self, view: type[View]) -> View | None:
         """Return the spans of one kind with named columns; None if the process has no table."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -354,6 +354,9 @@ def select_carry_over(chunk: Chunk, from_ns: int) -> Chunk:
     )
 
 
+Spans = TypeVar("Spans", bound=SpanTimes)
+
+
 def concat_chunks(kept: Chunk | None, chunk: Chunk) -> Chunk:
     """Return the chunk preceded by what was kept of the previous one."""
     if kept is None:
@@ -394,7 +397,12 @@ def _concat_processes(before: Process, process: Process) -> Process:
     if before.io is not None and process.io is not None:
         io = _concat_samples(before.io, process.io)
     registration = process.registration or before.registration
-    return replace(process, registration=registration, spans=spans, threads=threads, io=io)
+    stacks = process.stacks if before.stacks is None else before.stacks
+    if before.stacks is not None and process.stacks is not None:
+        stacks = _concat_spans(before.stacks, process.stacks)
+    return replace(
+        process, registration=registration, spans=spans, threads=threads, io=io, stacks=stacks
+    )
 
 
 def _concat_samples(before: Any, after: Any) -> Any:
@@ -409,7 +417,7 @@ def _concat_samples(before: Any, after: Any) -> Any:
     )
 
 
-def _concat_spans(before: SpanTable, after: SpanTable) -> SpanTable:
+def _concat_spans(before: Spans, after: Spans) -> Spans:
     shared = after.sequence[after.start_ns <= before.start_ns[-1]]  # later spans cannot be in both
     new = ~np.isin(before.sequence, shared)
     if not new.any():
@@ -444,7 +452,14 @@ def _trim_process(process: Process, from_ns: int) -> Process:
         spans[layout.CHECKPOINT] = _trim_spans_to_previous(saves, from_ns)
     threads = {tid: _trim_samples(thread, from_ns) for tid, thread in process.threads.items()}
     io = None if process.io is None else _trim_samples(process.io, from_ns)
-    return replace(process, spans=_drop_empty(spans), threads=threads, io=io)
+    stacks = (
+        None
+        if process.stacks is None
+        else _select_spans(process.stacks, process.stacks.end_ns > from_ns)
+    )
+    if stacks is not None and not stacks.start_ns.size:
+        stacks = None
+    return replace(process, spans=_drop_empty(spans), threads=threads, io=io, stacks=stacks)
 
 
 def _drop_empty(spans: Mapping[int, SpanTable]) -> dict[int, SpanTable]:
@@ -479,7 +494,7 @@ def _trim_device_waits(process: Process, from_ns: int) -> dict[int, SpanTable]:
     return spans
 
 
-def _select_spans(table: SpanTable, keep: NDArray[np.bool_]) -> SpanTable:
+def _select_spans(table: Spans, keep: NDArray[np.bool_]) -> Spans:
     return table if keep.all() else table.select(keep)
 
 

@@ -35,6 +35,7 @@ from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulato
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.history import HistoryBuilder, with_segment_totals
 from clusterprof.analysis.attribution.rank.host_activity import sum_cpu_time_in_pauses
+from clusterprof.analysis.attribution.rank.lost_code import CodeSums
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
@@ -178,11 +179,12 @@ def settle_segment(
     implicit_steps: ImplicitSteps,
     blocks: StepBlocks,
     history: HistoryBuilder | None = None,
+    code: CodeSums | None = None,
 ) -> Accumulator:
     """Return what a settled segment adds: its time, its steps, and its lost time by cause.
 
-    limits: bound limits object per cause id. time_spent, implicit_steps, blocks and history
-    are updated with the attributed time.
+    limits: bound limits object per cause id. time_spent, implicit_steps, blocks, history
+    and code are updated with the attributed time.
     """
     breakdown = compute_data_wait_breakdown(rank, lost)
     on_cpu = np.zeros(lost.start_ns.size, np.int64)
@@ -199,6 +201,8 @@ def settle_segment(
     if history is not None:
         history.add(rank, segment, lost, shares, (unclaimed, waiting), account)
     blocks.add(rank, segment, lost, shares, account)
+    if code is not None:
+        code.add(rank, segment, lost, shares, unclaimed, breakdown)
     return with_segment_totals(accumulator, rank, segment, lost, account)
 
 

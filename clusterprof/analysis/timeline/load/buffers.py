@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.timeline.model import Float, Int, Series
-from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.analysis.timeline.spans import SpanTable, StackSamples
 from clusterprof.probe.layout import (
     ARGUMENTS,
     BACKWARD,
@@ -39,6 +39,8 @@ from clusterprof.probe.layout import (
     KIND_NAMES,
     LOADER_START,
     OPTIMIZER,
+    STACK_SAMPLE,
+    STACK_SAMPLER,
     STEP,
     WORKER_START,
 )
@@ -51,6 +53,7 @@ LOOKBACK_NS = 2_000_000_000
 PERSISTENT_KINDS = (LOADER_START, WORKER_START, HOOK_NOTE)
 LATEST_ONLY_KINDS = (FETCH, DATA_WAIT, STEP, OPTIMIZER)  # the last one shows what a process is
 TRAINING_KINDS = (DATA_WAIT, STEP, OPTIMIZER, EXPOSED, LOADER_START)  # training process
+SAMPLER_KINDS = (STACK_SAMPLE, STACK_SAMPLER)
 # Of these kinds and of user-defined kinds a training process needs only the spans that show when
 # it was active. Collectives of a known group are kept whole: they are matched with other ranks.
 _THINNED_KINDS = (FORWARD, BACKWARD, OPTIMIZER, COLLECTIVE)
@@ -84,6 +87,8 @@ class ChunkSpans:
     """By pid, then kind, sorted by start."""
     last_end_ns: dict[int, int]
     """By pid: end of the last span."""
+    stacks: dict[int, StackSamples]
+    """By pid: samples of its Python stack, which are no spans of the job's own work."""
 
 
 class SpanBuffer:
@@ -162,13 +167,18 @@ class SpanBuffer:
         self._recent = self._select_kept(table, groups, bounds, np.array(numbers, np.int64), end_ns)
         tables_by_pid: dict[int, dict[int, SpanTable]] = {pid: {} for pid in pids}
         ends: dict[int, int] = {}
+        stacks: dict[int, StackSamples] = {}
         tables = _build_span_tables(table, bounds)
         latest = np.maximum.reduceat(table[_END], bounds[:-1]).tolist() if groups else []
         for (process, kind_number), span_table, end in zip(groups, tables, latest):
             pid = pids[process]
+            if kind_number == STACK_SAMPLE:
+                stacks[pid] = StackSamples.from_table(span_table)
+            if kind_number in SAMPLER_KINDS:
+                continue  # a process is sampled as long as it lives, even if it hangs
             tables_by_pid[pid][kind_number] = span_table
             ends[pid] = max(ends.get(pid, end), end)
-        return ChunkSpans(tables_by_pid, ends)
+        return ChunkSpans(tables_by_pid, ends, stacks)
 
     def _name_fetches(self, table: Int, own: NDArray[np.bool_], kinds: set[int]) -> None:
         """Treat user spans named "fetch" as fetches without measured CPU time and bytes."""

@@ -14,7 +14,7 @@ becomes one long chunk.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,7 @@ from clusterprof.analysis.timeline.load.buffers import (
 )
 from clusterprof.analysis.timeline.load.processes import DeviceUsers, ProcessBuffer
 from clusterprof.analysis.timeline.model import Chunk, Series
+from clusterprof.analysis.timeline.stacks import STACKS_DEFINED, StackTable
 from clusterprof.trace.decoder import PackedSpans, decode_span_frames
 from clusterprof.trace.reader import Damage, NodeReader
 from clusterprof.trace.schema import (
@@ -81,7 +82,9 @@ class LoadedNode:
     gaps: tuple[Gap, ...]
     """The last gap of each collector and column: what is missing, and why."""
     events: tuple[Event, ...]
-    """All events except registrations and exits of processes."""
+    """All events except registrations and exits of processes, and definitions of stacks."""
+    stacks: StackTable = field(default_factory=StackTable, compare=False)
+    """The stacks that samples of its processes refer to."""
 
 
 class NodeLoader:
@@ -127,6 +130,7 @@ class NodeLoader:
             dropped_spans=builder.dropped_spans,
             gaps=tuple(builder.gaps.values()),
             events=tuple(builder.kept_events),
+            stacks=builder.build_stack_table(),
         )
 
 
@@ -184,6 +188,10 @@ class _ChunkBuilder:
             return
         end_ns = max(start_ns, (self.latest_ns if self.latest_ns is not None else start_ns) + 1)
         yield self._cut(start_ns, end_ns, first, last=True)
+
+    def build_stack_table(self) -> StackTable:
+        """Build the table of all stacks defined so far."""
+        return self._processes.stacks.build_table()
 
     def _find_start(self) -> int | None:
         """Return the start in the header, else the first record, of which some may arrive late."""
@@ -246,6 +254,9 @@ class _ChunkBuilder:
         self.header = replace(header, devices=self._users.with_users([*header.devices, *appeared]))
 
     def _add_event(self, event: Event) -> None:
+        if event.kind == STACKS_DEFINED:  # names alone, which no time belongs to
+            self._processes.add_event(event)
+            return
         self._extend_range(event.t_ns, event.t_ns)
         self._events.append(event)
         if event.kind in ("process-registered", "process-exited"):

@@ -15,7 +15,8 @@ import numpy as np
 
 from clusterprof.analysis.timeline.load.buffers import RowBuffer, SpanBuffer, split_by_column
 from clusterprof.analysis.timeline.model import Int, Placement, Process, ProcessIo, ThreadTable
-from clusterprof.analysis.timeline.spans import SpanTable, WorkerStartSpans
+from clusterprof.analysis.timeline.spans import SpanTable, StackSamples, WorkerStartSpans
+from clusterprof.analysis.timeline.stacks import STACKS_DEFINED, StackInterner
 from clusterprof.probe.layout import WORKER_START
 from clusterprof.trace.decoder import PackedSpans
 from clusterprof.trace.schema import Event, Rows, Spans
@@ -118,6 +119,8 @@ class ProcessBuffer:
         self._wchan_names: tuple[str, ...] = ()
         self._names: tuple[str, ...] = ()
         self._thread_names: tuple[str, ...] = ()
+        self.stacks = StackInterner()
+        """The stacks of all processes so far."""
 
     def add_rows(self, rows: Rows) -> None:
         """Add a frame of one of the three process tables; other tables are ignored."""
@@ -136,7 +139,10 @@ class ProcessBuffer:
         self._spans.add(spans)
 
     def add_event(self, event: Event) -> None:
-        """Add a registration or an exit."""
+        """Add a registration, an exit, or the definitions of stacks."""
+        if event.kind == STACKS_DEFINED:
+            self.stacks.add(event.attributes)
+            return
         pid = event.attributes.get("pid")
         if not isinstance(pid, int):
             return
@@ -164,6 +170,9 @@ class ProcessBuffer:
             pid: self._process(pid, spans.get(pid, {}), threads.get(pid, {}), io.get(pid))
             for pid in pids
         }
+        for pid, samples in taken.stacks.items():
+            if pid in processes:
+                processes[pid] = self._with_stacks(processes[pid], samples)
         self._drop_unseen(start_ns, set(pids))
         return processes, self._wchan_names
 
@@ -192,6 +201,10 @@ class ProcessBuffer:
             ticks = int(registration.get("started_ticks", -1))
         placement = self._placements.find(pid)
         return Process(pid, ticks, parent, name, registration, spans, threads, io, placement)
+
+    def _with_stacks(self, process: Process, samples: StackSamples) -> Process:
+        numbers = self.stacks.translate(process.pid, process.started_ticks, samples.stack)
+        return replace(process, stacks=replace(samples, stack=numbers))
 
     def _drop_unseen(self, start_ns: int, seen: set[int]) -> None:
         """Drop processes that were not in this chunk."""

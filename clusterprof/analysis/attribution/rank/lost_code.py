@@ -1,0 +1,278 @@
+"""Share the lost time of a rank out among the Python stacks sampled in it.
+
+    lost interval        |-------- 100 ms, 60 of them lost to cpu-preprocess --------|
+    samples of 50 ms          ^ augment                  ^ decode
+    shares                    30 ms                      30 ms
+
+A sample stands for the time since the sample before, so it carries that time's share of the loss,
+whether or not other intervals were sampled. At the end the shares of a cause are scaled to its
+lost time. The critical thread is the one that the time is lost to:
+
+    wait for a batch     the worker that owns it, over the whole fetch: whatever is faster in a
+                         fetch shortens the wait, not only what the worker does last
+    all other time       the thread that trains
+
+Samples in which that thread waited for the device carry nothing: the device worked then. Of a cause
+that needs the CPU only samples on a CPU count, of one that makes the thread sleep only the others,
+where the state of the thread is known and there are such samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.timeline.model import (
+    PHASE_COLLECTIVE,
+    PHASE_DATA_WAIT,
+    DataWaitBreakdown,
+    Float,
+    Int,
+    LostTime,
+    Process,
+    Rank,
+)
+from clusterprof.analysis.timeline.spans import FetchSpans, StackSamples, SyncSpans
+from clusterprof.report.model import UNATTRIBUTED
+
+PEERS = "peers"
+"""Time in operations with other ranks, whatever made the rank wait there."""
+_SLEEPING_FAMILIES = ("storage", "network")
+_SLEEPING_CAUSES = ("host-asleep",)
+_COMPUTING_CAUSES = ("cpu-preprocess", "launch-bound", "launch-recompile", "cpu-gc")
+_RUNNING = ord("R")
+_LATE_NS = 300_000
+"""A sample taken this much later than due found another thread with the interpreter lock."""
+ANY_THREAD, ON_CPU, ASLEEP = range(3)
+
+
+def _build_needed_states() -> dict[str, int]:
+    """Build by cause which samples count; for all others each sample counts."""
+    states = {id_: ASLEEP for id_, cause in CAUSES.items() if cause.family in _SLEEPING_FAMILIES}
+    states |= dict.fromkeys(_SLEEPING_CAUSES, ASLEEP)
+    return states | dict.fromkeys(_COMPUTING_CAUSES, ON_CPU)
+
+
+_NEEDED_STATES = _build_needed_states()
+
+StackSums = NDArray[np.float64]
+"""float64[4, n]: stack number of the node, ns, number of samples, sum of squares of ns."""
+NO_SUMS: StackSums = np.zeros((4, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class RankCode:
+    """What the sampled stacks of one rank and its workers carry."""
+
+    lost: Mapping[str, StackSums] = field(default_factory=dict)
+    """By cause as claimed, PEERS or "unattributed": lost time, to be scaled to the ledger."""
+    in_steps: StackSums = field(default_factory=lambda: NO_SUMS)
+    """Time of the training thread in steps outside waits for peers."""
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Samples of one thread: n rows, sorted by time."""
+
+    t_ns: Int
+    stack: Int
+    interval_ns: Int
+    state: Int
+    """ON_CPU, ASLEEP, or ANY_THREAD where the state is not known."""
+
+
+class CodeSums:
+    """Builds what the stacks of one rank carry, from settled segments."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, StackSums] = {}
+        self._in_steps = NO_SUMS
+        self._samples = 0
+        self._pending: list[tuple[str, StackSums]] = []
+
+    def add(
+        self,
+        rank: Rank,
+        segment: Segment,
+        lost: LostTime,
+        shares: Mapping[str, Int],
+        unclaimed: Int,
+        breakdown: DataWaitBreakdown,
+    ) -> None:
+        """Add a settled segment.
+
+        shares: int64[n] of its lost intervals per cause, and the rest: in 1/SHARE_SCALE.
+        """
+        amounts = _split_loss(lost, shares, unclaimed)
+        in_wait = lost.phase == PHASE_DATA_WAIT
+        by_worker = in_wait & (breakdown.worker_pid > 0) & (breakdown.worker_pid != rank.pid)
+        main = _select_samples(rank.main, segment.start_ns, segment.end_ns)
+        if main is not None:
+            self._add_main(rank, main, lost, amounts, ~by_worker)
+        for pid in np.unique(breakdown.worker_pid[by_worker]).tolist():
+            worker = next((process for process in rank.workers if process.pid == pid), None)
+            if worker is not None:
+                rows = by_worker & (breakdown.worker_pid == pid)
+                self._add_worker(worker, lost, amounts, rows)
+        if not segment.provisional:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Take over provisional segments: another step has ended."""
+        for key, sums in self._pending:
+            self._sums[key] = merge_stack_sums(self._sums.get(key, NO_SUMS), sums)
+            if key == _IN_STEPS:
+                self._samples += int(sums[2].sum())
+        self._pending = []
+
+    def finish(self) -> RankCode | None:
+        """Return the sums; None where no stack was sampled."""
+        lost = dict(self._sums)
+        in_steps = lost.pop(_IN_STEPS, NO_SUMS)
+        if not in_steps.size and not lost:
+            return None
+        samples = max(self._samples, int(sum(sums[2].sum() for sums in lost.values())))
+        return RankCode(lost, in_steps, samples)
+
+    def _add_main(
+        self,
+        rank: Rank,
+        samples: _Samples,
+        lost: LostTime,
+        amounts: Mapping[str, Float],
+        counted: NDArray[np.bool_],
+    ) -> None:
+        row = np.searchsorted(lost.start_ns, samples.t_ns, side="right") - 1
+        inside = row >= 0
+        inside[inside] = samples.t_ns[inside] < lost.end_ns[row[inside]]
+        in_collective = np.zeros(row.size, np.bool_)
+        in_collective[inside] = lost.phase[row[inside]] == PHASE_COLLECTIVE
+        self._put(_IN_STEPS, samples.stack[~in_collective], samples.interval_ns[~in_collective])
+        counts = inside.copy()
+        counts[inside] = counted[row[inside]]
+        counts &= ~_find_device_waits(rank.main, samples.t_ns)
+        length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
+        at = row[counts]
+        chosen = _select_rows(samples, counts)
+        for key, ns in amounts.items():
+            self._put_by_state(key, chosen, (ns / length_ns)[at])
+
+    def _add_worker(
+        self, worker: Process, lost: LostTime, amounts: Mapping[str, Float], rows: NDArray[np.bool_]
+    ) -> None:
+        """Spread the loss of waits for a worker over the whole fetches that they waited for."""
+        fetches = worker.get_spans(FetchSpans)
+        if worker.stacks is None:
+            return
+        start, end = lost.start_ns, lost.end_ns
+        if fetches is not None and fetches.start_ns.size:
+            fetch = np.searchsorted(fetches.start_ns, end, side="right") - 1
+            within = (fetch >= 0) & (fetches.end_ns[np.maximum(fetch, 0)] > start)
+            start = np.where(within, fetches.start_ns[np.maximum(fetch, 0)], start)
+            end = np.where(within, fetches.end_ns[np.maximum(fetch, 0)], end)
+        bounds, group = np.unique(np.stack([start[rows], end[rows]]), axis=1, return_inverse=True)
+        group = np.asarray(group).reshape(-1)
+        begin, until = bounds
+        samples = _select_samples(worker, int(begin.min()), int(until.max()))
+        if samples is None:
+            return
+        row = np.searchsorted(begin, samples.t_ns, side="right") - 1
+        inside = row >= 0
+        inside[inside] = samples.t_ns[inside] < until[row[inside]]
+        at, chosen = row[inside], _select_rows(samples, inside)
+        length_ns = np.maximum(until - begin, 1)
+        for key, ns in amounts.items():
+            total_ns = np.bincount(group, ns[rows], minlength=begin.size)
+            self._put_by_state(key, chosen, (total_ns / length_ns)[at])
+
+    def _put_by_state(self, key: str, samples: _Samples, density: Float) -> None:
+        """Add the samples whose state fits the cause; all of them if none does."""
+        needed = _NEEDED_STATES.get(key, ANY_THREAD)
+        loses = density > 0
+        fits = loses & ((samples.state == needed) | (samples.state == ANY_THREAD))
+        if needed != ANY_THREAD and fits.any():
+            loses = fits
+        if loses.any():
+            ns = density[loses] * samples.interval_ns[loses]
+            self._put(key, samples.stack[loses], ns)
+
+    def _put(self, key: str, stack: Int, ns: Int | Float) -> None:
+        if stack.size:
+            ns = np.rint(ns).astype(np.float64)  # whole numbers add up in any order
+            sums = np.stack([stack.astype(np.float64), ns, np.ones(ns.size), ns * ns])
+            self._pending.append((key, merge_stack_sums(sums)))
+
+
+_IN_STEPS = "in steps"
+
+
+def _split_loss(lost: LostTime, shares: Mapping[str, Int], unclaimed: Int) -> dict[str, Float]:
+    """Split the loss of each interval by cause: float64[n] each, ns; empty causes left out."""
+    in_collective = lost.phase == PHASE_COLLECTIVE
+    parts = {
+        **shares,
+        PEERS: np.where(in_collective, unclaimed, 0),
+        UNATTRIBUTED: np.where(in_collective, 0, unclaimed),
+    }
+    return {
+        key: lost.lost_ns * (share / SHARE_SCALE) for key, share in parts.items() if share.any()
+    }
+
+
+def _select_samples(process: Process, start_ns: int, end_ns: int) -> _Samples | None:
+    """Select the samples of a process's main thread that were due within some time."""
+    stacks = process.stacks
+    if stacks is None:
+        return None
+    rows = (stacks.thread == 0) & (stacks.start_ns >= start_ns) & (stacks.start_ns < end_ns)
+    if not rows.any():
+        return None
+    return _read_states(stacks.select(rows))
+
+
+def _read_states(stacks: StackSamples) -> _Samples:
+    late = stacks.end_ns - stacks.start_ns >= _LATE_NS
+    on_cpu = late | (stacks.state == _RUNNING)
+    state = np.where(on_cpu, ON_CPU, np.where(stacks.state > 0, ASLEEP, ANY_THREAD))
+    interval_ns = np.maximum(stacks.interval_ns, 0)
+    return _Samples(stacks.start_ns, stacks.stack, interval_ns, state)
+
+
+def _select_rows(samples: _Samples, rows: NDArray[np.bool_]) -> _Samples:
+    return _Samples(
+        samples.t_ns[rows], samples.stack[rows], samples.interval_ns[rows], samples.state[rows]
+    )
+
+
+def _find_device_waits(process: Process, t_ns: Int) -> NDArray[np.bool_]:
+    """Return whether the process waited for its device at each time: bool[n]."""
+    syncs = process.get_spans(SyncSpans)
+    if syncs is None:
+        return np.zeros(t_ns.size, np.bool_)
+    whole = syncs.select(2 * syncs.waited_ns >= syncs.end_ns - syncs.start_ns)
+    if not whole.start_ns.size:
+        return np.zeros(t_ns.size, np.bool_)
+    reach = np.maximum.accumulate(whole.end_ns)
+    row = np.searchsorted(whole.start_ns, t_ns, side="right") - 1
+    return np.asarray((row >= 0) & (t_ns < reach[np.maximum(row, 0)]), np.bool_)
+
+
+def merge_stack_sums(*tables: StackSums) -> StackSums:
+    """Merge sums of the same stacks: float64[4, n], sorted by stack."""
+    joined = np.concatenate(tables, axis=1)
+    stacks, inverse = np.unique(joined[0], return_inverse=True)
+    sums = [np.bincount(inverse, row, minlength=stacks.size) for row in joined[1:]]
+    return np.stack([stacks, *sums])
+
+
+def list_stacks(sums: StackSums) -> Iterator[tuple[int, float, int, float]]:
+    """Yield stack number, ns, number of samples and sum of squares of each stack."""
+    for stack, ns, samples, squares in sums.T.tolist():
+        yield int(stack), ns, int(samples), squares

@@ -1,0 +1,119 @@
+"""Find in a stack the line that its user can change, and the stage of the data loader.
+
+train.py:80 main              user
+torch/nn/modules/module.py    library
+model.py:42 forward           user: the innermost such line is the place
+PIL/Image.py:2450 resize      library: what it called
+PIL/ImageFile.py:300 load     library
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clusterprof.report.code import LoaderStage, Place
+
+_LIBRARY_PATH = re.compile(r"/(site|dist)-packages/|/lib(64|32)?/python\d|\.egg/")
+_NO_FILE = ("<frozen ", "<built-in", "<nvtx", "<dftracer", "<__array_function__", "<attrs ")
+_PLUMBING = (
+    *("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"),
+    *("inner", "wrap", "wrapped", "wrapper", "wrapped_func"),
+)
+"""Functions of libraries that only call the function they wrap."""
+_STARTS_OF_TASKS = (
+    ("torch/utils/data/_utils/worker.py", "_worker_loop"),
+    ("multiprocessing/process.py", "_bootstrap"),
+    ("/threading.py", "_bootstrap_inner"),
+)
+"""Where a worker or a thread begins its own work; outer frames are of the code that started it."""
+_FETCH_FILE = "torch/utils/data/_utils/fetch.py"
+_PIN_FILE = "torch/utils/data/_utils/pin_memory.py"
+_COLLATE_FILE = "torch/utils/data/_utils/collate.py"
+_LOADER_FOLDER = "torch/utils/data/"
+_READS = ("__getitem__", "__getitems__", "__next__", "__iter__")
+_COMPOSE = re.compile(r"(^|\.)(Compose|Sequential|SomeOf|OneOf|ReplayCompose)\.(__call__|forward)$")
+_TRANSFORM_CALLS = ("__call__", "forward", "apply", "transform", "_transform")
+
+
+@dataclass(frozen=True, slots=True)
+class CodePlace:
+    """Where a stack is, for its user."""
+
+    place: Place
+    library: Place | None
+    stage: LoaderStage = ""
+    transform: str = ""
+
+
+def is_library_file(file: str) -> bool:
+    """Return whether a file is of the standard library or an installed package."""
+    return file.startswith(_NO_FILE) or _LIBRARY_PATH.search(file) is not None
+
+
+def locate_stack(places: Sequence[Place]) -> CodePlace | None:
+    """Find the place of a stack, given outermost first; None for an empty stack."""
+    if not places:
+        return None
+    own = _drop_start_frames(places)
+    user = [index for index, place in enumerate(own) if not is_library_file(place.file)]
+    stage = _find_stage(own)
+    transform = _find_transform(own)
+    if user:
+        return CodePlace(own[user[-1]], _choose_callee(own[user[-1] + 1 :]), stage, transform)
+    below_loader = [place for place in own if _LOADER_FOLDER not in place.file] or list(own)
+    return CodePlace(below_loader[0], _choose_callee(below_loader[1:]), stage, transform)
+
+
+def _drop_start_frames(places: Sequence[Place]) -> Sequence[Place]:
+    """Drop the frames of the code that started a worker or a thread."""
+    for index in range(len(places) - 2, -1, -1):
+        place = places[index]
+        name = place.function.rpartition(".")[2]
+        if any(place.file.endswith(file) and name == start for file, start in _STARTS_OF_TASKS):
+            return places[index + 1 :]
+    return places
+
+
+def _choose_callee(inner: Sequence[Place]) -> Place | None:
+    """Choose the first function called that does more than call another one."""
+    for place in inner:
+        if not (_is_plumbing(place) or _COMPOSE.search(place.function)):
+            return place
+    return inner[0] if inner else None
+
+
+def _is_plumbing(place: Place) -> bool:
+    return place.function.rpartition(".")[2] in _PLUMBING
+
+
+def _find_stage(places: Sequence[Place]) -> LoaderStage:
+    files = [place.file for place in places]
+    if any(file.endswith(_PIN_FILE) for file in files):
+        return "pin"
+    fetch = [index for index, file in enumerate(files) if file.endswith(_FETCH_FILE)]
+    if not fetch:
+        return ""
+    inner = places[fetch[-1] + 1 :]
+    if not inner:
+        return "dataset"
+    if inner[0].file.endswith(_COLLATE_FILE):
+        return "collate"
+    name = inner[0].function.rpartition(".")[2]
+    is_read = name in _READS or "__getitem__" in inner[0].function
+    if not is_read and "collate" not in name:  # an iterable dataset may read in any generator
+        is_read = "Iterable" in places[fetch[-1]].function
+    if not is_read:
+        return "collate"
+    return "transform" if _find_transform(inner) else "dataset"
+
+
+def _find_transform(places: Sequence[Place]) -> str:
+    """Find which transform of a composed pipeline a stack is in; "" for none."""
+    for index, place in enumerate(places):
+        if _COMPOSE.search(place.function):
+            called = next((inner for inner in places[index + 1 :] if not _is_plumbing(inner)), None)
+            owner, _, name = called.function.rpartition(".") if called is not None else ("", "", "")
+            return owner.rpartition(".")[2] if owner and name in _TRANSFORM_CALLS else name
+    return ""

@@ -1,0 +1,159 @@
+"""Lost time shared out among sampled stacks, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.rank.claims import compute_data_wait_breakdown
+from clusterprof.analysis.attribution.rank.lost_code import (
+    PEERS,
+    CodeSums,
+    RankCode,
+    merge_stack_sums,
+)
+from clusterprof.analysis.timeline.model import (
+    PHASE_CHECKPOINT,
+    PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    LostTime,
+    Process,
+    Rank,
+)
+from clusterprof.analysis.timeline.spans import StackSamples
+from clusterprof.probe import layout
+from tests.support.builders import lost, ns, process, rank, spans
+
+MS = 1_000_000
+SEGMENT = Segment(0, ns(10), False)
+Sample = tuple[float, int, str]
+
+
+def _with_stacks(of: Process, samples: Sequence[Sample], late_ms: float = 0.0) -> Process:
+    """A process with samples (time s, stack, state), each of which stands for 50 ms."""
+    start = np.array([ns(t) for t, _, _ in samples], np.int64)
+    stack = np.array([number for _, number, _ in samples], np.int64)
+    state = np.array([ord(letter) if letter else 0 for _, _, letter in samples], np.int64)
+    zero = np.zeros(start.size, np.int64)
+    return replace(
+        of,
+        stacks=StackSamples(
+            start,
+            start + int(late_ms * MS),
+            np.arange(start.size),
+            stack,
+            zero + 50 * MS,
+            zero,
+            state,
+        ),
+    )
+
+
+def _share(timeline: Rank, pieces: LostTime, **shares: Sequence[float]) -> RankCode:
+    parts = {
+        cause.replace("_", "-"): np.rint(np.array(share) * SHARE_SCALE).astype(np.int64)
+        for cause, share in shares.items()
+    }
+    unclaimed = SHARE_SCALE - sum(parts.values())
+    sums = CodeSums()
+    breakdown = compute_data_wait_breakdown(timeline, pieces)
+    sums.add(timeline, SEGMENT, pieces, parts, unclaimed, breakdown)
+    code = sums.finish()
+    assert code is not None
+    return code
+
+
+def _by_stack(code: RankCode, cause: str) -> dict[int, tuple[float, int]]:
+    """Milliseconds and samples by stack."""
+    return {int(s): (ms / MS, int(n)) for s, ms, n, _ in code.lost[cause].T.tolist()}
+
+
+def test_a_sample_carries_the_loss_of_the_time_it_stands_for() -> None:
+    main = _with_stacks(process(100), [(1.0, 1, ""), (1.5, 2, ""), (1.9, 1, ""), (3.0, 3, "")])
+    # 1 to 2 s: 0.6 of 1 s is lost, all of it in saves. Each sample: 50 ms x 0.6.
+    pieces = lost((1, 2, 0.6, PHASE_CHECKPOINT))
+    code = _share(rank(10, main), pieces, checkpoint=[1.0])
+    assert _by_stack(code, "checkpoint") == {1: (60.0, 2), 2: (30.0, 1)}
+    assert code.lost["checkpoint"][3].tolist() == [2 * (30 * MS) ** 2, (30 * MS) ** 2]
+    assert code.in_steps[:3].tolist() == [[1, 2, 3], [100 * MS, 50 * MS, 50 * MS], [2, 1, 1]]
+    assert code.samples == 4
+
+
+def test_causes_share_a_sample_and_the_rest_is_unattributed() -> None:
+    main = _with_stacks(process(100), [(1.5, 1, "")])
+    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(rank(10, main), pieces, launch_bound=[0.5], cpu_gc=[0.25])
+    assert _by_stack(code, "launch-bound") == {1: (25.0, 1)}
+    assert _by_stack(code, "cpu-gc") == {1: (12.5, 1)}
+    assert _by_stack(code, "unattributed") == {1: (12.5, 1)}
+
+
+def test_a_cause_that_computes_takes_samples_on_a_cpu_and_one_that_sleeps_the_others() -> None:
+    main = _with_stacks(process(100), [(1.2, 1, "R"), (1.5, 2, "S"), (1.7, 3, "D"), (1.8, 4, "")])
+    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
+    assert sorted(_by_stack(code, "launch-bound")) == [1, 4]  # the state of 4 is not known
+    assert sorted(_by_stack(code, "host-asleep")) == [2, 3, 4]
+
+
+def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() -> None:
+    main = _with_stacks(process(100), [(1.2, 1, "S")], late_ms=2)
+    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
+    assert _by_stack(code, "launch-bound") == {1: (25.0, 1)}
+    assert _by_stack(code, "host-asleep") == {1: (25.0, 1)}  # better than no line at all
+
+
+def test_waits_for_peers_are_kept_apart() -> None:
+    main = _with_stacks(process(100), [(1.5, 1, "S"), (4.0, 2, "R")])
+    pieces = lost((1, 2, 0.5, PHASE_COLLECTIVE))
+    code = _share(rank(10, main), pieces)
+    assert _by_stack(code, PEERS) == {1: (25.0, 1)}
+    assert code.in_steps[0].tolist() == [2]
+
+
+def test_a_wait_for_the_device_is_no_place_of_the_loss() -> None:
+    synced = {layout.SYNC: spans((1.0, 1.6, ns(0.6), 1))}
+    main = _with_stacks(process(100, spans=synced), [(1.5, 1, "S"), (1.8, 2, "R")])
+    pieces = lost((1, 2, 0.4, PHASE_COMPUTE))
+    code = _share(rank(10, main), pieces, launch_bound=[1.0])
+    assert _by_stack(code, "launch-bound") == {2: (20.0, 1)}
+
+
+def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
+    fetched = {layout.FETCH: spans((1.0, 3.0, 1, ns(2), 0, 0))}
+    worker = _with_stacks(
+        process(201, parent=100, spans=fetched),
+        [(0.5, 9, "R"), (1.5, 1, "R"), (2.5, 2, "R"), (3.5, 9, "R")],
+    )
+    waits = {layout.DATA_WAIT: spans((2.0, 3.0, 0, 201, 1, 0))}
+    main = _with_stacks(process(100, spans=waits), [(2.5, 8, "S")])
+    # 0.8 s are lost in the second half of a fetch of 2 s: each sample carries 50 ms x 0.4.
+    pieces = lost((2, 3, 0.8, PHASE_DATA_WAIT))
+    code = _share(rank(10, main, [worker]), pieces, cpu_preprocess=[1.0])
+    assert _by_stack(code, "cpu-preprocess") == {1: (20.0, 1), 2: (20.0, 1)}
+    assert code.in_steps[0].tolist() == [8]
+
+
+def test_a_provisional_segment_counts_only_when_another_step_ends() -> None:
+    main = _with_stacks(process(100), [(1.5, 1, "")])
+    timeline, pieces = rank(10, main), lost((1, 2, 1.0, PHASE_COMPUTE))
+    breakdown = compute_data_wait_breakdown(timeline, pieces)
+    sums, none = CodeSums(), np.full(1, SHARE_SCALE, np.int64)
+    sums.add(timeline, replace(SEGMENT, provisional=True), pieces, {}, none, breakdown)
+    assert sums.finish() is None
+    sums.confirm()
+    code = sums.finish()
+    assert code is not None and _by_stack(code, "unattributed") == {1: (50.0, 1)}
+
+
+def test_sums_merge_in_any_order() -> None:
+    first, second = np.array([[1.0, 3], [5, 6], [1, 1], [25, 36]]), np.array([[3.0], [4], [2], [8]])
+    expected = [[1, 3], [5, 10], [1, 3], [25, 44]]
+    assert merge_stack_sums(first, second).tolist() == expected
+    assert merge_stack_sums(second, first).tolist() == expected

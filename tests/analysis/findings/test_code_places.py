@@ -1,0 +1,94 @@
+"""Which line of a stack is the user's, what it calls, and where in the loader it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof.analysis.findings.code_places import CodePlace, is_library_file, locate_stack
+from clusterprof.report.code import Place
+
+SITE = "/venv/lib/python3.11/site-packages/"
+MAIN = Place("/job/train.py", 80, "main")
+MODEL = Place("/job/model.py", 20, "Net.forward")
+CALL = Place(SITE + "torch/nn/modules/module.py", 1779, "Module._wrapped_call_impl")
+LINEAR = Place(SITE + "torch/nn/modules/linear.py", 125, "Linear.forward")
+FIT = Place(SITE + "lightning/pytorch/trainer/trainer.py", 500, "Trainer.fit")
+STEP = Place("/job/train.py", 30, "Model.training_step")
+BOOT = Place("/usr/lib/python3.11/multiprocessing/process.py", 314, "BaseProcess._bootstrap")
+LOOP = Place(SITE + "torch/utils/data/_utils/worker.py", 349, "_worker_loop")
+FETCH = Place(SITE + "torch/utils/data/_utils/fetch.py", 52, "_MapDatasetFetcher.fetch")
+STREAM = Place(SITE + "torch/utils/data/_utils/fetch.py", 33, "_IterableDatasetFetcher.fetch")
+ITEM = Place("/job/data.py", 10, "Photos.__getitem__")
+COMPOSE = Place(SITE + "torchvision/transforms/transforms.py", 95, "Compose.__call__")
+RESIZE = Place(SITE + "torchvision/transforms/transforms.py", 354, "Resize.forward")
+PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ([MAIN], CodePlace(MAIN, None)),
+        ([MAIN, CALL, MODEL, CALL, LINEAR], CodePlace(MODEL, LINEAR)),
+        ([MAIN, FIT, CALL, STEP], CodePlace(STEP, None)),
+        ([MAIN, FIT], CodePlace(MAIN, FIT)),
+        ([MAIN, BOOT, LOOP, FETCH, ITEM, PIL], CodePlace(ITEM, PIL, "dataset")),
+        (
+            [MAIN, BOOT, LOOP, FETCH, ITEM, COMPOSE, CALL, RESIZE, PIL],
+            CodePlace(ITEM, RESIZE, "transform", "Resize"),
+        ),
+        (
+            [MAIN, BOOT, LOOP, FETCH, Place("/job/data.py", 60, "pad_batch")],
+            CodePlace(Place("/job/data.py", 60, "pad_batch"), None, "collate"),
+        ),
+        (
+            [MAIN, BOOT, LOOP, STREAM, Place("/job/data.py", 70, "Stream.read_shards")],
+            CodePlace(Place("/job/data.py", 70, "Stream.read_shards"), None, "dataset"),
+        ),
+        # Without the user's own code in the worker: the dataset's line, not the training loop's.
+        (
+            [
+                MAIN,
+                BOOT,
+                LOOP,
+                FETCH,
+                Place(SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"),
+                PIL,
+            ],
+            CodePlace(
+                Place(SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"),
+                PIL,
+                "dataset",
+            ),
+        ),
+        (
+            [
+                MAIN,
+                Place("/usr/lib/python3.11/threading.py", 1045, "Thread._bootstrap_inner"),
+                Place(SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"),
+            ],
+            CodePlace(
+                Place(SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"),
+                None,
+                "pin",
+            ),
+        ),
+        ([Place("<string>", 3, "<module>")], CodePlace(Place("<string>", 3, "<module>"), None)),
+    ],
+)
+def test_the_line_a_user_can_change_is_named(stack: list[Place], expected: CodePlace) -> None:
+    assert locate_stack(stack) == expected
+
+
+def test_an_empty_stack_has_no_place() -> None:
+    assert locate_stack([]) is None
+
+
+def test_libraries_are_recognized_by_where_they_are_installed() -> None:
+    assert is_library_file(SITE + "torch/serialization.py")
+    assert is_library_file("/opt/conda/lib/python3.10/json/decoder.py")
+    assert is_library_file("/usr/lib/python3/dist-packages/numpy/core.py")
+    assert is_library_file("<frozen importlib._bootstrap>")
+    assert not is_library_file("/home/user/pythonlib/train.py")
+    assert not is_library_file("/lib/train.py")
+    assert not is_library_file("<string>")
+    assert not is_library_file("")
