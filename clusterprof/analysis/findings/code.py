@@ -21,7 +21,6 @@ from clusterprof.analysis.attribution.rank.lost_code import PEERS, StackSums, li
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals, choose_reported_ids
 from clusterprof.analysis.findings.code_places import CodePlace, is_library_file, locate_stack
 from clusterprof.analysis.findings.impact import collect_leaves
-from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackTable
 from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
 from clusterprof.report.model import Finding
@@ -62,14 +61,14 @@ class JobStacks:
     _known: dict[tuple[int, int], int] = field(default_factory=dict)
     _located: dict[int, CodePlace | None] = field(default_factory=dict)
 
-    def find_number(self, node: int, table: StackTable, stack: int) -> int:
+    def find_number(self, table: StackTable, stack: int) -> int:
         """Return the number of a node's stack in the job."""
-        number = self._known.get((node, stack))
+        number = self._known.get((id(table), stack))
         if number is None:
             inside = 0 < stack < table.parent.size
             indices = table.list_places(stack) if inside else []
             chain = tuple(self._number_place(table.places[index]) for index in indices)
-            number = self._known[node, stack] = self.number_chain(chain)
+            number = self._known[id(table), stack] = self.number_chain(chain)
         return number
 
     def number_chain(self, chain: tuple[int, ...]) -> int:
@@ -132,20 +131,20 @@ def _allocate_exactly(weights: Weights, total_ns: int) -> dict[int, int]:
 
 def build_code(
     findings: Sequence[Finding],
-    nodes: Sequence[NodeResult],
+    ranks: Sequence[RankResult],
+    tables: Sequence[StackTable],
     totals: Sequence[CulpritTotals],
     nobody: Sequence[tuple[str, int]],
 ) -> tuple[tuple[Finding, ...], CodeProfile | None]:
     """Return the findings with their lines, and the stacks of the job; None without samples.
 
-    totals: by rank of all nodes in order, the time that it caused to be lost. nobody: (cause id,
-    ns) caused by no rank.
+    tables: by rank, the stacks of its node. totals: by rank, the time that it caused to be lost.
+    nobody: (cause id, ns) caused by no rank.
     """
-    ranks = [rank for node in nodes for rank in node.ranks]
     if not any(rank.code is not None for rank in ranks):
         return tuple(findings), None
     stacks = JobStacks()
-    reader = _RankReader(ranks, nodes, stacks)
+    reader = _RankReader(ranks, tables, stacks)
     leaves = collect_leaves(ranks)
     by_cause: dict[str, _CauseCode] = {}
     for index, total in enumerate(totals):
@@ -156,7 +155,9 @@ def build_code(
             is_compared = not weights and total.others.get(id_, 0) > total.own.get(id_, 0)
             if is_compared:
                 weights = reader.compare_with_peers(index)
-            by_cause.setdefault(id_, _CauseCode()).add(index, weights, ns, is_compared)
+            by_cause.setdefault(id_, _CauseCode()).add(
+                index, weights, ns, is_compared and bool(weights)
+            )
     names = choose_reported_ids(ranks)
     for id_, ns in nobody:
         for index, part_ns in _divide_among_victims(ranks, id_, names, ns).items():
@@ -176,11 +177,9 @@ class _RankReader:
     """Reads the sampled stacks of ranks under the numbers of the job."""
 
     def __init__(
-        self, ranks: Sequence[RankResult], nodes: Sequence[NodeResult], stacks: JobStacks
+        self, ranks: Sequence[RankResult], tables: Sequence[StackTable], stacks: JobStacks
     ) -> None:
-        self._ranks, self._stacks = ranks, stacks
-        self._node = [number for number, node in enumerate(nodes) for _ in node.ranks]
-        self._tables = [node.loaded.stacks for node in nodes]
+        self._ranks, self._tables, self._stacks = ranks, tables, stacks
         self._per_step: dict[int, Weights] = {}
 
     def read_cause(self, rank: int, leaves: Iterable[str]) -> Weights:
@@ -195,9 +194,8 @@ class _RankReader:
         return weights
 
     def _merge(self, weights: Weights, rank: int, sums: StackSums) -> None:
-        node = self._node[rank]
         for stack, ns, samples, squares in list_stacks(sums):
-            number = self._stacks.find_number(node, self._tables[node], stack)
+            number = self._stacks.find_number(self._tables[rank], stack)
             before = weights.get(number, _Weight(0.0, 0, 0.0))
             weights[number] = _Weight(
                 before.ns + ns, before.samples + samples, before.squares + squares

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from clusterprof.report.code import LoaderStage, Place
 
 _LIBRARY_PATH = re.compile(r"/(site|dist)-packages/|/lib(64|32)?/python\d|\.egg/")
+_EMULATOR = "clusterprof/demo/accelerator.py"
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_FILE = ("<frozen ", "<built-in", "<nvtx", "<dftracer", "<__array_function__", "<attrs ")
 _PLUMBING = (
     *("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"),
@@ -49,7 +51,8 @@ class CodePlace:
 
 def is_library_file(file: str) -> bool:
     """Return whether a file is of the standard library or an installed package."""
-    return file.startswith(_NO_FILE) or _LIBRARY_PATH.search(file) is not None
+    is_installed = _LIBRARY_PATH.search(file) is not None or file.endswith(_EMULATOR)
+    return is_installed or file.startswith(_NO_FILE)
 
 
 def locate_stack(places: Sequence[Place]) -> CodePlace | None:
@@ -61,9 +64,21 @@ def locate_stack(places: Sequence[Place]) -> CodePlace | None:
     stage = _find_stage(own)
     transform = _find_transform(own)
     if user:
-        return CodePlace(own[user[-1]], _choose_callee(own[user[-1] + 1 :]), stage, transform)
+        place = _name_by_function(own, user[-1])
+        return CodePlace(place, _choose_callee(own[user[-1] + 1 :]), stage, transform)
     below_loader = [place for place in own if _LOADER_FOLDER not in place.file] or list(own)
     return CodePlace(below_loader[0], _choose_callee(below_loader[1:]), stage, transform)
+
+
+def _name_by_function(places: Sequence[Place], index: int) -> Place:
+    """Return a place with the function around it, where it is in a comprehension."""
+    place = places[index]
+    if not place.function.endswith(_COMPREHENSIONS):
+        return place
+    for outer in reversed(places[:index]):
+        if outer.file == place.file and not outer.function.endswith(_COMPREHENSIONS):
+            return Place(place.file, place.line, outer.function)
+    return place
 
 
 def _drop_start_frames(places: Sequence[Place]) -> Sequence[Place]:

@@ -350,8 +350,9 @@ def add_read_counts(state: ReportState) -> ReportState:
 
 def add_code(state: ReportState) -> ReportState:
     """Add the lines of code in which the time was lost."""
-    report = state.report
-    findings, code = build_code(report.findings, state.across.nodes, state.totals, report.nobody)
+    report, nodes = state.report, state.across.nodes
+    tables = [node.loaded.stacks for node in nodes for _ in node.ranks]
+    findings, code = build_code(report.findings, state.ranks, tables, state.totals, report.nobody)
     return _with_report(state, findings=findings, code=code)
 
 
