@@ -137,7 +137,7 @@ def test_a_culprit_that_only_worked_longer_is_compared_with_its_peers() -> None:
 
 
 def test_a_transfer_is_where_the_ranks_waited() -> None:
-    ranks = [_rank(0, **{PEERS: _sums(s1=1)}), _rank(1, **{PEERS: _sums(s1=2)})]
+    ranks = [_rank(0, **{PEERS: _sums(s1=1)}), _rank(1, **{PEERS: _sums(s2=2)})]
     transfer = "net-transfer"
     bucket = Bucket(transfer, 4 * S, 0.9, {}, False, (transfer,))
     ranks = [
