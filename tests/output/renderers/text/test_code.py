@@ -127,7 +127,7 @@ def test_the_lines_stand_with_the_evidence() -> None:
     section = text.split("CAUSES IN FULL")[1].split("cpu-preprocess:")[0].splitlines()
     at = next(number for number, line in enumerate(section) if line.startswith("   where "))
     assert [line[10:] for line in section[at : at + 7]] == [
-        "      share     lost  line",
+        "       share     lost  line",
         "    71 % ± 4  2.4 min  train.py:42 in Images.augment → PIL/Image.py:2450",
         "                       Image.resize, in the data loader's transform Resize",
         "    20 % ± 4  40.00 s  data/utils.py:7 in collate, in the data loader's collate",
