@@ -33,7 +33,8 @@ def export(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="perfetto, parquet, csv, json, openmetrics, otlp, recording.",
+            help="perfetto, speedscope, collapsed, parquet, csv, json, openmetrics, otlp,"
+            " recording.",
         ),
     ],
     output: Annotated[

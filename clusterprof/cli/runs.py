@@ -210,7 +210,7 @@ STRICT = Option(
 BY = Option(
     ("--by",),
     "WHAT",
-    "Add a table by node, rank, cause, step or time. Repeatable.",
+    "Add a table by node, rank, cause, line of code, step or time. Repeatable.",
     action="append",
 )
 TOP = Option(("--top",), "N", "Rows in these tables and in the table of ranks.", int, minimum=1)

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from clusterprof.report.code import LoaderStage
 from clusterprof.report.impact import AdviceCode
 from clusterprof.report.model import CoverageGap, Evidence, Grade
 
@@ -38,6 +39,7 @@ def limit_to(characters: int) -> Meta:
 FORMAT = "clusterprof-report"
 MAX_TEXT_CHARACTERS = 4096  # limit of a string without a mark
 MAX_BINS, MAX_CAUSES, MAX_SLOW_STEPS, MAX_WAITS = 240, 16, 20, 20
+MAX_LINES, MAX_LINE_TOTALS, MAX_STACKS, MAX_FRAMES = 20, 30, 500, 64
 
 
 class Document(Struct, frozen=True):
@@ -159,6 +161,23 @@ class Onset(Document, frozen=True):
     steps: Count | None
 
 
+class Place(Document, frozen=True):
+    file: Annotated[str, limit_to(400)]
+    line: Count
+    function: Annotated[str, limit_to(200)]
+
+
+class CodeLine(Document, frozen=True):
+    place: Place
+    library: Place | None
+    lost_ns: Ns
+    share_ratio: Ratio | None
+    error_ratio: Ratio | None
+    samples: Count
+    stage: LoaderStage
+    transform: Annotated[str, limit_to(200)]
+
+
 class Finding(Document, frozen=True):
     cause: Annotated[str, take_from("cause.id")]
     """Id of the cause: `clusterprof explain ID`."""
@@ -184,6 +203,8 @@ class Finding(Document, frozen=True):
     withheld: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     remedies: Annotated[tuple[Advice, ...], take_from("advice")] = ()
+    lines: Annotated[tuple[CodeLine, ...], Meta(max_length=MAX_LINES)] = ()
+    lines_compared: bool = False
 
 
 class RankLedger(Document, frozen=True):
@@ -485,6 +506,45 @@ class History(Document, frozen=True):
     why_missing: Annotated[str, limit_to(400)]
 
 
+class LineTime(Document, frozen=True):
+    """A line of code, and the device time lost while it ran, over all causes and ranks."""
+
+    place: Place
+    cause: str
+    """Id of the cause that lost most of it."""
+    lost_ns: Ns
+    samples: Count
+
+
+class StackTime(Document, frozen=True):
+    cause: str
+    rank: Count
+    """Index into `ranks` of the report: whose code it is, which may make other ranks wait."""
+    places: Annotated[tuple[Count, ...], Meta(max_length=MAX_FRAMES)]
+    """Indices into `places` of the profile, outermost first; empty = the stack is not known, or it
+    is one of those that are left out.
+    """
+    lost_ns: Ns
+    samples: Count
+
+
+class CodeProfile(Document, frozen=True):
+    lines: Annotated[tuple[LineTime, ...], Meta(max_length=MAX_LINE_TOTALS)]
+    """Lost time by line of the user's own code, of all stacks, largest first."""
+    lines_left_out: Count
+    """Number of lines that lost less than those of `lines`."""
+    places: tuple[Place, ...]
+    """The places of `stacks`."""
+    is_library: tuple[bool, ...]
+    stacks: tuple[StackTime, ...]
+    """The 500 largest, then the sums of the others by cause and rank, without places. Together they
+    have the lost time of all stacks; `export --to speedscope` has each of them.
+    """
+    samples: Count
+    why_missing: str
+    notes: tuple[str, ...]
+
+
 class Report(Document, frozen=True, kw_only=True):
     """The output of `clusterprof analyze --json`. Times are integer nanoseconds; what is not known
     is null.
@@ -514,3 +574,4 @@ class Report(Document, frozen=True, kw_only=True):
     steps: Annotated[StepStats | None, limit_to(200)]
     likeness: Annotated[RunFingerprint | None, limit_to(200)]
     history: Annotated[History | None, limit_to(200)] = None
+    code: CodeProfile | None = None

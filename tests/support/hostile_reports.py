@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from clusterprof.report.model import Report
+from tests.support.code_profiles import with_code
 from tests.support.histories import hour
 from tests.support.reports import storage_verdict, underfilled
 
@@ -29,10 +30,11 @@ def poisoned(value: Any, poison: str) -> Any:
 def everything(ranks: int = 2) -> Report:
     """A report with all there can be, small."""
     batch, item = hour(2, ranks, 20, 30), storage_verdict()
-    return dataclasses.replace(
+    whole = dataclasses.replace(
         batch,
         underfill=underfilled().underfill,
         metrics=item.metrics,
         notes=item.notes,
         findings=(*batch.findings, *item.findings),
     )
+    return with_code(whole)

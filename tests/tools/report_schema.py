@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from clusterprof.report import document, history, impact, model
+from clusterprof.report import code, document, history, impact, model
 
 PAGE = "clusterprof/output/renderers/schema/report.schema.json"
 NULL = {"type": "null"}
+MODULES = (model, impact, history, code)
 MAX_INT64 = (1 << 63) - 1  # a limit of the reader; it says nothing about reports
 
 
@@ -56,7 +57,7 @@ def classes_of(module: Any) -> dict[str, type]:
 
 def describe(definition: dict[str, Any], class_: type) -> None:
     """Make an object closed and complete, and describe it and its keys."""
-    classes = [class_, *(vars(module).get(class_.__name__) for module in (model, impact, history))]
+    classes = [class_, *(vars(module).get(class_.__name__) for module in MODULES)]
     classes = [described for described in classes if described is not None]
     properties = {}
     for field in msgspec.inspect.type_info(class_).fields:

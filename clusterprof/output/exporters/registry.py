@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from clusterprof.output.exporters.metrics import OpenMetrics, Otlp
 from clusterprof.output.exporters.perfetto.trace import Perfetto
+from clusterprof.output.exporters.stacks import Collapsed, Speedscope
 from clusterprof.output.exporters.tabular import Csv, JsonLines, Parquet
 
 EXPORTERS: tuple[
-    type[Perfetto] | type[Parquet] | type[Csv] | type[JsonLines] | type[OpenMetrics] | type[Otlp],
+    type[Perfetto]
+    | type[Speedscope]
+    | type[Collapsed]
+    | type[Parquet]
+    | type[Csv]
+    | type[JsonLines]
+    | type[OpenMetrics]
+    | type[Otlp],
     ...,
-] = (Perfetto, Parquet, Csv, JsonLines, OpenMetrics, Otlp)
+] = (Perfetto, Speedscope, Collapsed, Parquet, Csv, JsonLines, OpenMetrics, Otlp)

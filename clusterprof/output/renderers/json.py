@@ -6,14 +6,14 @@ so that even `jq -r` prints nothing that controls a terminal.
 
 A history per rank would grow with the job; `export --to parquet` and the HTML page have it. Here
 its size is bounded: at most 240 time bins of 16 causes, 20 slow steps and 20 waits. Sums are
-exact: over all time bins they equal the ledger.
+exact: over all time bins they equal the ledger. Stacks of lost time are bounded in the same way.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -21,10 +21,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from msgspec import inspect
 
+from clusterprof.output.renderers.text.code import sum_lines
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.trend import detect_trend
 from clusterprof.output.renderers.text.wording import sum_buckets
 from clusterprof.report import document
+from clusterprof.report.code import CodeProfile, StackTime
 from clusterprof.report.history import WAITING_FOR_RANKS, History, StepStats
 from clusterprof.report.model import RankLedger, Report
 from clusterprof.util.ranges import format_host_list
@@ -56,6 +58,11 @@ def build_document(report: Report) -> dict[str, Any]:
         ledger=_Changed(report, buckets=tuple(sum_buckets(report).items())),
         steps=report.steps and _Changed(report.steps, lengths=_format_lengths(report.steps)),
         history=report.history and _summarize_history(report, report.history),
+        findings=tuple(
+            _Changed(finding, lines=finding.lines[: document.MAX_LINES])
+            for finding in report.findings
+        ),
+        code=report.code and _summarize_code(report.code),
     )
     return _convert_object(source, _list_document_keys(), document.MAX_TEXT_CHARACTERS)
 
@@ -158,6 +165,36 @@ def _summarize_history(report: Report, history: History) -> _Changed:
         course=detect_trend(report),
         ended=tuple((get_rank(at), ns) for at, ns in history.ended[:MAX_ENDED_RANKS]),
     )
+
+
+def _summarize_code(code: CodeProfile) -> _Changed:
+    """Limit the stacks to the largest, and the places to theirs; the rest is summed."""
+    totals = sum_lines(code)
+    kept = code.stacks[: document.MAX_STACKS]
+    used = sorted({place for stack in kept for place in stack.places[-document.MAX_FRAMES :]})
+    number_of = {place: number for number, place in enumerate(used)}
+    stacks = [
+        _Changed(stack, places=tuple(number_of[at] for at in stack.places[-document.MAX_FRAMES :]))
+        for stack in kept
+    ]
+    return _Changed(
+        code,
+        lines=totals.lines[: document.MAX_LINE_TOTALS],
+        lines_left_out=max(len(totals.lines) - document.MAX_LINE_TOTALS, 0),
+        places=tuple(code.places[place] for place in used),
+        is_library=tuple(code.is_library[place] for place in used),
+        stacks=(*stacks, *_sum_stacks(code.stacks[document.MAX_STACKS :])),
+    )
+
+
+def _sum_stacks(stacks: Iterable[StackTime]) -> list[StackTime]:
+    """Sum stacks by cause and rank, without their places; the largest first."""
+    sums: dict[tuple[str, int], StackTime] = {}
+    for stack in stacks:
+        key = stack.cause, stack.rank
+        last = sums.get(key, StackTime(*key, (), 0, 0))
+        sums[key] = StackTime(*key, (), last.lost_ns + stack.lost_ns, last.samples + stack.samples)
+    return sorted(sums.values(), key=lambda stack: (-stack.lost_ns, stack.cause, stack.rank))
 
 
 def _sum_lost_by_cause(history: History) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from clusterprof.output.renderers.text import advice, culprits, impact, summary, trend, wording
+from clusterprof.output.renderers.text import (
+    advice,
+    code,
+    culprits,
+    impact,
+    summary,
+    trend,
+    wording,
+)
 from clusterprof.output.renderers.text.safety import escape_markdown as md
+from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.tables import (
     Table,
     build_cause_matrix,
@@ -66,10 +75,13 @@ class Markdown:
         ):
             if sentence:
                 yield md(sentence, 600)
+        if where := summary.find_main_line(report):
+            yield from ("", f"**Where:** {md(where, 600)}")
         for warning in wording.list_warnings(report):
             yield ""
             yield f"> **Warning** {md(warning, 600)}"
         yield from _render_causes(report)
+        yield from _render_lines(report)
         for table in build_tables(report, self._by, self._top):
             yield from _render_table(table)
         yield from self._ranks(report)
@@ -162,6 +174,17 @@ def _render_causes(report: Report) -> Iterator[str]:
     if trend_text is not None:
         yield from ("", f"Over time: {md(trend.describe_trend(trend_text))}")
     yield from advice.format_advice_as_markdown(report)
+
+
+def _render_lines(report: Report) -> Iterator[str]:
+    """Render the lines of code of each finding."""
+    names = code.build_file_names(report)
+    for finding in report.findings:
+        rows = code.list_line_rows(finding, names, code.MAX_SHOWN_LINES)
+        if rows:
+            title = f"By line of code: {escape_text(finding.cause.id, 60)}"
+            rest = code.describe_lines_rest(finding, len(rows))
+            yield from _render_table(Table(title, code.LINE_HEADS, tuple(rows), 2, rest))
 
 
 def _render_table(table: Table) -> Iterator[str]:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from clusterprof.output.renderers.text import advice, culprits, impact, summary, trend, wording
+from clusterprof.output.renderers.text import (
+    advice,
+    code,
+    culprits,
+    impact,
+    summary,
+    trend,
+    wording,
+)
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.summary import build_summary
 from clusterprof.output.renderers.text.tables import (
@@ -27,7 +35,9 @@ _MAX_CULPRITS = 3  # culprits whose amounts are written
 _MAX_MATRIX_ROWS, _MAX_MATRIX_CAUSES = 16, 5  # in the matrix of ranks by causes
 _RANKS_WHEN_MANY = 8  # ranks in the ledger if there are more than `most_ranks`
 _MAX_SINGLE_NODES = 16  # with more nodes, those without damage share a line
-_ASCII_REPLACEMENTS = {ord("µ"): "u", ord("°"): "degrees ", ord("…"): "...", ord("≤"): "at most "}
+_ASCII_REPLACEMENTS = str.maketrans(
+    {"µ": "u", "°": "degrees ", "…": "...", "≤": "at most ", "→": "->", "±": "+-"}
+)
 
 
 class Plain:
@@ -79,8 +89,9 @@ class Plain:
             yield f"Over time: {line}"
         for table in build_tables(report, self._by, self._top):
             yield from _render_table(table)
+        names = code.build_file_names(report)
         for number, finding in enumerate(report.findings, 1):
-            yield from _render_finding(number, finding, report.in_step_ns)
+            yield from _render_finding(number, finding, report.in_step_ns, names)
         for cause, ns in wording.list_small_causes(report):
             yield f"Too small for a finding: {escape_text(cause)}: {format_quantity(ns, 'ns')}"
         for line in impact.describe_impact(report):
@@ -118,7 +129,9 @@ class Plain:
             yield f"Ledger: {hidden:,} ranks that lost less are omitted; --json lists them all."
 
 
-def _render_finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[str]:
+def _render_finding(
+    number: int, finding: Finding, in_step_ns: int, names: code.FileNames
+) -> Iterator[str]:
     yield f"Cause {number}: {escape_text(finding.cause.id)}: {wording.format_title(finding)}"
     whole = "the recorded time, outside steps" if finding.outside_steps else "the time inside steps"
     part = format_quantity(finding.share_ratio, "ratio")
@@ -138,6 +151,13 @@ def _render_finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[
             yield f"  {label}: {text}"
     for item in finding.evidence:
         yield f"  Evidence: {wording.format_evidence(item)}"
+    for code_line in finding.lines[: code.MAX_SHOWN_LINES]:
+        amount = format_quantity(code_line.lost_ns, "ns")
+        text = code.describe_line_in_full(code_line, names)
+        yield f"  Line: {text}: {code.format_line_share(code_line)}, {amount}"
+    rest = code.describe_lines_rest(finding, min(len(finding.lines), code.MAX_SHOWN_LINES))
+    if rest:
+        yield f"  Lines: {rest}"
     yield f"  Advice: {advice.describe_first_step(finding)}"
     for label, text in (
         ("Change", advice.get_first_change(finding)),
@@ -150,9 +170,11 @@ def _render_finding(number: int, finding: Finding, in_step_ns: int) -> Iterator[
 
 
 def _render_next_step(report: Report) -> Iterator[str]:
-    """Render the first thing to do and what it saves, before all details."""
+    """Render the line of code, the first thing to do and what it saves, before all details."""
     for label, text in build_summary(report, None, ""):
-        if label == "NEXT" or text.startswith("Change:"):
+        if label == "WHERE":
+            yield f"Where: {text}"
+        elif label == "NEXT" or text.startswith("Change:"):
             yield f"Next: {text}"
         elif label == "WINS":
             yield f"Next: this saves: {text[:1].lower()}{text[1:]}"

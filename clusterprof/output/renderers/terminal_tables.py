@@ -21,7 +21,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rich.theme import Theme
 
-from clusterprof.output.renderers.text import advice, culprits, impact, summary, wording
+from clusterprof.output.renderers.text import advice, code, culprits, impact, summary, wording
 from clusterprof.output.renderers.text.safety import (
     convert_to_ascii,
     count_columns,
@@ -216,7 +216,8 @@ def render_table(table: Table, width: int) -> list[Text]:
         numbers = range(2, texts.start)
         droppable = (*reversed(numbers), *reversed(texts))
         grid = make_grid(table.heads, table.rows, (0, *texts), width - 1, droppable)
-        grid.columns[0].max_width = max(_MAX_NAME_COLUMNS, width // 4)
+        part = 2 if table.has_long_names else 4
+        grid.columns[0].max_width = max(_MAX_NAME_COLUMNS, width // part)
         parts.append(indent(grid, right=0))
     if table.rest:
         parts.append(indent(Prose(f"{'… ' if table.rows else ''}{table.rest}")))
@@ -234,10 +235,11 @@ def _render_items(texts: Iterable[str]) -> Iterator[RenderableType]:
 
 
 def _render_causes(report: Report, width: int) -> Iterator[RenderableType]:
+    names = code.build_file_names(report)
     for finding in report.findings:
         name = f"{escape_text(finding.cause.id, 60)}: {wording.format_title(finding)}"
         yield indent(make_line(name, "bold"), right=0)
-        yield render_labeled(_list_fields(report, finding, width), 3, 7)
+        yield render_labeled(_list_fields(report, finding, width, names), 3, 7)
     small = wording.list_small_causes(report)
     if small:
         named = [f"{escape_text(cause, 60)} {format_quantity(ns, 'ns')}" for cause, ns in small]
@@ -247,7 +249,7 @@ def _render_causes(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _list_fields(
-    report: Report, finding: Finding, width: int
+    report: Report, finding: Finding, width: int, names: code.FileNames
 ) -> Iterator[tuple[str, RenderableType]]:
     """Yield label and text of what is known about a cause."""
     whole = "the recorded time, outside steps" if finding.outside_steps else "the time in steps"
@@ -266,9 +268,11 @@ def _list_fields(
         ("since", culprits.describe_onset(finding)),
         ("waits", culprits.describe_persistence(finding)),
         *(("seen", wording.format_evidence(item)) for item in finding.evidence),
-        ("do", advice.describe_first_step(finding)),
     ]
     yield from ((label, Prose(text)) for label, text in fields if text.strip())
+    if finding.lines:
+        yield from _render_lines(finding, width - 11, names)
+    yield "do", Prose(advice.describe_first_step(finding))
     if finding.advice:
         how = advice.wrap_change(finding.advice[0], width - 11)
         yield "how", Text("\n".join(line.text for line in how))
@@ -278,6 +282,26 @@ def _list_fields(
     ):
         if text.strip():
             yield label, Prose(text)
+
+
+def _render_lines(
+    finding: Finding, width: int, names: code.FileNames
+) -> Iterator[tuple[str, RenderableType]]:
+    """Yield the table of a finding's lines, and what it leaves out."""
+    lines = finding.lines[: code.MAX_SHOWN_LINES]
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="heading")
+    with_amounts = width >= _MIN_WIDE_SCREEN // 2
+    for head in ("share", *(("lost",) if with_amounts else ())):
+        grid.add_column(head, justify="right", no_wrap=True)
+    grid.add_column("line")
+    for line in lines:
+        amounts = (make_line(format_quantity(line.lost_ns, "ns")),) if with_amounts else ()
+        text = Prose(code.describe_line_in_full(line, names))
+        grid.add_row(make_line(code.format_line_share(line)), *amounts, text)
+    yield "where", grid
+    rest = code.describe_lines_rest(finding, len(lines))
+    if rest:
+        yield "", Prose(rest)
 
 
 def _render_matrix(report: Report, width: int) -> Iterator[RenderableType]:

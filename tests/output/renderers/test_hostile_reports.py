@@ -18,6 +18,7 @@ from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.report.model import Report
 from tests.support.cluster_report import cluster
+from tests.support.code_profiles import with_code
 from tests.support.hostile_names import HOSTILE
 from tests.support.hostile_reports import poisoned
 from tests.support.reports import storage_verdict, underfilled
@@ -44,7 +45,7 @@ def report_of(poison: str) -> Report:
         ranks=(*progress.ranks, *batch.ranks),
         underfill=underfilled().underfill,
     )
-    report: Report = poisoned(both, poison)
+    report: Report = poisoned(with_code(both), poison)
     return report
 
 

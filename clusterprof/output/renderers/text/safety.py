@@ -18,7 +18,9 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _UNSAFE_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _COLONS = re.compile(r"(?<!\S)::+|:{3,}")
 _HASHES = re.compile(r"##(?=[a-z]*\[)", re.IGNORECASE)  # ##[…] ##vso[…] ##teamcity[…]
-_ATTACHED = re.compile(r"--?[A-Za-z]|%|sure\)")  # an option, or the rest of "(95 % sure)"
+_ATTACHED = re.compile(
+    r"--?[A-Za-z]|%|±|sure\)"
+)  # an option, or the rest of "(95 % sure)", "5 % ± 1"
 NONBREAKING_BLANK = "\ue000"
 """One column wide, and in no safe text: stands for a blank at which `wrap_text` breaks no line."""
 _MARKDOWN_SPECIAL = frozenset("\\`*_[]<>#|~@&")
@@ -72,7 +74,7 @@ def wrap_text(text: str, width: int, indent: str = "") -> list[str]:
     """Wrap a safe text at blanks into lines of at most `width` columns; longer words are cut.
 
     An option ("-x", "--long") stays on the line of the word before it, so that the line
-    reads as a command; so does the unit of a share ("5 %").
+    reads as a command; so do the unit of a share ("5 %") and its error.
     """
     lines: list[str] = []
     line = ""
@@ -100,7 +102,8 @@ def _join_attached(words: list[str], width: int) -> list[str]:
     joined: list[str] = []
     for word in words:
         longer = f"{joined[-1]} {word}" if joined else ""
-        if longer and _ATTACHED.match(word) and count_columns(longer) <= width:
+        is_attached = _ATTACHED.match(word) or longer.endswith(f"± {word}")
+        if longer and is_attached and count_columns(longer) <= width:
             joined[-1] = longer
         else:
             joined.append(word)
@@ -134,7 +137,7 @@ def _escape_character(character: str) -> str:
 
 _ASCII_REPLACEMENTS = {
     **dict(zip(map(ord, "▁▂▃▄▅▆▇█"), "_.-:=+*#")),
-    **dict(zip(map(ord, "░─·µ°…≤–—×±"), ".- ud~<--x~")),
+    **dict(zip(map(ord, "░─·µ°…≤–—×±→"), ".- ud~<--x~>")),
 }
 
 

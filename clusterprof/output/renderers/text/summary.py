@@ -3,6 +3,7 @@
     LOST   27.2 % of GPU time inside steps: 7.46 of 27.4 GPU-seconds.
     WHY    A bad link slows the data down: 5.95 s, 21.7 % (93 % sure).
     WHO    node0 (eth0)
+    WHERE  train.py:42 in augment → PIL/Image.py:2450 resize: 71 % ± 4 of it
     SEEN   tcp.retransmit_ratio 0.2 % (of the segments were sent again)
     NEXT   Drain the named link, then reseat or replace cable, transceiver or port
     WINS   About 5.90 s of GPU time; the job ends 2.95 s sooner (21.5 %).
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from clusterprof.output.renderers.text import advice, culprits, wording
+from clusterprof.output.renderers.text import advice, code, culprits, wording
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.report.model import Finding, NodeFacts, Report
 from clusterprof.units import format_quantity
@@ -57,6 +58,9 @@ def build_summary(
     who = _describe_culprits(first)
     if who:
         lines.append(("WHO", who))
+    where = code.describe_where(report, first)
+    if where:
+        lines.append(("WHERE", where))
     lines.append(("SEEN", ""))
     if report.main_cause is None:
         return lines
@@ -67,6 +71,11 @@ def find_summary_finding(report: Report) -> Finding | None:
     """Find the finding that the summary is about; None if there is none."""
     findings = wording.select_in_step_findings(report)
     return report.main_cause or (findings[0] if findings else None)
+
+
+def find_main_line(report: Report) -> str:
+    """Find the line of code that the summary names; "" where it names none."""
+    return next((text for label, text in build_summary(report, None, "") if label == "WHERE"), "")
 
 
 def _describe_cause(first: Finding) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterprof.output.renderers.text import culprits, trend, wording
+from clusterprof.output.renderers.text import code, culprits, trend, wording
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.wording import format_rank_name, sum_buckets
 from clusterprof.report.history import WAITING_FOR_RANKS, SlowStep
@@ -30,9 +30,11 @@ from clusterprof.report.model import UNATTRIBUTED, RankLedger, Report
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_number_list
 
-TABLE_NAMES = ("node", "rank", "cause", "step", "time")
+TABLE_NAMES = ("node", "rank", "cause", "line", "step", "time")
 DEFAULT_ROWS = 10
 """Rows of a table if the user gives no number."""
+DEFAULT_LINES = 30
+"""Rows of the table of lines if the user gives no number."""
 _NO_VALUE = "-"
 _MIN_OWN_LOSS_RATIO = 0.1
 """Share of what a step lost; a smaller loss besides waiting does not explain a wait."""
@@ -50,11 +52,14 @@ class Table:
     """How many of the last columns are text and may be cut."""
     rest: str = ""
     """What the rows leave out, or why there are none."""
+    has_long_names: bool = False
+    """True if the first column may take half of the width."""
 
 
 def build_tables(report: Report, by: Iterable[str], top: int | None = None) -> list[Table]:
     """Build the tables with these names (`TABLE_NAMES`), with `top` rows each."""
-    return [_TABLE_BUILDERS[name](report, top or DEFAULT_ROWS) for name in by]
+    rows = {"line": DEFAULT_LINES}
+    return [_TABLE_BUILDERS[name](report, top or rows.get(name, DEFAULT_ROWS)) for name in by]
 
 
 def _build_node_table(report: Report, top: int) -> Table:
@@ -145,6 +150,18 @@ def _build_cause_table(report: Report, top: int) -> Table:
         who = culprits.format_culprits(finding, 2) or _NO_VALUE
         rows.append((*amounts, wording.format_confidence(finding), gain, who))
     return _limit_rows("BY CAUSE", heads, rows, top, "causes that cost less")
+
+
+def _build_line_table(report: Report, top: int) -> Table:
+    """Build the table of lost time by line of the user's own code, over all causes and ranks."""
+    heads = ("line", "lost", "share", "function", "mainly")
+    why = code.explain_missing_lines(report)
+    if why:
+        return Table("BY LINE", heads, (), 2, why)
+    totals = code.sum_lines(report.code)
+    rows = code.list_total_rows(totals, code.build_file_names(report), top)
+    rest = code.describe_totals_rest(totals, len(rows))
+    return Table("BY LINE, of the lost time", heads, tuple(rows), 2, rest, has_long_names=True)
 
 
 def _build_step_table(report: Report, top: int) -> Table:
@@ -264,6 +281,7 @@ _TABLE_BUILDERS: Mapping[str, Callable[[Report, int], Table]] = {
     "node": _build_node_table,
     "rank": _build_rank_table,
     "cause": _build_cause_table,
+    "line": _build_line_table,
     "step": _build_step_table,
     "time": _build_time_table,
 }

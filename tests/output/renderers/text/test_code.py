@@ -1,0 +1,213 @@
+"""Lines of code in words: short names of files, WHERE, and lost time by line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from clusterprof.output.renderers.markdown import Markdown
+from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.terminal import HEAD_LINES, Terminal
+from clusterprof.output.renderers.text import code
+from clusterprof.output.renderers.text.tables import build_tables
+from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
+from clusterprof.report.model import Report
+from tests.support.code_profiles import (
+    AUGMENT,
+    COLLATE,
+    LINES,
+    MAIN,
+    OTHER_UTILS,
+    PROFILE,
+    RESIZE,
+    S,
+    storage_in_code,
+    with_code,
+)
+from tests.support.reports import clean, storage_verdict
+
+WHERE = "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % ± 4 of it"
+
+
+def names_of(*files: str) -> dict[str, str]:
+    profile = CodeProfile(tuple(Place(file, 1, "f") for file in files))
+    return code.build_file_names(dataclasses.replace(clean(), code=profile))
+
+
+def test_a_file_has_as_many_folders_as_tell_it_from_others() -> None:
+    files = ("/a/b/train.py", "/a/b/x/utils.py", "/a/c/x/utils.py", "/a/c/y/utils.py")
+    assert list(names_of(*files).values()) == [
+        "train.py",
+        "y/utils.py",  # distinct with two parts already
+        "b/x/utils.py",
+        "c/x/utils.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("/venv/lib/python3.12/site-packages/PIL/Image.py", "PIL/Image.py"),
+        ("/usr/lib/python3/dist-packages/yaml/reader.py", "yaml/reader.py"),
+        ("/usr/lib/python3.12/json/decoder.py", "json/decoder.py"),
+        ("/opt/lib/python3.13t/json/decoder.py", "json/decoder.py"),
+        ("<string>", "<string>"),
+        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
+        ("/tmp/ipykernel_7/12.py", "12.py"),
+        ("train.py", "train.py"),
+        ("", ""),
+    ],
+)
+def test_a_library_is_named_from_its_package_on(file: str, name: str) -> None:
+    assert names_of(file) == {file: name}
+
+
+def test_paths_that_differ_only_far_up_are_shown_whole() -> None:
+    deep = "/b/c/d/e/f/g/h/i/j/train.py"
+    assert names_of("/x" + deep, "/y" + deep) == {
+        "/x" + deep: "/x" + deep,
+        "/y" + deep: "/y" + deep,
+    }
+
+
+def test_a_place_without_line_file_or_function_says_so() -> None:
+    place = Place("", 0, "")
+    assert code.format_place(place, {}) == "unknown file"
+    assert code.format_function(place) == "unknown function"
+    assert code.format_place(Place("x" * 99 + ".py", 7, ""), {}) == "…" + "x" * 56 + ".py:7"
+
+
+def test_the_first_screen_names_the_line() -> None:
+    screen = Terminal(100).render(storage_in_code()).splitlines()[:HEAD_LINES]
+    at = next(number for number, line in enumerate(screen) if line.startswith(" WHERE "))
+    assert screen[at : at + 2] == [
+        f" WHERE  {WHERE}, in the data",
+        "        loader's transform Resize",
+    ]
+    assert screen[at - 1].startswith(" WHO ") and screen[at + 2].startswith(" SEEN ")
+
+
+def test_without_lines_nothing_is_said_about_code() -> None:
+    report = with_code(storage_verdict(), ())
+    for text in (Terminal().render(report), Plain().render(report), Markdown().render(report)):
+        assert "where" not in text.lower()
+
+
+def test_the_peers_are_mentioned_where_lines_were_compared() -> None:
+    report = storage_in_code()
+    first = dataclasses.replace(report.findings[0], lines_compared=True, lines=LINES[1:])
+    assert code.describe_where(report, first) == (
+        "data/utils.py:7 in collate: 20 % ± 4 of it, more than its peers, in the data loader's"
+        " collate function"
+    )
+    assert code.describe_lines_rest(first, 1) == (
+        "in these lines its time exceeds that of its peers; 1 more line: see --json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "text"),
+    [
+        (0.714, 0.041, "71 % ± 4"),
+        (1.0, 0.0, "100.0 % ± 0.0"),
+        (0.012, 0.0021, "1.2 % ± 0.2"),
+        (0.5, math.nan, "50 %"),
+        (math.nan, 0.1, "an unknown share"),
+    ],
+)
+def test_a_share_has_its_error(share: float, error: float, text: str) -> None:
+    line = CodeLine(MAIN, None, S, share, error, 1)
+    assert code.format_line_share(line) == text
+
+
+def test_the_lines_stand_with_the_evidence() -> None:
+    text = Terminal(90).render(storage_in_code())
+    section = text.split("CAUSES IN FULL")[1].split("cpu-preprocess:")[0].splitlines()
+    at = next(number for number, line in enumerate(section) if line.startswith("   where "))
+    assert [line[10:] for line in section[at : at + 7]] == [
+        "       share     lost  line",
+        "    71 % ± 4  2.4 min  train.py:42 in Images.augment → PIL/Image.py:2450",
+        "                       Image.resize, in the data loader's transform Resize",
+        "    20 % ± 4  40.00 s  data/utils.py:7 in collate, in the data loader's collate",
+        "                       function",
+        " 1.0 % ± 0.5   2.00 s  model/utils.py:12 in log → json/decoder.py:355 raw_decode",
+        " On rank 1: pack samples into large records and read these in order",
+    ]
+
+
+def test_only_five_lines_are_shown() -> None:
+    lines = tuple(dataclasses.replace(LINES[1], place=Place("/t.py", n, "f")) for n in range(1, 8))
+    report = with_code(storage_verdict(), lines)
+    assert Terminal().render(report).count(" in f, in the data") == 5
+    plain = Plain().render(report).splitlines()
+    assert [line for line in plain if line.startswith("  Line")][4:] == [
+        "  Line: t.py:5 in f, in the data loader's collate function: 20 % +- 4, 40.00 s",
+        "  Lines: 2 more lines: see --json",
+    ]
+
+
+def test_plain_and_markdown_name_the_line_before_the_details() -> None:
+    words = "in the data loader's transform Resize"
+    ascii_ = WHERE.replace("→", "->").replace("±", "+-")
+    plain = Plain().render(storage_in_code())
+    assert plain.isascii() and f"\nWhere: {ascii_}, {words}\n" in plain
+    assert plain.index("Where:") < plain.index("Next:")
+    markdown = Markdown().render(storage_in_code()).splitlines()
+    assert f"**Where:** {WHERE}, {words}" in markdown
+    row = "| model/utils.py:12 | 1.0 % ± 0.5 | 2.00 s | log | json/decoder.py:355 raw&#95;decode |"
+    assert row in markdown
+
+
+def test_a_terminal_without_the_arrow_shows_ascii() -> None:
+    text = Terminal(100, plain_letters=True).render(storage_in_code())
+    assert " augment > PIL/Image.py:2450 Image.resize: 71 % ~ 4 of it" in text.replace(
+        "Images.", " "
+    )
+    assert text.isascii()
+
+
+def test_lost_time_by_line_counts_every_stack_once() -> None:
+    totals = code.sum_lines(PROFILE)
+    assert [(line.place, line.cause, line.lost_ns, line.samples) for line in totals.lines] == [
+        (AUGMENT, "storage-local", 7 * S, 140),  # 5 s and 2 s; the first cause has more
+        (COLLATE, "storage-local", 2 * S, 40),
+    ]
+    assert (totals.total_ns, totals.unknown_ns) == (10 * S, S)
+
+
+def test_a_stack_of_libraries_alone_counts_for_its_outermost_line() -> None:
+    profile = CodeProfile((RESIZE, OTHER_UTILS), (True, True), (StackTime("a", 0, (0, 1), 5, 1),))
+    assert [line.place for line in code.sum_lines(profile).lines] == [RESIZE]
+
+
+def table_lines(report: Report, top: int | None = None) -> list[str]:
+    (table,) = build_tables(report, ["line"], top)
+    return [" ".join(row) for row in table.rows] + [table.rest]
+
+
+def test_the_table_by_line() -> None:
+    assert table_lines(storage_in_code()) == [
+        "train.py:42 7.00 s 70.0 % Images.augment storage-local",
+        "data/utils.py:7 2.00 s 20.0 % collate storage-local",
+        "and 1.00 s (10.0 %) without a known stack",
+    ]
+    assert table_lines(storage_in_code(), 1)[1:] == [
+        "and 1 more line with 2.00 s, 1.00 s (10.0 %) without a known stack"
+    ]
+
+
+def test_thirty_lines_are_shown_and_the_rest_counted() -> None:
+    places = tuple(Place("/t.py", line, "f") for line in range(1, 41))
+    stacks = tuple(StackTime("a", 0, (at,), S, 1) for at in range(40))
+    report = with_code(storage_verdict(), (), CodeProfile(places, (False,) * 40, stacks, 40))
+    rows = table_lines(report)
+    assert len(rows) == 31
+    assert rows[29:] == ["t.py:30 1.00 s 2.5 % f a", "and 10 more lines with 10.00 s"]
+
+
+def test_a_report_without_stacks_says_why() -> None:
+    assert table_lines(storage_verdict()) == ["no Python stacks were recorded"]
+    profile = CodeProfile(why_missing="--stacks off was given")
+    assert table_lines(with_code(storage_verdict(), (), profile)) == ["--stacks off was given"]

@@ -1,0 +1,54 @@
+"""Stacks of lost time made by hand, with sums to check in one's head.
+
+Two ranks lose 10 s: 7 s in Image.resize below `augment` (train.py:42), 2 s in `collate`
+(data/utils.py:7), 1 s under a stack that is not known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
+from clusterprof.report.model import Report
+from tests.support.reports import storage_verdict
+
+S = 1_000_000_000
+MAIN = Place("/home/u/job/train.py", 90, "main")
+AUGMENT = Place("/home/u/job/train.py", 42, "Images.augment")
+LOADER = Place("/venv/lib/python3.12/site-packages/torch/utils/data/loader.py", 733, "__next__")
+RESIZE = Place("/venv/lib/python3.12/site-packages/PIL/Image.py", 2450, "Image.resize")
+COLLATE = Place("/home/u/job/data/utils.py", 7, "collate")
+OTHER_UTILS = Place("/home/u/job/model/utils.py", 12, "log")
+JSON = Place("/usr/lib/python3.12/json/decoder.py", 355, "raw_decode")
+PLACES = (MAIN, LOADER, AUGMENT, RESIZE, COLLATE, OTHER_UTILS, JSON)
+
+PROFILE = CodeProfile(
+    PLACES,
+    (False, True, False, True, False, False, True),
+    (
+        StackTime("storage-local", 1, (0, 1, 2, 3), 5 * S, 100),
+        StackTime("cpu-preprocess", 1, (0, 1, 2, 3), 2 * S, 40),
+        StackTime("storage-local", 0, (0, 1, 4), 2 * S, 40),
+        StackTime("unattributed", 0, (), S, 20),
+    ),
+    samples=1234,
+    notes=("rank 7 was not sampled",),
+)
+LINES = (
+    CodeLine(AUGMENT, RESIZE, 142 * S, 0.71, 0.042, 460, "transform", "Resize"),
+    CodeLine(COLLATE, None, 40 * S, 0.2, 0.0371, 130, "collate"),
+    CodeLine(OTHER_UTILS, JSON, 2 * S, 0.01, 0.0049, 6),
+)
+
+
+def with_code(
+    report: Report, lines: tuple[CodeLine, ...] = LINES, code: CodeProfile | None = PROFILE
+) -> Report:
+    """The report with stacks, and with lines in its first finding."""
+    first, *rest = report.findings
+    findings = (dataclasses.replace(first, lines=lines), *rest)
+    return dataclasses.replace(report, findings=findings, code=code)
+
+
+def storage_in_code() -> Report:
+    return with_code(storage_verdict())
