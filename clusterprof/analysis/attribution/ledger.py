@@ -20,10 +20,10 @@ from clusterprof.analysis.attribution.confidence import (
     MIN_SCORE_TO_NAME,
     compute_confidence_score,
 )
+from clusterprof.analysis.attribution.lines.lost_code import RankCode
 from clusterprof.analysis.attribution.rank.chunk_boundary import OUTSIDE_SELECTION, RankState
 from clusterprof.analysis.attribution.rank.claims import BLOCKED
 from clusterprof.analysis.attribution.rank.history import RankTimeHistory
-from clusterprof.analysis.attribution.rank.lost_code import RankCode
 from clusterprof.analysis.attribution.rank.step_blocks import StepBlockTable
 from clusterprof.analysis.attribution.taxonomy import CAUSES, FAMILIES
 from clusterprof.analysis.timeline.collectives.rows import RankOperations

@@ -19,6 +19,7 @@ from clusterprof.analysis.attribution.accumulator import (
     merge_accumulators,
 )
 from clusterprof.analysis.attribution.ledger import RankIdentity, RankResult, build_rank_result
+from clusterprof.analysis.attribution.lines.lost_code import CodeSums
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
     WHOLE_RUN,
     RankState,
@@ -30,7 +31,6 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import (
 from clusterprof.analysis.attribution.rank.claims import settle_segment
 from clusterprof.analysis.attribution.rank.device_activity import get_sample_times
 from clusterprof.analysis.attribution.rank.history import HistoryBuilder
-from clusterprof.analysis.attribution.rank.lost_code import CodeSums
 from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
 from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent

@@ -36,7 +36,7 @@ class Row:
     cause: str
     true_ratio: float
     """Part of the lost time of the job that passes through the guilty line."""
-    said_ratio: float
+    named_ratio: float
     error_ratio: float
     """Half width of the interval that the analysis gives."""
 
@@ -76,7 +76,7 @@ def judge_job(name: str, ranks: int, folder: Path) -> Row:
         return Row(name, ranks, expected, "-", cause, true_ratio, 0.0, 0.0)
     first = finding.lines[0]
     named = f"{Path(first.place.file).name}:{first.place.line}"
-    said = sum(
+    named_ns = sum(
         item.lost_ns
         for other in report.findings
         for item in other.lines
@@ -89,7 +89,7 @@ def judge_job(name: str, ranks: int, folder: Path) -> Row:
         named,
         finding.cause.id,
         true_ratio,
-        said / max(report.lost_ns, 1),
+        named_ns / max(report.lost_ns, 1),
         first.error_ratio,
     )
 
@@ -115,10 +115,10 @@ def main() -> None:
                 record_job(name, ranks, arguments.steps, folder)
             row = judge_job(name, ranks, folder)
             right = "right" if row.named == row.expected else "WRONG"
-            off = 100 * (row.said_ratio - row.true_ratio)
+            off = 100 * (row.named_ratio - row.true_ratio)
             print(
                 f"{row.name}, {row.ranks}: {row.cause}, {row.named} ({row.expected}) {right}, "
-                f"{row.said_ratio:.1%} +- {row.error_ratio:.1%}, {row.true_ratio:.1%}, {off:+.1f}"
+                f"{row.named_ratio:.1%} +- {row.error_ratio:.1%}, {row.true_ratio:.1%}, {off:+.1f}"
             )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.attribution.ledger import Bucket, RankResult
-from clusterprof.analysis.attribution.rank.lost_code import PEERS, RankCode, StackSums
+from clusterprof.analysis.attribution.lines.lost_code import PEERS, RankCode, StackSums
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
 from clusterprof.analysis.findings import code as code_module

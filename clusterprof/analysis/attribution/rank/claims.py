@@ -32,10 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
+from clusterprof.analysis.attribution.lines.lost_code import CodeSums
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.history import HistoryBuilder, with_segment_totals
 from clusterprof.analysis.attribution.rank.host_activity import sum_cpu_time_in_pauses
-from clusterprof.analysis.attribution.rank.lost_code import CodeSums
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.analysis.findings.code_places import CodePlace, is_library_file, locate_stack
+from clusterprof.analysis.attribution.lines.places import CodePlace, is_library_file, locate_stack
 from clusterprof.report.code import Place
 
 SITE = "/venv/lib/python3.11/site-packages/"
@@ -88,7 +88,7 @@ def test_libraries_are_recognized_by_where_they_are_installed() -> None:
     assert is_library_file("/opt/conda/lib/python3.10/json/decoder.py")
     assert is_library_file("/usr/lib/python3/dist-packages/numpy/core.py")
     assert is_library_file("<frozen importlib._bootstrap>")
-    assert not is_library_file("/home/user/pythonlib/train.py")
+    assert not is_library_file("/data/pythonlib/train.py")
     assert not is_library_file("/lib/train.py")
     assert not is_library_file("<string>")
     assert not is_library_file("")

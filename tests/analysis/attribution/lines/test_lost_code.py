@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
-from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
-from clusterprof.analysis.attribution.rank.claims import compute_data_wait_breakdown
-from clusterprof.analysis.attribution.rank.lost_code import (
+from clusterprof.analysis.attribution.lines.lost_code import (
     PEERS,
     CodeSums,
     RankCode,
     merge_stack_sums,
 )
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
+from clusterprof.analysis.attribution.rank.claims import compute_data_wait_breakdown
 from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,

@@ -1,0 +1,1 @@
+"""Which lines of code the lost time passes through."""
