@@ -102,6 +102,20 @@ def train(
         dist.destroy_process_group()
 
 
+def write_truth_at_end(device: EmulatedAccelerator) -> Callable[[int], None]:
+    """Return a function to call in each step of a framework's loop, and with -1 at its end."""
+    begin_ns = 0
+
+    def watch(step: int) -> None:
+        nonlocal begin_ns
+        if step == WARM_UP:
+            begin_ns = time.monotonic_ns()
+        if step < 0:
+            write_truth(device, begin_ns, time.monotonic_ns())
+
+    return watch
+
+
 def write_truth(device: EmulatedAccelerator, begin_ns: int, end_ns: int) -> None:
     """Write what this rank measured."""
     idle, last_ns = [], begin_ns
