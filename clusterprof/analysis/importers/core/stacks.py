@@ -220,12 +220,19 @@ def _number_stacks(table: StackTable, calls: Calls, place: Int) -> Int:
 def draw_samples(stretches: Stretches, max_samples: int = MAX_SAMPLES) -> tuple[Int, Int, Int]:
     """Draw samples from the stretches of a thread: time (ns), stack and interval (ns), int64[n]."""
     shortest, longest = MIN_STRETCH_NS, MAX_STRETCH_NS
-    while True:
-        t_ns, stack, interval = _draw_samples(stretches, shortest, longest)
-        if t_ns.size <= max_samples:
-            order = np.argsort(t_ns, kind="stable")
-            return t_ns[order], stack[order], interval[order]
+    length = stretches.end - stretches.start
+    while _count_samples(length, shortest, longest) > max_samples:
         shortest, longest = 2 * shortest, 2 * longest
+    t_ns, stack, interval = _draw_samples(stretches, shortest, longest)
+    order = np.argsort(t_ns, kind="stable")
+    return t_ns[order], stack[order], interval[order]
+
+
+def _count_samples(length_ns: Int, shortest_ns: int, longest_ns: int) -> int:
+    """Count the samples of stretches of these lengths, int64[n], ns."""
+    is_short = length_ns < shortest_ns
+    divided = int((-(-length_ns[~is_short] // longest_ns)).sum())
+    return divided - (-int(length_ns[is_short].sum()) // shortest_ns)
 
 
 def _draw_samples(stretches: Stretches, shortest_ns: int, longest_ns: int) -> tuple[Int, Int, Int]:
@@ -235,9 +242,9 @@ def _draw_samples(stretches: Stretches, shortest_ns: int, longest_ns: int) -> tu
     parts = -(-length[~is_short] // longest_ns)
     row = np.repeat(np.flatnonzero(~is_short), parts)
     part = np.arange(row.size) - np.repeat(np.cumsum(parts) - parts, parts)
-    begin, until = (
-        start[row] + length[row] * edge // np.repeat(parts, parts) for edge in (part, part + 1)
-    )
+    count = np.repeat(parts, parts)
+    whole, rest = length[row] // count, length[row] % count  # a product could be too large
+    begin, until = (start[row] + whole * edge + rest * edge // count for edge in (part, part + 1))
     t_ns, interval = (begin + until) // 2, until - begin
     short = np.flatnonzero(is_short)
     passed = np.cumsum(length[short])
