@@ -32,15 +32,8 @@ _OFTEN_OWN = frozenset({"test", "profile", "trace", "code", "cmd", "this", "stat
 """Modules of the standard library that are as often a file of the user."""
 _EMULATOR = "clusterprof/demo/accelerator.py"
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-_NO_FILE = (
-    "<frozen ",
-    "<built-in",
-    "<nn.Module",
-    "<nvtx",
-    "<dftracer",
-    "<__array_function__",
-    "<attrs ",
-)
+_NO_FILE = ("<frozen ", "<built-in", "<nn.Module", "<__array_function__", "<attrs ")
+"""Code of libraries without a file. Ranges and traced calls have none, too: users mark these."""
 _PLUMBING = (
     *("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"),
     *("inner", "wrap", "wrapped", "wrapper", "wrapped_func"),

@@ -13,6 +13,7 @@ each in proportion to its length, so many short calls keep their share of the ti
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ MAX_STACKS = (1 << 15) - 1
 """Number of stacks of one process; samples of further ones have no known stack."""
 MAX_SAMPLES = 200_000
 """Number of samples of one process: about 3 MB in a recording."""
+MAX_CALLS = 500_000
+"""Number of calls of one process that are kept: 16 MB of memory."""
 MIN_STRETCH_NS = 50_000
 """Stretches shorter than this many ns are drawn at random."""
 MAX_STRETCH_NS = 10_000_000
@@ -51,6 +54,10 @@ class StackTable:
     _stacks: dict[tuple[int, int], int] = field(default_factory=dict)
     _chains: list[tuple[int, ...]] = field(default_factory=lambda: [()])
     """By stack number: its places, outermost first."""
+
+    def is_full(self) -> bool:
+        """Return whether there is no room for more places."""
+        return len(self._places) >= MAX_STACKS
 
     def add_place(self, file: str, line: int, function: str) -> int:
         """Return the number of a place, adding it if it is new. line: 0 = not known."""
@@ -215,6 +222,36 @@ def _number_stacks(table: StackTable, calls: Calls, place: Int) -> Int:
         ]
         stack[rows] = np.array(numbers, np.int64)[np.asarray(inverse).reshape(-1)]
     return stack
+
+
+class CallLog:
+    """Calls of the functions of one process, as they are read from a file."""
+
+    def __init__(self) -> None:
+        self.table = StackTable()
+        self._rows = array("q")
+
+    def add(self, thread: int, start_ns: int, end_ns: int, file: str, function: str) -> bool:
+        """Add a call; return whether there was room. Short calls are left to their callers."""
+        if end_ns - start_ns < MIN_STRETCH_NS:
+            return True
+        if len(self._rows) >= 4 * MAX_CALLS or self.table.is_full():
+            return False
+        self._rows.extend((thread, start_ns, end_ns, self.table.add_place(file, 0, function)))
+        return True
+
+    def draw_samples(self, window: tuple[int, int]) -> tuple[Int, Int, Int]:
+        """Draw samples of the thread with most time in functions, as `draw_samples` does.
+
+        window: from when to when, ns.
+        """
+        thread, start, end, place = np.array(self._rows, np.int64).reshape(-1, 4).T
+        if not thread.size:
+            return draw_samples(NO_STRETCHES)
+        threads, number = np.unique(thread, return_inverse=True)
+        own = number == np.bincount(number, end - start, minlength=threads.size).argmax()
+        stretches = build_stretches(self.table, start[own], end[own], place[own], window)
+        return draw_samples(stretches)
 
 
 def draw_samples(stretches: Stretches, max_samples: int = MAX_SAMPLES) -> tuple[Int, Int, Int]:
