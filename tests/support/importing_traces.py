@@ -29,7 +29,7 @@ def imported(paths: Sequence[Path]) -> tuple[list[NodeTables], list[Account]]:
 
 
 def spans_of(node: NodeTables, pid: int, origin_ns: int = 0) -> dict[str, list[Span]]:
-    """Return what a process did, by the name of the kind."""
+    """Return what a process did, by the name of the kind; `list_samples` has its stacks."""
     collected: dict[str, list[Span]] = {}
     names: dict[int, str] = dict(layout.KIND_NAMES)
     node.header()
@@ -39,6 +39,8 @@ def spans_of(node: NodeTables, pid: int, origin_ns: int = 0) -> dict[str, list[S
                 names.update({int(kind): word for kind, word in record.names.items()})
                 columns = (record.columns[name] for name in _FIELDS)
                 for start, end, kind, *values in zip(*columns):
+                    if kind == layout.STACK_SAMPLE:
+                        continue
                     begin, until = (start - origin_ns) / MS, (end - origin_ns) / MS
                     collected.setdefault(names[kind], []).append((begin, until, *values))
     return {name: sorted(spans) for name, spans in collected.items()}

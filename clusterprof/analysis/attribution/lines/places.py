@@ -10,15 +10,30 @@ PIL/ImageFile.py:300 load     library
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterprof.report.code import LoaderStage, Place
 
 _LIBRARY_PATH = re.compile(r"/(site|dist)-packages/|/lib(64|32)?/python\d|\.egg/")
+_PACKAGE_NAMES = """
+torch torchvision torchaudio torchtext torchdata torch_xla torchmetrics triton numpy scipy pandas
+pyarrow sklearn skimage PIL cv2 albumentations kornia imageio h5py zarr transformers tokenizers
+sentencepiece accelerate peft trl diffusers safetensors huggingface_hub deepspeed lightning
+pytorch_lightning lightning_fabric lightning_utilities jax jaxlib flax optax orbax tensorflow keras
+timm monai wandb mlflow neptune comet_ml tensorboard tensorboardX tqdm rich requests urllib3 boto3
+botocore s3fs gcsfs fsspec aiohttp matplotlib webdataset spdl ray nvidia apex xformers flash_attn
+einops mmcv mmengine psutil pydantic absl
+"""
+_PACKAGES = frozenset(_PACKAGE_NAMES.split())
+"""Installed packages whose names nobody gives to a folder of their own."""
+_OFTEN_OWN = frozenset({"test", "profile", "trace", "code", "cmd", "this", "statistics"})
+"""Modules of the standard library that are as often a file of the user."""
 _EMULATOR = "clusterprof/demo/accelerator.py"
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-_NO_FILE = ("<frozen ", "<built-in", "<nvtx", "<dftracer", "<__array_function__", "<attrs ")
+_NO_FILE = ("<frozen ", "<built-in", "<nn.Module", "<__array_function__", "<attrs ")
+"""Code of libraries without a file. Ranges and traced calls have none, too: users mark these."""
 _PLUMBING = (
     *("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"),
     *("inner", "wrap", "wrapped", "wrapper", "wrapped_func"),
@@ -52,7 +67,19 @@ class CodePlace:
 def is_library_file(file: str) -> bool:
     """Return whether a file is of the standard library or an installed package."""
     is_installed = _LIBRARY_PATH.search(file) is not None or file.endswith(_EMULATOR)
-    return is_installed or file.startswith(_NO_FILE)
+    return is_installed or file.startswith(_NO_FILE) or _is_shortened_library_path(file)
+
+
+def _is_shortened_library_path(file: str) -> bool:
+    """Return whether a path is of a library, as profilers write it: `torch/nn/functional.py`.
+
+    They leave out the folder where packages are installed.
+    """
+    if file.startswith(("/", ".", "<")):
+        return False
+    first = file.partition("/")[0].removesuffix(".py")
+    is_standard = first in sys.stdlib_module_names and first not in _OFTEN_OWN
+    return is_standard or first in _PACKAGES
 
 
 def locate_stack(places: Sequence[Place]) -> CodePlace | None:

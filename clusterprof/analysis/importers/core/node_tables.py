@@ -61,7 +61,7 @@ ns up to 104 days.
 """
 UNKNOWN_HOST = "unknown-host"
 """Name shown for a node whose hostname the file does not record."""
-_STARTED_TICKS = 1  # one incarnation per pid: foreign files do not record when a process began
+STARTED_TICKS = 1  # one incarnation per pid: foreign files do not record when a process began
 
 
 def compute_group_number(ranks_or_name: Sequence[int] | str) -> int:
@@ -129,7 +129,7 @@ class NodeTables:
             rank = world_size = None
         self._ranks[pid] = {
             "pid": pid,
-            "started_ticks": _STARTED_TICKS,
+            "started_ticks": STARTED_TICKS,
             "role": "python",
             "device": device,
             "rank": rank,
@@ -366,4 +366,4 @@ class _SpanStream:
         first, table = self.spans.between(low_ns, high_ns)
         columns = {name: array("q", row.tobytes()) for name, row in zip(SPAN_FIELDS, table)}
         names = dict(self.names) if first == 0 else {}
-        yield Spans(self.pid, _STARTED_TICKS, first + 1, 0, names, columns)
+        yield Spans(self.pid, STARTED_TICKS, first + 1, 0, names, columns)

@@ -35,6 +35,7 @@ HOST_COMM = 26
 TORCH_FUNCTION, FUNCTION, LOADING_FUNCTION, DATA_FUNCTION = 32, 33, 34, 35
 READ_FUNCTION, SLEEP_FUNCTION, LOCK_FUNCTION, LOG_FUNCTION = 36, 37, 38, 39
 LIBRARY_FUNCTION, BLOCKED_FUNCTION = 40, 41  # of the training code or a library; JAX's wait
+BUILT_IN_FUNCTION = 42  # of no known purpose: only its name in a stack is of use
 IGNORED = 0
 
 # Categories of most events, as they are written; `CommonEventDecoder` has a type for each.
@@ -201,7 +202,7 @@ def _label_python_event(name: str) -> int:
     for pattern, kind in _FUNCTIONS:
         if pattern.search(name):
             return kind
-    return IGNORED if name.startswith("<") else FUNCTION
+    return BUILT_IN_FUNCTION if name.startswith("<") else FUNCTION
 
 
 def _label_track_function(name: str) -> int:

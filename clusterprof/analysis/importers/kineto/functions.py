@@ -16,12 +16,14 @@ function outside of PyTorch, or of the operator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.host_activity import NO_HOST_WORK, HostWork
+from clusterprof.analysis.importers.core.stacks import find_innermost_calls, nest_calls
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.probe import layout
 
@@ -33,6 +35,7 @@ MAX_DISPATCH_NS = 1_000_000
 longer and launches nothing computes on the host.
 """
 MAX_GATHERED_NAMES = 1 << 14
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}\b")
 ACTIVITIES = {
     classify.LOADING_FUNCTION: layout.WARMING_UP,
     classify.DATA_FUNCTION: layout.PREPARING_DATA,
@@ -56,8 +59,13 @@ _ACTIVITY = np.array([ACTIVITIES.get(kind, 0) for kind in range(max(ACTIVITIES) 
 
 
 def number_names(known: dict[str, int], names: Iterable[str]) -> Iterator[int]:
-    """Yield the number of each name, adding new ones to `known`; -1 where that is full."""
+    """Yield the number of each name, adding new ones to `known`; -1 where that is full.
+
+    Names of built-in functions are kept without the address of their object.
+    """
     for name in names:
+        if " at 0x" in name:
+            name = _ADDRESS.sub("", name)
         full = len(known) >= MAX_GATHERED_NAMES
         yield known.get(name, -1) if full else known.setdefault(name, len(known))
 
@@ -68,24 +76,16 @@ def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> Host
     int64[n] each, in any order: start and end (ns), kind (`classify`) and row of the name of each
     call. Calls that do not nest by some ns, as rounding makes them, are trimmed to the outer one.
     """
-    order = np.lexsort((-end, start))
-    start, end, kind, name = start[order], end[order], kind[order], name[order]
-    parent, depth = _find_parents(start, end)
-    for level in range(1, int(depth.max(initial=0)) + 1):  # from the outside inwards
-        rows = np.flatnonzero(depth == level)
+    calls, order = nest_calls(start, end)
+    kind, name, parent = kind[order], name[order], calls.parent
+    for level in range(1, int(calls.depth.max(initial=0)) + 1):  # from the outside inwards
+        rows = np.flatnonzero(calls.depth == level)
         outer = parent[rows]
-        end[rows] = np.minimum(end[rows], end[outer])
         own = kind[rows]
         kind[rows] = _select_kind(own, kind[outer])
         nameless = np.isin(own, _UNNAMED) | _is_built_in(own)
         name[rows] = np.where(nameless & (name[outer] >= 0), name[outer], name[rows])
-    rows = np.arange(start.size)
-    at = np.concatenate([start, end])
-    inside = np.concatenate([rows, parent])
-    is_start = np.repeat([True, False], start.size)
-    rank = np.concatenate([depth, -depth])
-    edges = np.lexsort((rank, is_start, at))
-    at, inside = at[edges], inside[edges]
+    at, inside = find_innermost_calls(calls)
     activity = np.where(inside >= 0, _ACTIVITY[kind[inside]], 0) if inside.size else inside
     computing = (activity[:-1] == layout.RUNNING_MODEL) & (np.diff(at) >= MAX_DISPATCH_NS)
     computing &= kind[inside[:-1]] == classify.OPERATOR
@@ -112,22 +112,6 @@ def find_enclosing_work(threads: Iterable[HostWork], launches: Int) -> HostWork:
         if score > most:
             best, most = work, score
     return best
-
-
-def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:
-    """Find the call around each call, -1 for none, and how many calls are around it.
-
-    start, end: int64[n], ns, sorted by start, the longer first.
-    """
-    depth = np.arange(start.size) - np.searchsorted(np.sort(end), start, side="right")
-    depth = np.maximum(depth, 0)
-    parent = np.full(start.size, -1, np.int64)
-    outer = np.flatnonzero(depth == 0)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        rows = np.flatnonzero(depth == level)
-        parent[rows] = outer[np.maximum(np.searchsorted(outer, rows) - 1, 0)]
-        outer = rows
-    return parent, depth
 
 
 def _is_built_in(kind: Int) -> np.ndarray:

@@ -315,7 +315,9 @@ class GatheredEvents:
         self.calls = Table()
         self.marks = Table()
         self.functions = Table()
-        """Long Python functions and operators; their link is the row in `function_names`."""
+        """Long Python functions and operators; their link is the row in `function_names`, in which
+        names have no addresses.
+        """
         self.function_names: dict[str, int] = {}
         self.busy_host: dict[int, IntervalUnion] = {}
         """Thread -> times inside operators or runtime calls."""
@@ -350,7 +352,7 @@ class GatheredEvents:
 
     def _take_common(self, events: Sequence[Event]) -> None:
         """Gather from a block of common events: all complete, with names that carry their kinds."""
-        kind = bytes(map(_KIND, events))
+        kind = _drop_short_built_ins(events, bytes(map(_KIND, events)))
         selected, start, end, code = self._select_timed(
             list(compress(events, kind)), _decode_kinds(kind)
         )
@@ -522,6 +524,17 @@ class GatheredEvents:
         self._pairs.finish()
         for name, count in self.kinds.unknown.most_common(_MAX_UNKNOWN_SHOWN):
             self.account.skipped[f"of category {name[:40]!r}"] += count
+
+
+def _drop_short_built_ins(events: Sequence[Event], kind: bytes) -> bytes:
+    """Ignore short built-in functions, which can be half of all events. kind: one byte each."""
+    if classify.BUILT_IN_FUNCTION not in kind:
+        return kind
+    code = np.frombuffer(kind, np.uint8).copy()
+    rows = np.flatnonzero(code == classify.BUILT_IN_FUNCTION)
+    duration_us = np.fromiter(map(_DUR, _select_rows(events, rows)), np.float64, rows.size)
+    code[rows[~(duration_us * 1000 >= MIN_FUNCTION_NS)]] = classify.IGNORED
+    return code.tobytes()
 
 
 def _decode_kinds(kind: bytes) -> Int:

@@ -72,7 +72,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -83,13 +83,11 @@ from clusterprof.analysis.importers.core import text
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import select_dtype
 from clusterprof.analysis.importers.core.host_activity import (
-    NO_HOST_WORK,
     HostActivity,
     HostCalls,
     HostWork,
     add_host_work,
     build_host_activity,
-    overlay_work,
 )
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto import classify, host
@@ -104,10 +102,6 @@ from clusterprof.analysis.importers.kineto.event_stream import (
     CommonEventDecoder,
     Document,
     EventStream,
-)
-from clusterprof.analysis.importers.kineto.functions import (
-    find_enclosing_work,
-    find_innermost_functions,
 )
 from clusterprof.analysis.importers.kineto.gather import (
     GatheredEvents,
@@ -129,6 +123,7 @@ from clusterprof.analysis.importers.kineto.identity import (
     read_identity,
 )
 from clusterprof.analysis.importers.kineto.named_tracks import TrackNames, TrackStream, read_tracks
+from clusterprof.analysis.importers.kineto.stacks import add_function_stacks, find_functions
 from clusterprof.probe import layout
 
 _EVENT_PATTERN = re.compile(
@@ -433,8 +428,10 @@ def _add_process(
     host_side = HostTimeline(own_calls, own_marks, copies)
     operators = _list_operator_intervals(gathered, of_process)
     add_host_spans(node, pid, host_side, operators, process_steps, account)
+    own_functions = functions.of_threads(of_process), list(gathered.function_names)
+    add_function_stacks(node, pid, *own_functions, host_side, process_steps, account)
     if device is not None:
-        work = _find_functions(host_side, functions, calls, device.work, operators)
+        work = find_functions(host_side, functions, calls, device.work, operators)
         activity = _find_host_activity(host_side, work, process_steps, operators)
         _add_device_activity(
             node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
@@ -456,42 +453,6 @@ def _find_host_activity(
         functions,
         process_steps.end,
         operators,
-    )
-
-
-def _find_functions(
-    host_side: HostTimeline,
-    functions: Marks,
-    calls: RuntimeCalls,
-    work: DeviceWork,
-    operators: Collection[int],
-) -> HostWork:
-    """Find the functions of the thread of the steps, and of the one that launched the work.
-
-    A profile of JAX lists calls on threads of their own: then it is the thread in a function at the
-    launches, and the rest is the longest thread's. operators: threads with operators.
-    """
-    main = host.find_main_thread(host_side)
-    launched = work.call[work.call >= 0]
-    known = {main, *np.unique(calls.thread[launched]).tolist()}
-    if not known.isdisjoint(operators) or np.isin(functions.thread, list(known)).any():
-        return _select_innermost(functions, main)
-    threads = {
-        thread: _select_innermost(functions, thread)
-        for thread in np.unique(functions.thread).tolist()
-    }
-    launching = find_enclosing_work(threads.values(), calls.start[launched])
-    longest = max(
-        threads.values(), key=lambda work: int((work.end - work.start).sum()), default=NO_HOST_WORK
-    )
-    return overlay_work(launching, longest)
-
-
-def _select_innermost(functions: Marks, thread: int) -> HostWork:
-    """Select the calls of one thread, and find in which of them it was at each instant."""
-    own = functions.thread == thread
-    return find_innermost_functions(
-        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
     )
 
 

@@ -69,6 +69,7 @@ from clusterprof.analysis.importers.core.device_timeline import (
 )
 from clusterprof.analysis.importers.core.host_activity import add_host_work
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
+from clusterprof.analysis.importers.core.stacks import add_stack_samples
 from clusterprof.analysis.importers.nsys.activities import (
     Activities,
     fill_processes,
@@ -350,6 +351,10 @@ def build_node(profile: Profile, groups: SequenceGroups) -> NodeTables:
     bounds: dict[int, tuple[int, int]] = {}
     for part in profile.parts:
         _add_rank(node, part, groups)
+        table, samples = part.stacks
+        read = add_stack_samples(node, part.pid, table, [samples])
+        if read:
+            profile.account.read["samples of stacks"] += read
         if not profile.has_framework:
             node.without_framework(part.pid)
         first, last = part.from_ns, part.until_ns

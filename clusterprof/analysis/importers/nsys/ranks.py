@@ -45,6 +45,7 @@ from clusterprof.analysis.importers.nsys.activities import (
     select_host_copies,
 )
 from clusterprof.analysis.importers.nsys.samples import HostSamples
+from clusterprof.analysis.importers.nsys.stacks import ThreadStacks, build_thread_stacks
 
 _MIN_WORK_SHARE = 0.01
 """Smallest share of its work that a process must do on a device to train on it."""
@@ -79,6 +80,8 @@ class RankActivity:
     host_work: HostWork
     """What the host did instead of launching in these intervals."""
     function_names: list[str]
+    stacks: ThreadStacks
+    """Stacks of the thread that launches most."""
     exposed_copies: tuple[Int, Int, Int, Int]
     """As `find_exposed_copies` returns them."""
     waits: Intervals
@@ -185,6 +188,15 @@ def _build_rank_activity(
         host_ns=tuple(cover.covered_within(*starved) for cover in covers),  # type: ignore[arg-type]
         host_work=activity.work.within(*starved),
         function_names=samples.names,
+        stacks=build_thread_stacks(
+            threads.get(main) if main is not None else None,
+            samples.frames,
+            samples.times_of_thread(main),
+            (
+                from_ns if steps is None else min(from_ns, int(steps.start_ns[0])),
+                until_ns if steps is None else max(until_ns, int(steps.end_ns[-1])),
+            ),
+        ),
         exposed_copies=_find_exposed_copies(activities, waits),
         waits=waits,
         loading=[loading[tid] for tid in own if tid in loading],

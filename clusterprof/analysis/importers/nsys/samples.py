@@ -20,6 +20,7 @@ from clusterprof.analysis.importers.core.base import Account
 from clusterprof.analysis.importers.core.device_timeline import Int
 from clusterprof.analysis.importers.core.host_activity import NO_HOST_WORK, HostWork
 from clusterprof.analysis.importers.nsys.database import DamagedError, Database, Strings
+from clusterprof.analysis.importers.nsys.stacks import NO_FRAMES, PythonFrames, read_python_frames
 from clusterprof.probe import layout
 
 MAX_SAMPLES = 4_000_000
@@ -27,6 +28,7 @@ MAX_SAMPLES = 4_000_000
 _MAX_PERIODS = 2
 _MPI = re.compile(r"P?MPI_[A-Z]\w*")
 _MAX_OPERATIONS = 512
+_NO_TIMES: tuple[Int, Int, Int] = tuple(np.zeros((3, 0), np.int64))  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,18 @@ class HostSamples:
     threads: dict[int, HostWork]
     """Serialized thread -> what it was in; `name` is a row of `names`."""
     names: list[str]
+    times: dict[int, tuple[Int, Int, Int]]
+    """Serialized thread -> index, time (ns) and interval (ns) of each sample, int64[n] each."""
+    frames: PythonFrames
+    """Python frames of the samples, by their index."""
 
     def of_thread(self, thread: int | None) -> HostWork:
         """Return the work of a thread; empty if it was not sampled."""
         return NO_HOST_WORK if thread is None else self.threads.get(thread, NO_HOST_WORK)
+
+    def times_of_thread(self, thread: int | None) -> tuple[Int, Int, Int]:
+        """Return index, time (ns) and interval (ns) of the samples of a thread, int64[n] each."""
+        return _NO_TIMES if thread is None else self.times.get(thread, _NO_TIMES)
 
 
 def read_samples(db: Database, threads: Int, strings: Strings, account: Account) -> HostSamples:
@@ -50,17 +60,22 @@ def read_samples(db: Database, threads: Int, strings: Strings, account: Account)
     try:
         start, sample, thread = _read_events(db, threads, account)
         if not start.size:
-            return HostSamples({}, [])
+            return _NO_SAMPLES
         number, names = _name_samples(db, sample, strings)
+        frames = read_python_frames(db, sample)
     except DamagedError as error:
         account.cut = account.cut or f"CPU samples: {error}"
-        return HostSamples({}, [])
+        return _NO_SAMPLES
     account.read["CPU samples"] += start.size
-    work = {}
+    work, times = {}, {}
     for tid in np.unique(thread).tolist():
         own = thread == tid
         work[tid] = _build_work(start[own], number[own])
-    return HostSamples(work, names)
+        times[tid] = np.flatnonzero(own), start[own], _measure_intervals(start[own])
+    return HostSamples(work, names, times, frames)
+
+
+_NO_SAMPLES = HostSamples({}, [], {}, NO_FRAMES)
 
 
 def _read_events(db: Database, threads: Int, account: Account) -> tuple[Int, Int, Int]:
@@ -109,14 +124,25 @@ def _name_samples(db: Database, sample: Int, strings: Strings) -> tuple[Int, lis
     return np.where(known[number], number, -1), names
 
 
+def _measure_intervals(start: Int) -> Int:
+    """Measure for which time before it each sample stands, int64[n], ns, in any order."""
+    order = np.argsort(start, kind="stable")
+    at = start[order]
+    interval = np.zeros(at.size, np.int64)
+    if at.size > 1:
+        period_ns = max(int(np.median(np.diff(at))), 1)
+        since = np.append(period_ns, np.diff(at))
+        interval[order] = np.minimum(since, _MAX_PERIODS * period_ns)
+    return interval
+
+
 def _build_work(start: Int, name: Int) -> HostWork:
     """Build the work of one thread from its samples, int64[n] each, in any order."""
     order = np.argsort(start, kind="stable")
     at, name = start[order], name[order]
     if at.size < 2:
         return NO_HOST_WORK
-    period_ns = max(int(np.median(np.diff(at))), 1)
-    begin = np.maximum(at - _MAX_PERIODS * period_ns, np.append(at[0] - period_ns, at[:-1]))
+    begin = at - _measure_intervals(at)
     opens = np.append(True, (begin[1:] > at[:-1]) | (name[1:] != name[:-1]))
     first = np.flatnonzero(opens)
     last = np.append(first[1:], at.size) - 1

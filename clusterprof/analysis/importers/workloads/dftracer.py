@@ -66,6 +66,7 @@ import numpy as np
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.stacks import TRACER_FILE, CallLog, add_stack_samples
 from clusterprof.analysis.importers.core.text import convert_to_ns, read_lines
 from clusterprof.analysis.timeline.intervals import (
     Intervals,
@@ -162,6 +163,8 @@ class TracedProcess:
     """Two numbers each: start and end in ns."""
     reads: array[int] = field(default_factory=lambda: array("q"))
     """Four numbers each: start and end in ns, bytes, kind of file system."""
+    calls: CallLog = field(default_factory=CallLog)
+    """Functions of the application."""
     emulated: bool = False
     """True for a DLIO process, which emulates computation by a sleep."""
 
@@ -240,6 +243,10 @@ class TracedJob:
         parent = _convert_integer(event.args.ppid)
         if event.name == "start" and isinstance(parent, int):
             process.parent = parent
+        tid = _convert_integer(event.tid)
+        thread = tid if isinstance(tid, int) and abs(tid) < 1 << 62 else 0
+        if not process.calls.add(thread, start, start + length, TRACER_FILE, event.name):
+            account.skipped["function calls beyond the limit"] += 1
         kind = self._label_event(event)
         if kind is None or not length:
             return
@@ -453,6 +460,9 @@ def _add_rank(
         _add_loading(node, process, items, [process])
     elif workers:
         _add_loading(node, process, waiting, workers)
+    if steps.start_ns.size:
+        samples = process.calls.draw_samples((int(steps.start_ns[0]), int(steps.end_ns[-1])))
+        add_stack_samples(node, process.pid, process.calls.table, [samples])
     if process.emulated and computing.start_ns.size and steps.start_ns.size:
         low = min(int(computing.start_ns[0]), int(steps.start_ns[0]))
         node.busy(device, *computing, low, int(computing.end_ns[-1]))

@@ -88,6 +88,11 @@ def test_libraries_are_recognized_by_where_they_are_installed() -> None:
     assert is_library_file("/opt/conda/lib/python3.10/json/decoder.py")
     assert is_library_file("/usr/lib/python3/dist-packages/numpy/core.py")
     assert is_library_file("<frozen importlib._bootstrap>")
+    assert is_library_file("torch/utils/data/dataloader.py")  # as the profiler shortens it
+    assert is_library_file("threading.py") and is_library_file("<nn.Module>")
+    assert not is_library_file("<nvtx>") and not is_library_file("<dftracer>")  # user's marks
+    assert not is_library_file("train.py") and not is_library_file("src/torch/nn.py")
+    assert not is_library_file("/torch/nn.py") and not is_library_file("test.py")
     assert not is_library_file("/data/pythonlib/train.py")
     assert not is_library_file("/lib/train.py")
     assert not is_library_file("<string>")

@@ -103,6 +103,7 @@ def test_one_process_whole(tmp_path: Path) -> None:
         "11 host_work": in_us([(620, 660, layout.ALLOCATING_MEMORY, -1, 0, 0)]),
         # No kernel runs beside the copy.
         "11 exposed_copy": in_us([(320, 340, 4096, 20 * US, 0, 0)]),
+        "11 stack_sample": in_us([(150, 150, 1, 300 * US, 0, 0)]),  # in the wait for data
     }
     # Copies and fills are work: 20, 270, 470, 520
     assert series(node) == {
@@ -126,6 +127,7 @@ def test_one_process_whole(tmp_path: Path) -> None:
         "copies": 1,
         "fills": 1,
         "NVTX ranges": 4,
+        "samples of stacks": 1,
         "system calls": 3,
     }
     assert account.notes == ["process 11 on device 0: 2 steps, from numbered step ranges"]

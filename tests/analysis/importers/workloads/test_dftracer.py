@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from clusterprof.analysis.importers.workloads.dftracer import (
 )
 from clusterprof.analysis.timeline.intervals import Intervals
 from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
+from tests.support.stacks import list_samples
 
 TRACE = SEEDS / "dftracer" / "trace-0-of-2.pfw"
 ORIGIN = 1_700_000_000_000 * MS
@@ -47,6 +49,25 @@ def test_a_rank_that_loads_by_itself() -> None:
     assert account.notes == [
         "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile"
     ]
+
+
+def test_functions_are_stacks_of_the_thread_that_ran_them_most() -> None:
+    (node,), _ = imported([TRACE])
+    samples = list_samples(node, 70)[0]
+    train, read = "<dftracer>:0 DLIOBenchmark._train", "<dftracer>:0 loop.iter"
+    item, compute = "<dftracer>:0 TorchDataset.__getitem__", "<dftracer>:0 TorchFramework.compute"
+    length = Counter[tuple[str, ...]]()
+    for _, interval, stack in samples:
+        length[tuple(stack)] += round(interval)
+    assert length == {
+        # The steps last from 80 to 670 ms; reads of files are no functions.
+        (train,): 10 + 10 + 10,  # 80..90, 200..210, 410..420
+        (train, read): 10,  # 90..100
+        (train, read, item): 100,
+        (train, item): 50,
+        (train, compute): 400,
+    }
+    assert samples[0] == (1_700_000_000_085.0, 10.0, [train])
 
 
 def test_workers_load_for_the_process_that_forked_them() -> None:
