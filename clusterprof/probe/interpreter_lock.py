@@ -28,14 +28,15 @@ SHORT_PAUSES = 20
 """Number of short pauses after a late one."""
 LATE_NS = 8_000_000
 """The least wait that is recorded; of a longer switch interval 1.6."""
-MAX_CPU_RATIO = 0.0009
-"""Most of the elapsed time that a thread that samples may have of a CPU: it then pauses longer."""
+MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.005
+"""Most of the elapsed time in which samples may keep the interpreter lock from the job, and most
+that the thread may have of a CPU, its wake-ups included: it then pauses longer."""
 MAX_PAUSE_S = 2.0
-FIRST_CPU_NS = 150_000.0
-"""Own CPU time of a sample before it is measured."""
+FIRST_HELD_NS = 45_000.0
+"""How long a sample keeps the lock before it is measured."""
 WATCHFUL_NS = 10_000_000_000
 """Time after a wait for the lock in which pauses are not lengthened."""
-_AVERAGED = 16  # pauses over which the own CPU time is averaged
+_AVERAGED = 16  # pauses over which the cost of a sample is averaged
 _PROMPT_NS = 500_000  # a wake-up this late is looked into
 _SWITCH_NS = (
     500_000  # after a switch interval a thread that runs Python gives the lock in this time
@@ -118,7 +119,8 @@ class _Watch:
         self.sampler: Optional[stacks.Sampler] = None
         self.sampled_ns = 0
         self.cpu_ns = 0
-        self.mean_cpu_ns = FIRST_CPU_NS
+        self.woken_cpu_ns = 0
+        self.mean_cpu_ns, self.mean_held_ns = 0.0, FIRST_HELD_NS
         self.pause_s = PAUSE_S
         self.random = (monotonic_ns() ^ os.getpid() << 8) & 0x7FFFFFFF
 
@@ -139,6 +141,7 @@ class _Watch:
             due_ns = begun_ns + int(length_s * 1e9)
             if acquire(True, length_s):
                 return
+            self.woken_cpu_ns = thread_time_ns()
             short_pauses = max(0, short_pauses - 1)
             now = monotonic_ns()
             taken_ns = self._take_sample(now)
@@ -194,8 +197,12 @@ class _Watch:
         used_ns = self.cpu_ns - before_ns
         self.sampler.own_cpu_ns += used_ns
         if taken_ns:
+            # A wake-up takes time of another CPU; what follows it keeps the lock from the job.
+            held_ns = self.cpu_ns - self.woken_cpu_ns
             self.mean_cpu_ns += (used_ns - self.mean_cpu_ns) / _AVERAGED
-            self.pause_s = min(MAX_PAUSE_S, max(PAUSE_S, self.mean_cpu_ns / MAX_CPU_RATIO / 1e9))
+            self.mean_held_ns += (held_ns - self.mean_held_ns) / _AVERAGED
+            needed_ns = max(self.mean_held_ns / MAX_HELD_RATIO, self.mean_cpu_ns / MAX_CPU_RATIO)
+            self.pause_s = min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
 
     def _read_delay(self) -> int:
         """Read how long this thread has waited for a CPU, ns; gives the lock away."""

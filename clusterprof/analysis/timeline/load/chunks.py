@@ -262,8 +262,6 @@ class _ChunkBuilder:
         if event.kind in ("process-registered", "process-exited"):
             self._processes.add_event(event)
             return
-        if event.kind == "stacks-defined":
-            return  # of use with the samples of its chunk only, and not of bounded number
         if event.kind == "device-appeared":
             known = {device.get("id") for device in self.header.devices}
             if event.attributes.get("id") not in known:

@@ -5,12 +5,10 @@ import time
 
 import torch
 from torch.utils.data import Dataset
-from training import FEATURES, STEPS, Model, guilty, write_truth_at_end
+from training import FEATURES, STEPS, Model, guilty, open_device, write_truth_at_end
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from clusterprof.demo.accelerator import EmulatedAccelerator
-
-DEVICE = EmulatedAccelerator.from_environment()
+DEVICE = open_device()
 watch = write_truth_at_end(DEVICE)
 
 
