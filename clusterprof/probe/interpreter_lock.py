@@ -34,6 +34,10 @@ that the thread may have of a CPU, its wake-ups included: it then pauses longer.
 MAX_PAUSE_S = 2.0
 FIRST_HELD_NS = 45_000.0
 """How long a sample keeps the lock before it is measured."""
+PROMPT_SWITCH_S, PROMPT_PAUSE_S = 0.0005, 0.002
+"""Switch interval during the pause before a sample, and the length of that pause."""
+PROMPT_SAMPLES = 16
+"""Number of samples after a late one that have such a pause before them."""
 WATCHFUL_NS = 10_000_000_000
 """Time after a wait for the lock in which pauses are not lengthened."""
 _AVERAGED = 16  # pauses over which the cost of a sample is averaged
@@ -41,12 +45,14 @@ _PROMPT_NS = 500_000  # a wake-up this late is looked into
 _SWITCH_NS = (
     500_000  # after a switch interval a thread that runs Python gives the lock in this time
 )
+_LATE_SAMPLE_NS = 200_000  # then another thread had the lock when the sample was due
 _PAUSES_UNREAD = 8  # pauses after which the own delay is read although no wake-up was late
 _STOP_TIMEOUT_S = 0.02
 _SYNCHRONOUS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT")
 
 _stop: Optional[Any] = None  # locked while the thread shall run
 _ended: Optional[Any] = None  # locked until the thread has ended
+_lowered_from_s = 0.0  # the job's switch interval while it is lowered
 _samplers: List[stacks.Sampler] = [stacks.Sampler()]  # empty while a thread uses it
 
 
@@ -102,9 +108,32 @@ def _watch(stop: Any, ended: Any) -> None:
     except BaseException as error:
         handle_error(error)
     finally:
+        restore_switch_interval()
         if watch is not None:
             watch.close()
         ended.release()
+
+
+def lower_switch_interval() -> None:
+    """Let a thread that runs Python give the lock away sooner, for the next sample.
+
+    Usually it does so after 5 ms. One that calls a function which gives the lock away by itself
+    before that would be seen only there, not where it was when the sample was due.
+    """
+    global _lowered_from_s
+    switch_s = sys.getswitchinterval()
+    if switch_s > PROMPT_SWITCH_S:
+        sys.setswitchinterval(PROMPT_SWITCH_S)
+        _lowered_from_s = switch_s
+
+
+def restore_switch_interval() -> bool:
+    """Restore the job's switch interval, unless it has set another; return if it was lowered."""
+    global _lowered_from_s
+    switch_s, _lowered_from_s = _lowered_from_s, 0.0
+    if switch_s and abs(sys.getswitchinterval() - PROMPT_SWITCH_S) < 1e-6:
+        sys.setswitchinterval(switch_s)
+    return switch_s > 0.0
 
 
 class _Watch:
@@ -122,6 +151,7 @@ class _Watch:
         self.woken_cpu_ns = 0
         self.mean_cpu_ns, self.mean_held_ns = 0.0, FIRST_HELD_NS
         self.pause_s = PAUSE_S
+        self.prompt_samples = PROMPT_SAMPLES
         self.random = (monotonic_ns() ^ os.getpid() << 8) & 0x7FFFFFFF
 
     def run(self, stop: Any) -> None:
@@ -137,6 +167,7 @@ class _Watch:
             begun_ns = monotonic_ns()
             mean_s = PAUSE_S if begun_ns < watchful_until_ns else self.pause_s
             mean_s = SHORT_PAUSE_S if short_pauses else mean_s
+            mean_s = PROMPT_PAUSE_S if _lowered_from_s else mean_s
             length_s = mean_s * (0.5 + self.random / 0x80000000)
             due_ns = begun_ns + int(length_s * 1e9)
             if acquire(True, length_s):
@@ -144,7 +175,9 @@ class _Watch:
             self.woken_cpu_ns = thread_time_ns()
             short_pauses = max(0, short_pauses - 1)
             now = monotonic_ns()
-            taken_ns = self._take_sample(now)
+            is_prompt = restore_switch_interval()
+            prepares = self.prompt_samples > 0 and not is_prompt and self._is_sample_due(now)
+            taken_ns = 0 if prepares else self._take_sample(now)
             if self._needs_delay(now - due_ns):
                 before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
                 due_ns += self.delayed_ns - before_ns
@@ -159,6 +192,8 @@ class _Watch:
             self.unread += 1
             if self.sampler is not None:
                 self._finish_sample(due_ns, taken_ns, int(length_s * 1e9))
+            if prepares:
+                lower_switch_interval()
 
     def _needs_delay(self, late_ns: int) -> bool:
         """Return whether the own wait for a CPU must be read to judge this wake-up.
@@ -172,13 +207,17 @@ class _Watch:
         switch_ns = int(sys.getswitchinterval() * 1e9)
         return late_ns >= 0 and not switch_ns - _PROMPT_NS <= late_ns < switch_ns
 
-    def _take_sample(self, now_ns: int) -> int:
-        """Take a sample unless the last was just taken; return when, ns, 0 = none."""
+    def _is_sample_due(self, now_ns: int) -> bool:
+        """Return whether a sample shall be taken; not if the last was just taken."""
         if self.sampler is None:
             if not _samplers or not self.samples_stacks:
-                return 0
+                return False
             self.sampler = _samplers.pop()
-        if now_ns - self.sampled_ns < self.pause_s * 0.5e9:
+        return now_ns - self.sampled_ns >= self.pause_s * 0.5e9
+
+    def _take_sample(self, now_ns: int) -> int:
+        """Take a sample if it is due; return when, ns, 0 = none."""
+        if not self._is_sample_due(now_ns) or self.sampler is None:
             return 0
         self.sampled_ns = now_ns
         try:
@@ -193,6 +232,8 @@ class _Watch:
         assert self.sampler is not None
         if taken_ns:
             self.sampler.record(due_ns, taken_ns, interval_ns)
+            is_late = taken_ns - due_ns >= _LATE_SAMPLE_NS
+            self.prompt_samples = PROMPT_SAMPLES if is_late else max(0, self.prompt_samples - 1)
         before_ns, self.cpu_ns = self.cpu_ns, thread_time_ns()
         used_ns = self.cpu_ns - before_ns
         self.sampler.own_cpu_ns += used_ns
@@ -240,6 +281,7 @@ def _start_after_fork() -> None:
 
 def _forget() -> None:
     global _stop, _ended, _was_running
+    restore_switch_interval()
     _stop = _ended = None
     _was_running = False
     _samplers[:] = [stacks.Sampler()]

@@ -77,7 +77,7 @@ def test_the_tables_need_no_script() -> None:
     assert f"<dt>Where</dt><dd>{words}, in the data loader&#x27;s transform Resize.</dd>" in html
     assert (
         '<tr><td class="n">71 % &#177; 4</td><td class="n">2.4 min</td><td><code'
-        ' title="/home/u/job/train.py">train.py:42</code> in Images.augment<span class="below">'
+        ' title="/job/train.py">train.py:42</code> in Images.augment<span class="below">'
         "&#8594; PIL/Image.py:2450 Image.resize, in the data loader&#x27;s transform Resize</span>"
     ) in html
     assert (

@@ -89,7 +89,7 @@ def test_a_rank_is_compared_with_the_others(show: Any) -> None:
     choose(page, "Rank", "rank 1")
     press(page, "Compare with others")
     about = page.evaluate(ABOUT)
-    assert about == "all lost device time · rank 1: 7.00 s · mean of the other 1 rank: 3.00 s"
+    assert about == "all lost device time · rank 1: 7.00 s · the other rank: 3.00 s"
     kinds = "[...document.querySelectorAll('.flame .frame')].map(g => g.dataset.at + "
     kinds += "(g.classList.contains('more') ? '+' : '-') + g.style.getPropertyValue('--v'))"
     # augment, resize: only rank 1; collate, not known: only rank 0; main 7 s against 2 s of 9 s

@@ -142,8 +142,8 @@ function aboutFrame(at) {
   const { own, others, self, samples, width, chief } = FG.times;
   const part = percent(own[at] / Math.max(1, own[0]));
   const facts = FG.compare
-    ? [rankName(FG.rank) + ': ' + human(own[at]), 'mean of the other '
-      + plural(D.count - 1, 'rank') + ': ' + human(others[at])]
+    ? [rankName(FG.rank) + ': ' + human(own[at]), (D.count === 2 ? 'the other rank'
+      : 'mean of the other ' + (D.count - 1) + ' ranks') + ': ' + human(others[at])]
     : [human(own[at]), part + ' of what is shown',
       at ? human(self[at]) + ' of it in this line itself' : null,
       chief[at] < 0 ? null : 'mainly ' + D.causes[chief[at]].id, plural(samples[at], 'sample')];
