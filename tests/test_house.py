@@ -580,7 +580,9 @@ def test_the_project_names_no_path_of_a_foreign_machine() -> None:
     listed = run_tool("git", "ls-files", "-z")
     if listed.returncode != 0:
         pytest.skip("not a git checkout: the list of the project's files is missing")
-    foreign = re.compile(r"/(?:work|home|Users)/\w|/tmp/bash_jobs|/(?:root|usr|opt)/[^\s\"']*site-packages/")
+    foreign = re.compile(
+        r"/(?:work|home|Users)/\w|/tmp/bash_jobs|/(?:root|usr|opt)/[^\s\"']*site-packages/"
+    )
     fixtures = ("tests/hosts/", "tests/recordings/", "tests/test_house.py")
     fail_with(
         [

@@ -138,7 +138,7 @@ class Recommendation:
             because=_build_reason(context, self.evidence_names, filled.because),
             change=change,
             gain=_describe_gain(context, self.published) if not self.diagnose else _DIAGNOSIS_GAIN,
-            verify=_describe_check(context, self.expected_change),
+            verify=describe_check(context, self.expected_change),
             worse=self.worse,
             id=self.id,
             diagnose=self.diagnose,
@@ -235,7 +235,7 @@ def get_metric_name(context: AdviceContext) -> str:
     return f"stall.{finding.cause.id}_ratio"
 
 
-def _describe_check(context: AdviceContext, moves: str) -> str:
+def describe_check(context: AdviceContext, moves: str) -> str:
     now = format_quantity(context.finding.share_ratio, "ratio")
     metric = get_metric_name(context)
     if metric:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
+from clusterprof.report.code import Place
 from clusterprof.report.model import Evidence, Finding
 
 MIN_JUDGED_NS = 50_000_000
@@ -121,6 +122,21 @@ class RankSetup:
     """Share of its time in steps that it lost to the cause itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class CodePath:
+    """Time of a finding that was lost in one stack, from the line of the user on."""
+
+    place: Place
+    """The line of the user's own code; the outermost known line where there is none."""
+    called: tuple[Place, ...] = ()
+    """Lines of libraries below it, outermost first."""
+    share_ratio: float = 0.0
+    """Part of the finding's lost time, 0 to 1."""
+    samples: int = 0
+    source_calls: tuple[str, ...] = ()
+    """Functions that the source line calls ("loss.item"), if it could be read."""
+
+
 _NO_MACHINE, _NO_SETUP = Machine(""), RankSetup()
 
 
@@ -150,6 +166,8 @@ class AdviceContext:
     """Signals without which causes of this family could not be determined."""
     coverage_gaps: tuple[tuple[str, str], ...] = ()
     """(what was not seen, what would make it visible) of what matters to this family."""
+    code: tuple[CodePath, ...] = ()
+    """Where in the code the time was lost; empty without samples."""
     values: Mapping[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,11 @@ from collections.abc import Sequence
 from textwrap import fill, wrap
 
 from clusterprof.analysis.advice.base import ExclusionRule
+from clusterprof.analysis.advice.code_lines import (
+    MIN_FIRST_SHARE,
+    is_code_the_reason,
+    list_known_calls,
+)
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import NOTHING_LOST, list_recommendations
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
@@ -97,7 +102,24 @@ def _format_recommendations(cause_id: str) -> str:
         )
         lines += [_wrap_text(f"  * {label}: {fact}", "    ") for label, fact in facts if fact]
         lines += _format_exclusions(recommendation.unless)
-    return "\n".join(lines)
+    return "\n".join(lines + _format_line_advice(cause_id))
+
+
+def _format_line_advice(cause_id: str) -> list[str]:
+    """Format what a report advises where stacks show a known call; empty if there is none."""
+    calls = list_known_calls(cause_id)
+    if not calls:
+        return []
+    order = "first" if is_code_the_reason(cause_id) else "after these remedies"
+    return [
+        "",
+        _wrap_text(
+            f"Where the stacks show that {MIN_FIRST_SHARE:.0%} of the lost time or more passed"
+            f" through a known call, the report names its line, and advises {order}:"
+        ),
+        "",
+        *(_wrap_text(f"* **{call.id}**, of {call.title}: {call.what}.") for call in calls),
+    ]
 
 
 def _format_exclusions(rules: Sequence[ExclusionRule]) -> list[str]:

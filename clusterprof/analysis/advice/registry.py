@@ -10,6 +10,7 @@ from __future__ import annotations
 from clusterprof.analysis.advice import cpu, device, network, phases, storage, synchronization
 from clusterprof.analysis.advice import device as input_
 from clusterprof.analysis.advice.base import ExclusionRule, Recommender
+from clusterprof.analysis.advice.code_lines import select_line_advice
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.diagnose import DIAGNOSES, FOLLOW_MANUAL_CHECK
 from clusterprof.report.model import EFFORTS, Advice
@@ -63,10 +64,26 @@ def select_advice(context: AdviceContext) -> tuple[Advice, ...]:
     """Select the advice for a finding, best first; empty if no recommendation fits.
 
     If the cause is too uncertain, or only its family is known, diagnostic steps are given instead;
-    for a cause without any recommendation its manual check.
+    for a cause without any recommendation its manual check. Advice for a known call in the code
+    comes first if much of the time passed through it.
     """
     if NOTHING_LOST.holds(context):
         return ()
+    general = _select_general_advice(context)
+    if context.is_brief:
+        return general
+    lines = select_line_advice(context)
+    if not lines:
+        return general
+    replaced = {id_ for line in lines for id_ in line.replaces if line.is_first}
+    kept = [advice for advice in general if advice.id not in replaced]
+    first = [line.advice for line in lines if line.is_first]
+    last = [line.advice for line in lines if not line.is_first]
+    return (*first, *kept, *last)[:MAX_ADVICE]
+
+
+def _select_general_advice(context: AdviceContext) -> tuple[Advice, ...]:
+    """Select the advice for the cause of a finding, whatever line it was lost in."""
     if not context.is_certain:
         diagnoses = DIAGNOSES
         advice_list = [

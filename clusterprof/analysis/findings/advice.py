@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterprof.analysis.advice.context import AdviceContext, Machine, RankSetup
+from clusterprof.analysis.advice.context import AdviceContext, CodePath, Machine, RankSetup
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.analysis.attribution.ledger import RankResult
+from clusterprof.analysis.attribution.lines.places import split_at_own_line
 from clusterprof.analysis.attribution.rank.claims import collect_evidence
 from clusterprof.analysis.attribution.taxonomy import FAMILIES
 from clusterprof.analysis.detectors.cross_rank import PEER_CAUSES
@@ -17,6 +18,7 @@ from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, detect_launcher
 from clusterprof.report.impact import RankUtilization
 from clusterprof.report.model import Evidence, Finding, Report
+from clusterprof.util.source_calls import SourceReader
 
 _LEAF_CAUSES = {detector.cause.id for detector in DETECTORS} | {cause.id for cause in PEER_CAUSES}
 _FAMILY_SOURCES: dict[str, tuple[str, ...]] = {
@@ -33,13 +35,38 @@ _NodeRank = tuple[NodeResult, RankResult]
 def with_advice(report: Report, nodes: Sequence[NodeResult]) -> Report:
     """Return the report with advice for each finding."""
     ranked = [(node, rank) for node in nodes for rank in node.ranks]
+    paths = _list_code_paths(report)
     findings = []
     for finding in with_worker_counts(report.findings, nodes):
         context = build_advice_context(finding, report, nodes, ranked)
+        context = replace(context, code=paths.get(finding.cause.id, ()))
         findings.append(
             replace(finding, advice=select_advice(context), withheld=explain_withheld(context))
         )
     return replace(report, findings=tuple(findings))
+
+
+def _list_code_paths(report: Report) -> dict[str, tuple[CodePath, ...]]:
+    """List the stacks of each cause from the line of the user on, with their shares of it."""
+    if report.code is None:
+        return {}
+    totals: dict[str, int] = {}
+    for time in report.code.stacks:
+        totals[time.cause] = totals.get(time.cause, 0) + time.lost_ns
+    started_ns = report.likeness.started_at_ns if report.likeness is not None else None
+    reader = SourceReader(started_ns or 0)
+    paths: dict[str, list[CodePath]] = {}
+    for time in report.code.stacks:
+        split = split_at_own_line([report.code.places[index] for index in time.places])
+        if split is None or not totals[time.cause]:
+            continue
+        place, called = split
+        # Only a stack that ends in the user's line may be in a built-in function.
+        calls = () if called else reader.list_calls(place.file, place.line, place.function)
+        share = time.lost_ns / totals[time.cause]
+        path = CodePath(place, tuple(called), share, time.samples, calls)
+        paths.setdefault(time.cause, []).append(path)
+    return {cause: tuple(listed) for cause, listed in paths.items()}
 
 
 def build_advice_context(

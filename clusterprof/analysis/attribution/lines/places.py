@@ -82,6 +82,22 @@ def _is_shortened_library_path(file: str) -> bool:
     return is_standard or first in _PACKAGES
 
 
+def split_at_own_line(places: Sequence[Place]) -> tuple[Place, Sequence[Place]] | None:
+    """Split a stack, given outermost first, at the line that its user can change.
+
+    Returns it and the lines of libraries that it called, outermost first. Where no line is the
+    user's it is the outermost known one, and is itself one of a library. None for an empty stack.
+    """
+    if not places:
+        return None
+    own = _drop_start_frames(places)
+    user = [index for index, place in enumerate(own) if not is_library_file(place.file)]
+    if user:
+        return _name_by_function(own, user[-1]), own[user[-1] + 1 :]
+    below_loader = _drop_loader_frames(own)
+    return below_loader[0], below_loader
+
+
 def locate_stack(places: Sequence[Place]) -> CodePlace | None:
     """Find the place of a stack, given outermost first; None for an empty stack."""
     if not places:
@@ -93,8 +109,13 @@ def locate_stack(places: Sequence[Place]) -> CodePlace | None:
     if user:
         place = _name_by_function(own, user[-1])
         return CodePlace(place, _choose_callee(own[user[-1] + 1 :]), stage, transform)
-    below_loader = [place for place in own if _LOADER_FOLDER not in place.file] or list(own)
+    below_loader = _drop_loader_frames(own)
     return CodePlace(below_loader[0], _choose_callee(below_loader[1:]), stage, transform)
+
+
+def _drop_loader_frames(places: Sequence[Place]) -> list[Place]:
+    """Drop the frames of PyTorch's loader, unless there are no others."""
+    return [place for place in places if _LOADER_FOLDER not in place.file] or list(places)
 
 
 def _name_by_function(places: Sequence[Place], index: int) -> Place:

@@ -55,6 +55,9 @@ without them it is not known how busy the accelerator was.
   ran inside it without worker processes count as loading.
 * **Device waits** are synchronizing calls, and copies from the device whose call returned only
   after the copy. Copies to the device with this property count as `h2d`.
+* **Lines of code**: with stacks (`with_stack=True`), the functions of the thread of the steps, and
+  of threads that load data, share the lost time out among the functions that ran in it. A function
+  shorter than 0.1 ms counts for the one around it. The line of a function is its first one.
 * **Named tracks**: tasks in which a stream only waits (`EVENT_WAIT`, `Notify_Wait`), and `infeed`
   and `outfeed` of a TPU, are idle time. Of nested XLA operations each instant counts for the
   innermost. Overlap Analysis and other derived tracks are not counted.

@@ -36,6 +36,8 @@ that a file lacks is not queried. A packed file (`.gz`) is read in memory.
   such a copy was launched too late if its call began only after the gap.
 * **CPU samples** (`-s cpu`, the default) show in which function the launching thread was in a gap:
   the operation of MPI, else the innermost function, else the library.
+* **Lines of code** are the NVTX ranges around the launching thread, except those of steps and
+  operators, and the Python frames of its samples (`--python-sampling=true`).
 * **Collective operations** are the kernels of NCCL and RCCL. Kernels of several ranks are one
   operation if they overlap in time, in one order, in at least four of five cases.
 

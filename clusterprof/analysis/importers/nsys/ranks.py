@@ -155,19 +155,15 @@ def _build_rank_activity(
     order = np.argsort(activities.start_ns, kind="stable")
     launching_calls = calls.of(np.flatnonzero(np.isin(calls.thread, launching)))
     copies, residues = _trim_copies(activities, launched, calls)
+    last_ns = steps.end_ns if steps is not None else np.array([until_ns])
     copies_out = _find_blocking_copies_out(activities, launched, calls)
     syncs = _merge_unions([_merge_calls_of_kind(launching_calls, SYNC), copies_out, residues])
     activity = build_host_activity(
-        HostCalls(
-            launching_calls.start_ns,
-            launching_calls.end_ns,
-            launching_calls.kind,
-            launching_calls.thread,
-        ),
+        _list_host_calls(launching_calls),
         (copies[:2], copies_out),
         residues,
         NO_HOST_WORK,
-        steps.end_ns if steps is not None else np.array([until_ns]),
+        last_ns,
         {tid: threads[tid].operators.all() for tid in own},
         samples.of_thread(main),
     )
@@ -188,15 +184,7 @@ def _build_rank_activity(
         host_ns=tuple(cover.covered_within(*starved) for cover in covers),  # type: ignore[arg-type]
         host_work=activity.work.within(*starved),
         function_names=samples.names,
-        stacks=build_thread_stacks(
-            threads.get(main) if main is not None else None,
-            samples.frames,
-            samples.times_of_thread(main),
-            (
-                from_ns if steps is None else min(from_ns, int(steps.start_ns[0])),
-                until_ns if steps is None else max(until_ns, int(steps.end_ns[-1])),
-            ),
-        ),
+        stacks=_build_stacks(main, threads, samples, steps, (from_ns, until_ns)),
         exposed_copies=_find_exposed_copies(activities, waits),
         waits=waits,
         loading=[loading[tid] for tid in own if tid in loading],
@@ -204,6 +192,27 @@ def _build_rank_activity(
         copies=copies,
         operations=_list_operations(activities),
     )
+
+
+def _list_host_calls(calls: Calls) -> HostCalls:
+    return HostCalls(calls.start_ns, calls.end_ns, calls.kind, calls.thread)
+
+
+def _build_stacks(
+    main: int | None,
+    threads: dict[int, ThreadRanges],
+    samples: HostSamples,
+    steps: Steps | None,
+    window: tuple[int, int],
+) -> ThreadStacks:
+    """Build the stacks of the thread that launches most, from the first step to the last.
+
+    window: from the first to the last activity of the device, ns.
+    """
+    if steps is not None:
+        window = (min(window[0], int(steps.start_ns[0])), max(window[1], int(steps.end_ns[-1])))
+    ranges = None if main is None else threads.get(main)
+    return build_thread_stacks(ranges, samples.frames, samples.times_of_thread(main), window)
 
 
 def _trim_copies(

@@ -24,6 +24,7 @@ the job.
   `data.item`) and waits for batches (`loop.iter`, `fetch.iter`).
 * Computation (`TorchFramework.compute`; `forward`, `backward` and `step` of the AI annotations),
   epochs, evaluations, checkpoints and copies to the device.
+* All functions of the application of 50 us or more, as lines of code.
 
 All other events are counted and left out, among them aggregated ones (`dur_sum`): sums of an
 interval have no start and no end. A file that has only these is refused. A process that only loads

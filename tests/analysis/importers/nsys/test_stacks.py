@@ -57,8 +57,8 @@ def test_python_frames_stand_below_the_ranges(tmp_path: Path) -> None:
     names = [
         *NAMES,
         (20, "augment"),
-        (21, "/home/me/data.py"),
-        (22, "/home/me/train.py:30 main"),
+        (21, "/job/data.py"),
+        (22, "/job/train.py:30 main"),
         (23, "PyEval_EvalFrame"),
         (24, "/usr/lib/libpython3.so"),
         (25, "resize (PIL/Image.py:2450)"),
@@ -78,7 +78,7 @@ def test_python_frames_stand_below_the_ranges(tmp_path: Path) -> None:
     tables = [*WORK, (NVTX, RANGES), (SAMPLES, samples), (STACKS, stacks)]
     (node,), _, _ = read(Nsys(), database(tmp_path / "a.sqlite", *tables, names=names))
     forward = "<nvtx>:0 forward"
-    augment, main = "/home/me/data.py:0 augment", "/home/me/train.py:30 main"
+    augment, main = "/job/data.py:0 augment", "/job/train.py:30 main"
     assert list_samples(node, 11)[0] == [
         (1.0, 2.0, []),
         (3.0, 2.0, [forward]),

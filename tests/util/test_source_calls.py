@@ -1,0 +1,92 @@
+"""Which functions a source line calls, and of which files nothing is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterprof.util import source_calls
+from clusterprof.util.source_calls import SourceReader
+
+TEXT = """import time
+
+def train(loader):
+    for batch in loader:
+        loss = model(batch)
+        total += loss.item()  # time.sleep(1)
+        print(
+            "loss", total, model(batch).mean().tolist()
+        )
+
+class Data:
+    def __getitem__(self, index):
+        def wait():
+            time.sleep(0.1)
+        return wait()
+
+print("done")
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A file changed at 10 s."""
+    file = tmp_path / "train.py"
+    file.write_text(TEXT)
+    os.utime(file, (10, 10))
+    return str(file)
+
+
+def test_the_calls_on_a_line(path: str) -> None:
+    reader = SourceReader(11 * 10**9)
+    assert reader.list_calls(path, 6, "train") == ("loss.item",)  # no comment
+    assert reader.list_calls(path, 8, "train") == ("print", "().tolist", "().mean", "model")
+    assert reader.list_calls(path, 14, "Data.__getitem__.<locals>.wait") == ("time.sleep",)
+    assert reader.list_calls(path, 17, "<module>") == ("print",)
+    assert reader.list_calls(path, 2, "<module>") == ()
+    assert reader.list_calls(path, 999, "train") == ()
+
+
+def test_nothing_where_the_file_is_not_that_of_the_recording(path: str, tmp_path: Path) -> None:
+    reader = SourceReader(11 * 10**9)
+    assert reader.list_calls(path, 6, "validate") == ()  # another function stands there
+    assert SourceReader(10 * 10**9).list_calls(path, 6, "train") == ()  # changed since
+    assert SourceReader(0).list_calls(path, 6, "train") == ()
+    assert reader.list_calls(str(tmp_path / "no.py"), 6, "train") == ()
+    assert reader.list_calls("train.py", 6, "train") == ()
+    assert reader.list_calls("<string>", 6, "train") == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\0", b"def (", b"x = " + b"(" * 500, b"\xff\xfe", b"# coding: nonsense\n"],
+    ids=["null", "syntax", "nested", "bytes", "coding"],
+)
+def test_files_that_are_no_code_have_no_calls(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_bytes(content)
+    os.utime(file, (10, 10))
+    assert SourceReader(11 * 10**9).list_calls(str(file), 1, "<module>") == ()
+
+
+def test_pipes_folders_and_large_files_are_left_alone(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, folder = tmp_path / "pipe.py", tmp_path / "folder.py"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for odd in (pipe, folder):
+        assert SourceReader(10**20).list_calls(str(odd), 1, "<module>") == ()
+    monkeypatch.setattr(source_calls, "MAX_FILE_BYTES", 10)
+    assert SourceReader(10**20).list_calls(path, 6, "train") == ()
+
+
+def test_only_some_files_are_read(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_calls, "MAX_FILES", 1)
+    reader = SourceReader(11 * 10**9)
+    reader.list_calls(str(tmp_path / "a.py"), 1, "f")
+    assert reader.list_calls(path, 6, "train") == ()
