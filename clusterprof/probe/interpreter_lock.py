@@ -31,12 +31,10 @@ LATE_NS = 8_000_000
 MAX_CPU_RATIO = 0.0009
 """Most of the elapsed time that a thread that samples may have of a CPU: it then pauses longer."""
 MAX_PAUSE_S = 2.0
-FIRST_CPU_NS = 150_000.0
-"""Own CPU time of a sample before it is measured."""
 WATCHFUL_NS = 10_000_000_000
 """Time after a wait for the lock in which pauses are not lengthened."""
 _AVERAGED = 16  # pauses over which the own CPU time is averaged
-_PROMPT_NS = 500_000  # a wake-up this late is looked into
+_PROMPT_NS = stacks.LATE_NS  # a wake-up this late is looked into
 _SWITCH_NS = (
     500_000  # after a switch interval a thread that runs Python gives the lock in this time
 )
@@ -118,8 +116,6 @@ class _Watch:
         self.sampler: Optional[stacks.Sampler] = None
         self.sampled_ns = 0
         self.cpu_ns = 0
-        self.mean_cpu_ns = FIRST_CPU_NS
-        self.pause_s = PAUSE_S
         self.random = (monotonic_ns() ^ os.getpid() << 8) & 0x7FFFFFFF
 
     def run(self, stop: Any) -> None:
@@ -133,7 +129,7 @@ class _Watch:
             # generators are left alone.
             self.random = (self.random * 1103515245 + 12345) & 0x7FFFFFFF
             begun_ns = monotonic_ns()
-            mean_s = PAUSE_S if begun_ns < watchful_until_ns else self.pause_s
+            mean_s = PAUSE_S if begun_ns < watchful_until_ns else self._choose_pause()
             mean_s = SHORT_PAUSE_S if short_pauses else mean_s
             length_s = mean_s * (0.5 + self.random / 0x80000000)
             due_ns = begun_ns + int(length_s * 1e9)
@@ -175,7 +171,7 @@ class _Watch:
             if not _samplers or not self.samples_stacks:
                 return 0
             self.sampler = _samplers.pop()
-        if now_ns - self.sampled_ns < self.pause_s * 0.5e9:
+        if now_ns - self.sampled_ns < self._choose_pause() * 0.5e9:
             return 0
         self.sampled_ns = now_ns
         try:
@@ -185,8 +181,14 @@ class _Watch:
             self.samples_stacks = False
             return 0
 
+    def _choose_pause(self) -> float:
+        """Return the mean pause that the CPU time of recent samples allows, s."""
+        if self.sampler is None:
+            return PAUSE_S
+        return min(MAX_PAUSE_S, max(PAUSE_S, self.sampler.mean_cpu_ns / MAX_CPU_RATIO / 1e9))
+
     def _finish_sample(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:
-        """Record the sample, if one was taken, and choose the next pauses by what it cost."""
+        """Record the sample, if one was taken, and what it cost."""
         assert self.sampler is not None
         if taken_ns:
             self.sampler.record(due_ns, taken_ns, interval_ns)
@@ -194,8 +196,7 @@ class _Watch:
         used_ns = self.cpu_ns - before_ns
         self.sampler.own_cpu_ns += used_ns
         if taken_ns:
-            self.mean_cpu_ns += (used_ns - self.mean_cpu_ns) / _AVERAGED
-            self.pause_s = min(MAX_PAUSE_S, max(PAUSE_S, self.mean_cpu_ns / MAX_CPU_RATIO / 1e9))
+            self.sampler.mean_cpu_ns += (used_ns - self.sampler.mean_cpu_ns) / _AVERAGED
 
     def _read_delay(self) -> int:
         """Read how long this thread has waited for a CPU, ns; gives the lock away."""
