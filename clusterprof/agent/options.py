@@ -76,7 +76,7 @@ GPU_EVENTS = Option(
 STACKS = Option(
     ("--stacks",),
     "on|off",
-    "Whether the probe samples Python stacks: paths, functions and lines, never values.",
+    "Whether the probe samples Python stacks (paths, functions, lines; no values). Default: on.",
 )
 
 RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS)

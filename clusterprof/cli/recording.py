@@ -62,13 +62,13 @@ def run_record(requested: RecordOptions) -> NoReturn:
         plan,
         inject,
         requested.gpu_events,
-        _choose_stacks(requested.stacks, stacks),
+        choose_stacks(requested.stacks, stacks),
         duration_ns,
     )
     record_command(request, os.environ, _print_message)
 
 
-def _choose_stacks(option: str | None, profile: Mapping[str, Any]) -> Any:
+def choose_stacks(option: str | None, profile: Mapping[str, Any]) -> Any:
     """Return how files are named in sampled stacks, None = no stacks; the option comes first."""
     enabled = option == "on" if option is not None else profile.get("enabled", True)
     return profile.get("paths", "full") if enabled else None

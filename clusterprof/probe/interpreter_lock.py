@@ -28,12 +28,10 @@ SHORT_PAUSES = 20
 """Number of short pauses after a late one."""
 LATE_NS = 8_000_000
 """The least wait that is recorded; of a longer switch interval 1.6."""
-MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.005
+MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.002
 """Most of the elapsed time in which samples may keep the interpreter lock from the job, and most
 that the thread may have of a CPU, its wake-ups included: it then pauses longer."""
 MAX_PAUSE_S = 2.0
-FIRST_HELD_NS = 45_000.0
-"""How long a sample keeps the lock before it is measured."""
 PROMPT_SWITCH_S, PROMPT_PAUSE_S = 0.0005, 0.002
 """Switch interval during the pause before a sample, and the length of that pause."""
 PROMPT_SAMPLES = 16
@@ -41,7 +39,7 @@ PROMPT_SAMPLES = 16
 WATCHFUL_NS = 10_000_000_000
 """Time after a wait for the lock in which pauses are not lengthened."""
 _AVERAGED = 16  # pauses over which the cost of a sample is averaged
-_PROMPT_NS = 500_000  # a wake-up this late is looked into
+_PROMPT_NS = stacks.LATE_NS  # a wake-up this late is looked into
 _SWITCH_NS = (
     500_000  # after a switch interval a thread that runs Python gives the lock in this time
 )
@@ -149,8 +147,6 @@ class _Watch:
         self.sampled_ns = 0
         self.cpu_ns = 0
         self.woken_cpu_ns = 0
-        self.mean_cpu_ns, self.mean_held_ns = 0.0, FIRST_HELD_NS
-        self.pause_s = PAUSE_S
         self.prompt_samples = PROMPT_SAMPLES
         self.random = (monotonic_ns() ^ os.getpid() << 8) & 0x7FFFFFFF
 
@@ -165,7 +161,7 @@ class _Watch:
             # generators are left alone.
             self.random = (self.random * 1103515245 + 12345) & 0x7FFFFFFF
             begun_ns = monotonic_ns()
-            mean_s = PAUSE_S if begun_ns < watchful_until_ns else self.pause_s
+            mean_s = PAUSE_S if begun_ns < watchful_until_ns else self._choose_pause()
             mean_s = SHORT_PAUSE_S if short_pauses else mean_s
             mean_s = PROMPT_PAUSE_S if _lowered_from_s else mean_s
             length_s = mean_s * (0.5 + self.random / 0x80000000)
@@ -213,7 +209,7 @@ class _Watch:
             if not _samplers or not self.samples_stacks:
                 return False
             self.sampler = _samplers.pop()
-        return now_ns - self.sampled_ns >= self.pause_s * 0.5e9
+        return now_ns - self.sampled_ns >= self._choose_pause() * 0.5e9
 
     def _take_sample(self, now_ns: int) -> int:
         """Take a sample if it is due; return when, ns, 0 = none."""
@@ -227,9 +223,18 @@ class _Watch:
             self.samples_stacks = False
             return 0
 
+    def _choose_pause(self) -> float:
+        """Return the mean pause that the cost of recent samples allows, s."""
+        if self.sampler is None:
+            return PAUSE_S
+        held_ns = self.sampler.mean_held_ns / MAX_HELD_RATIO
+        needed_ns = max(held_ns, self.sampler.mean_cpu_ns / MAX_CPU_RATIO)
+        return min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
+
     def _finish_sample(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:
-        """Record the sample, if one was taken, and choose the next pauses by what it cost."""
+        """Record the sample, if one was taken, and what it cost."""
         assert self.sampler is not None
+        is_late = False
         if taken_ns:
             self.sampler.record(due_ns, taken_ns, interval_ns)
             is_late = taken_ns - due_ns >= _LATE_SAMPLE_NS
@@ -238,12 +243,12 @@ class _Watch:
         used_ns = self.cpu_ns - before_ns
         self.sampler.own_cpu_ns += used_ns
         if taken_ns:
-            # A wake-up takes time of another CPU; what follows it keeps the lock from the job.
-            held_ns = self.cpu_ns - self.woken_cpu_ns
-            self.mean_cpu_ns += (used_ns - self.mean_cpu_ns) / _AVERAGED
-            self.mean_held_ns += (held_ns - self.mean_held_ns) / _AVERAGED
-            needed_ns = max(self.mean_held_ns / MAX_HELD_RATIO, self.mean_cpu_ns / MAX_CPU_RATIO)
-            self.pause_s = min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
+            # A wake-up takes time of another CPU. What follows it keeps the lock from the job, if
+            # the job wanted it.
+            held_ns = self.cpu_ns - self.woken_cpu_ns if is_late else 0
+            sampler = self.sampler
+            sampler.mean_cpu_ns += (used_ns - sampler.mean_cpu_ns) / _AVERAGED
+            sampler.mean_held_ns += (held_ns - sampler.mean_held_ns) / _AVERAGED
 
     def _read_delay(self) -> int:
         """Read how long this thread has waited for a CPU, ns; gives the lock away."""

@@ -22,8 +22,10 @@ from . import layout, ring
 MAX_PLACES = 4096
 MAX_STACKS, MAX_FORKED_STACKS = 8192, 4096
 """Numbers in the table of a first process, and of a forked one."""
-LATE_NS = 500_000
+LATE_NS = 300_000
 """A sample this much later than due waited for the interpreter lock."""
+FIRST_CPU_NS = 100_000.0
+"""CPU time of a sample before it is measured."""
 REPORT_NS = 60_000_000_000
 FIRST_REPORT_NS = 10_000_000_000
 """Time between two reports about the sampler itself, and to the first of them."""
@@ -167,6 +169,10 @@ class Sampler:
     def __init__(self) -> None:
         self.own_cpu_ns = 0
         """CPU time of the sampling thread since the last report."""
+        self.mean_cpu_ns = FIRST_CPU_NS
+        """CPU time of the thread per sample, averaged over the last samples."""
+        self.mean_held_ns = 0.0
+        """Part of it in which a sample kept the lock from the job."""
         self._table: Optional[StackTable] = None
         self._samples = self._unreadable = self._overflowed = 0
         self._reported_ns = self._report_due_ns = 0

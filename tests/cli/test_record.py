@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.options import RECORD_OPTIONS, RecordOptions, parse_record_arguments
+from clusterprof.cli.recording import choose_stacks
 from clusterprof.errors import UsageError
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
@@ -83,8 +84,8 @@ READ = {
     "a value like an option": ("--out --hz", RecordOptions([], Path("--hz"))),
     "all": (
         "--out o --profile ci --duration 1m --hz 1 --inject off --pid 7 --no-gpu-events"
-        " --keep-free 1GiB",
-        RecordOptions([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB"),
+        " --keep-free 1GiB --stacks off",
+        RecordOptions([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB", "off"),
     ),
 }
 
@@ -98,6 +99,22 @@ def test_what_stands_before_the_command_is_ours_and_nothing_behind(
     assert read._replace(command=tuple(read.command)) == asked._replace(
         command=tuple(asked.command)
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "profile", "stacks"),
+    [
+        (None, {}, "full"),
+        (None, {"enabled": True, "paths": "hash"}, "hash"),
+        (None, {"enabled": False, "paths": "hash"}, None),
+        ("on", {"enabled": False, "paths": "names"}, "names"),
+        ("off", {"enabled": True, "paths": "full"}, None),
+    ],
+)
+def test_the_option_for_stacks_comes_before_the_profile(
+    option: str | None, profile: dict[str, Any], stacks: str | None
+) -> None:
+    assert choose_stacks(option, profile) == stacks
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-o", "x", "-h"], ["--hz", "x", "--help", "-z"]])
@@ -119,6 +136,7 @@ WRONG = {
     "-z": "no such option: -z",
     "--dur 5s": "no such option: --dur; did you mean",
     "--hz fast": "--hz: invalid float value: 'fast'",
+    "--stacks no": "--stacks no: choose on or off",
     "--hz 0": "0 Hz is not between 0.01 and 1000",
     "--hz nan": "nan Hz is not between 0.01 and 1000",
     "--pid me": "--pid: invalid int value: 'me'",

@@ -45,6 +45,22 @@ def test_a_run_directory_that_takes_no_files_cannot_start(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("stacks", "lines"),
+    [
+        (None, ['"stacks": false', '"stack_paths": 0']),
+        ("full", ['"stacks": true', '"stack_paths": 0']),
+        ("hash", ['"stacks": true', '"stack_paths": 1']),
+        ("names", ['"stacks": true', '"stack_paths": 2']),
+    ],
+)
+def test_the_configuration_says_whether_and_how_stacks_are_sampled(
+    tmp_path: Path, stacks: launcher.StackPaths | None, lines: list[str]
+) -> None:
+    content = (install(tmp_path / "run", stacks=stacks) / "probe/config.json").read_text()
+    assert [line.strip(",") for line in content.splitlines() if "stack" in line] == lines
+
+
+@pytest.mark.parametrize(
     "before, after",
     [
         ({}, "/run/probe"),

@@ -32,11 +32,11 @@ def test_c_code_that_keeps_the_lock_is_a_wait(run_dir: Path) -> None:
     (ring,) = recorded(code, run_dir, str(note), with_gc=True)
     before, after = (int(word) for word in note.read_text().split())
     waits = [span for span in ring.of(INTERPRETER_WAIT) if before <= span.start_ns < after]
-    # The thread wanted the lock after at most 62.5 ms, and got it when it was given away.
+    # The thread wanted the lock after at most 75 ms, and got it when it was given away.
     (wait,) = waits
     assert wait.end_ns >= after - 1_000_000
     assert wait.start_ns <= before + 250_000_000
-    assert 37_000_000 <= wait.a <= 63_000_000
+    assert 25_000_000 <= wait.a <= 75_000_000
 
 
 def test_the_job_does_not_see_the_thread(run_dir: Path) -> None:

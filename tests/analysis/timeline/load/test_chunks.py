@@ -243,7 +243,8 @@ def _writable(record: Record) -> Record:
 
 def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
     gap = Gap(0, "gpu_nvidia", "", "", "absent", "no driver", "install one")
-    batches: list[list[Record]] = [[gap, Event(ns(1), "oom-kill", {})]]
+    defined = Event(ns(1), "stacks-defined", {})  # many, and of use in their chunk only
+    batches: list[list[Record]] = [[gap, Event(ns(1), "oom-kill", {}), defined]]
     batches += [[spans(100, i + 1, (i, i + 1, STEP), dropped=2), disk((i, i))] for i in range(20)]
     load = NodeLoader(written(tmp_path / "node-1", batches), ns(10))
     ends = [end for chunk in load.chunks() for end in ended_in(chunk, 100, STEP)]
