@@ -73,7 +73,13 @@ GPU_EVENTS = Option(
     "switch",
 )
 
-RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE)
+STACKS = Option(
+    ("--stacks",),
+    "on|off",
+    "Whether the probe samples Python stacks: paths, functions and lines, never values.",
+)
+
+RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS)
 HELP = ("-h", "--help")
 _MAX_DIGITS = 9
 
@@ -160,6 +166,7 @@ class RecordOptions(NamedTuple):
     pid: int | None = None
     gpu_events: bool = True
     keep_free: str | None = None
+    stacks: str | None = None
 
 
 def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:

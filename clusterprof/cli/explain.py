@@ -23,16 +23,63 @@ UNATTRIBUTED_CAUSE = Cause(
 )
 
 
+_WHERE_PAGE = """\
+# where: the line of code in which the time of a finding was lost
+
+    WHERE  train.py:42 in augment → PIL/Image.py:2450 resize: 71 % ± 4 of it
+
+While the job runs, Python stacks of the training thread and of the data workers are sampled. A
+sample that falls into lost device time carries a part of it: samples of the training thread, or
+of the worker whose batch was awaited. Lines are those of the rank that caused the loss.
+
+* The first line is the innermost one of your own code: outside the standard library and outside
+  installed packages. Behind the arrow is the line of a library that it called.
+* 71 % is the line's part of the time lost to this finding. ± 4 is half of the 95 % interval,
+  from the number of samples. Lines below their error may be chance.
+* "in the data loader's transform Resize" is the stage of the loader in which the line ran.
+* "more than its peers": the lines in which the late rank spends time that the others do not
+  spend.
+* A sample sees Python code only. Time in C code counts for the Python line that called it.
+
+There is no WHERE where no stack was sampled during the loss. `analyze --by line` sums all
+findings, `--json` has all lines, `explain flame-graph` explains the chart of the HTML report.
+"""
+_FLAME_GRAPH_PAGE = """\
+# flame-graph: the chart of lost device time by stack in the HTML report
+
+Each box is a line of code. The box above it is the line that called it, the boxes below it are
+what it called. The width is lost device time while the line ran, in the line or in what it
+called. It is not CPU time: code that runs while the device computes has no width. Order from
+left to right is by size, not by time.
+
+* Read from the top: follow the widest boxes down until a box of your own code (strong color).
+  It is the place to change. Pale boxes are libraries. The color is that of the cause that lost
+  most in the box.
+* A click, or Enter, shows only what is below a box. Escape shows everything. Arrow keys move.
+* Cause and rank filter the graph, and so does a cause or node that is chosen elsewhere on the
+  page.
+* "Compare with others" shows a rank and the mean of all other ranks of the job together. Red:
+  the rank lost more there. Blue: less. Gray: the same.
+* The search marks boxes by function or file, and prints their part of the graph.
+* "stack not known" is lost time in which no stack could be read.
+
+`export --to speedscope` and `--to collapsed` write the same stacks for other viewers.
+"""
+_TOPICS = {"where": _WHERE_PAGE, "flame-graph": _FLAME_GRAPH_PAGE}
+"""Parts of a report that have a page; the first line of a page is its title."""
+
+
 def explain(
     cause: Annotated[
         str | None,
         typer.Argument(
             metavar="CAUSE",
-            help="A cause, a family of causes, a metric, or a gate rule. Default: list all causes.",
+            help="A cause, a family of causes, a metric, a gate rule, where, or flame-graph."
+            " Default: list all.",
         ),
     ] = None,
 ) -> None:
-    """Print the page of a cause or a metric, or list all causes."""
+    """Print the page of a cause, a metric or a part of a report, or list all causes."""
     common.write_result(_find_page(cause), None)
 
 
@@ -47,7 +94,12 @@ def _find_page(wanted: str | None) -> str:
     )
 
     if wanted is None:
-        return format_cause_list() + f"{UNATTRIBUTED_CAUSE.family}:\n  {UNATTRIBUTED_CAUSE.title}\n"
+        titles = [page.partition("\n")[0][2:].split(": ", 1) for page in _TOPICS.values()]
+        topics = "".join(f"  {name:<21} {title}\n" for name, title in titles)
+        rest = f"{UNATTRIBUTED_CAUSE.family}:\n  {UNATTRIBUTED_CAUSE.title}\n"
+        return f"{format_cause_list()}{rest}parts of a report:\n{topics}"
+    if wanted.lower() in _TOPICS:
+        return _TOPICS[wanted.lower()]
     if wanted == UNATTRIBUTED_CAUSE.id:
         return f"# {wanted}: {UNATTRIBUTED_CAUSE.title}\n\n{UNATTRIBUTED_CAUSE.advice}\n"
     ids = [known.id for known in CAUSES_WITH_PAGE]
@@ -61,5 +113,7 @@ def _find_page(wanted: str | None) -> str:
         return metric
     from clusterprof.config import format_suggestion
 
-    hint = format_suggestion(wanted, [*ids, *families, UNATTRIBUTED_CAUSE.id, *list_metric_names()])
+    hint = format_suggestion(
+        wanted, [*ids, *families, *_TOPICS, UNATTRIBUTED_CAUSE.id, *list_metric_names()]
+    )
     raise UsageError(f"unknown cause {wanted!r}{hint}", "`clusterprof explain` lists all causes")

@@ -24,19 +24,12 @@ if TYPE_CHECKING:
 
 _TABLE_FORMATS = ("parquet", "csv", "json")
 _RECORDING_FORMAT = "recording"
+_FORMATS_HELP = "perfetto, speedscope, collapsed, parquet, csv, json, openmetrics, otlp, recording."
 
 
 def export(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="perfetto, speedscope, collapsed, parquet, csv, json, openmetrics, otlp,"
-            " recording.",
-        ),
-    ],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=_FORMATS_HELP)],
     output: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("-o", "--output", metavar="PATH", help="Write to this file or FOLDER/."),

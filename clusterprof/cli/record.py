@@ -25,6 +25,7 @@ def record(
     pid: Annotated[int | None, declare_option(options.PID)] = None,
     gpu_events: Annotated[bool, declare_option(options.GPU_EVENTS)] = True,
     keep_free: Annotated[str | None, declare_option(options.KEEP_FREE)] = None,
+    stacks: Annotated[str | None, declare_option(options.STACKS)] = None,
 ) -> None:
     """Record this node while CMD runs unchanged: record -- CMD.
 
@@ -33,5 +34,5 @@ def record(
     """
     from clusterprof.cli.recording import run_record
 
-    values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free)
+    values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks)
     run_record(options.RecordOptions(command or (), *values))

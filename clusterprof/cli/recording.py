@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from clusterprof.agent.options import RecordOptions
@@ -27,6 +28,8 @@ def run_record(requested: RecordOptions) -> NoReturn:
 
     if requested.inject not in ("auto", "off", "strict"):
         raise UsageError(f"--inject {requested.inject}: choose auto, off or strict")
+    if requested.stacks not in (None, "on", "off"):
+        raise UsageError(f"--stacks {requested.stacks}: choose on or off")
     if requested.command and requested.pid is not None:
         raise UsageError("--pid attaches to a running process: leave the command out")
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
@@ -40,6 +43,7 @@ def run_record(requested: RecordOptions) -> NoReturn:
         profile = load_profile(requested.profile).effective()
         return build_plan(profile, requested.hz, keep_free_bytes)
 
+    stacks: Mapping[str, Any] = {}
     if (
         requested.profile
         or os.environ.get("CLUSTERPROF_PROFILE")
@@ -47,14 +51,27 @@ def run_record(requested: RecordOptions) -> NoReturn:
     ):
         # The profile is explicit: every rank reports an error in it, not only the starting one.
         loaded = plan()
+        stacks = loaded.profile["stacks"]
         plan = lambda: loaded  # noqa: E731
     if not requested.command:
         record_in_foreground(requested.out, plan(), duration_ns, requested.pid, os.environ)
     inject: Any = requested.inject  # one of the choices that the option allows
     request = LaunchRequest(
-        requested.command, requested.out, plan, inject, requested.gpu_events, duration_ns
+        requested.command,
+        requested.out,
+        plan,
+        inject,
+        requested.gpu_events,
+        _choose_stacks(requested.stacks, stacks),
+        duration_ns,
     )
     record_command(request, os.environ, _print_message)
+
+
+def _choose_stacks(option: str | None, profile: Mapping[str, Any]) -> Any:
+    """Return how files are named in sampled stacks, None = no stacks; the option comes first."""
+    enabled = option == "on" if option is not None else profile.get("enabled", True)
+    return profile.get("paths", "full") if enabled else None
 
 
 def _parse_size(size: str) -> int:

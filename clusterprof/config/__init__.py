@@ -6,6 +6,7 @@ all keys.
     extends: ci
     sampling: {hz: 5, collectors: {mounts: {hz: 0.5}, network: {enabled: false}}}
     recording: {max_bytes: 512 MiB}
+    stacks: {paths: hash}
     limits: {storage-local: {waited_at_least_ratio: 0.2}}
     gate: {assertions: ["gpu.busy_ratio >= 70%"], min_steps: 50}
 

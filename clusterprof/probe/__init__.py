@@ -10,25 +10,33 @@ At the start of Python only the import hook is loaded, which waits for torch. Th
 record opens the ring.
 """
 
+from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
+
 TYPE_CHECKING = False  # importing typing would cost more than the rest of this module
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, Dict, Optional
+    from typing import Any, Dict, Optional, Tuple
 
 on = True
 """False once the probe has switched itself off; hooks then only call what they wrap."""
 
+# As they are before a library such as gevent replaces them.
+make_lock, start_thread = allocate_lock, start_new_thread
+
 run_dir = ""
 config: "Dict[str, Any]" = {}
+main_thread: "Tuple[int, int]" = (0, 0)
+"""Main thread of the process: number in Python, number in the kernel."""
 _ring: "Any" = None
 _annotations: "Any" = None
 
 
 def start(directory: str, values: "Dict[str, Any]") -> None:
     """Start waiting for the modules that have hooks. Called once, by the bootstrap."""
-    global run_dir, config
+    global run_dir, config, main_thread
     run_dir = directory
     config = values
+    main_thread = get_ident(), get_native_id()
     from . import import_hooks
     from .hooks import HOOKS
 

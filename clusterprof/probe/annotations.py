@@ -8,11 +8,11 @@ CPU time and disk reads of the calling thread, exact to the microsecond.
 from __future__ import annotations
 
 import resource
-from _thread import get_ident
+from _thread import get_ident, get_native_id
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
-from . import handle_error, layout, ring
+from . import handle_error, layout, ring, stacks
 
 before_step_end: List[Callable[[], None]] = []
 """Callbacks that record their spans before the step that contains them ends."""
@@ -26,15 +26,19 @@ _step_source = (
     OPTIMIZER  # a framework that ends steps overrides optimizers, the user overrides both
 )
 _thread = 0  # thread that ended the last step
+training_thread: Tuple[int, int] = (0, 0)
+"""Thread that ends steps, before the first the thread that began it: number in Python, number in
+the kernel; (0, 0) = not known yet."""
 _has_batches = False  # this process has handed over a batch
 _samples = _tokens = 0  # handed over since the last step
 
 
 def begin_first_step(start_ns: int) -> None:
     """Note activity of the job: the first step begins no later than `start_ns`."""
-    global _began_ns
+    global _began_ns, training_thread
     if not _began_ns:
         _began_ns = start_ns
+        training_thread = get_ident(), get_native_id()
 
 
 def count_samples(samples: int, tokens: int) -> None:
@@ -83,12 +87,15 @@ def mark_step() -> None:
 
 
 def _finish_step(end_ns: int) -> None:
-    global _began_ns, _number, _samples, _tokens, _thread
+    global _began_ns, _number, _samples, _tokens, _thread, training_thread
     for prepare in before_step_end:
         prepare()
     samples, tokens = (_samples, _tokens) if _has_batches else (UNKNOWN, UNKNOWN)
     _samples = _tokens = 0
-    _thread = get_ident()
+    thread = get_ident()
+    if thread != _thread:
+        _thread = thread
+        training_thread = thread, get_native_id()
     ring.emit(layout.STEP, _began_ns, end_ns, _number, _step_source, samples, tokens)
     _began_ns = end_ns
     _number += 1
@@ -96,9 +103,11 @@ def _finish_step(end_ns: int) -> None:
 
 def _clear_steps() -> None:
     global _began_ns, _number, _step_source, _thread, _has_batches, _samples, _tokens
+    global training_thread
     _began_ns = _number = _thread = _samples = _tokens = 0
     _step_source = OPTIMIZER
     _has_batches = False
+    training_thread = (0, 0)
 
 
 ring.after_fork.append(_clear_steps)
@@ -175,6 +184,7 @@ class FetchSpan:
 
     def __enter__(self) -> None:
         try:
+            stacks.note_fetch()
             self.before = read_usage()
         except BaseException as error:
             handle_error(error)

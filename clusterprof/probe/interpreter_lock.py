@@ -1,14 +1,15 @@
-"""Waits for Python's interpreter lock (GIL), seen by a thread of the probe.
+"""Waits for Python's interpreter lock (GIL) and samples of stacks, by a thread of the probe.
 
 Some twenty times a second the thread sleeps and then needs the lock. If it comes back late, another
 thread kept the lock all that time: C code that does not release it, or many threads in turn. A
 thread that runs Python code gives the lock away within a switch interval (5 ms). Time in which the
 thread itself had no CPU (`schedstat`) does not count; where the kernel does not say, nothing is
-recorded.
+recorded. Having the lock, the thread samples the stack of the thread that trains (`stacks.py`).
 
-The thread runs in training processes only, not in workers. It is started without the `threading`
-module, so the job does not see it there, and takes no signals. It ends before a fork, and starts
-again in the parent.
+The thread runs in training processes, and where stacks are sampled also in workers from their
+first fetch; waits for the lock are recorded in training processes only. It is started without the
+`threading` module, so the job does not see it there, and takes no signals. It ends before a fork,
+and starts again in the parent.
 """
 
 import _thread
@@ -16,10 +17,10 @@ import atexit
 import os
 import signal
 import sys
-from time import monotonic_ns
-from typing import Any, Optional
+from time import monotonic_ns, thread_time_ns
+from typing import Any, List, Optional
 
-from . import handle_error, layout, ring
+from . import handle_error, layout, make_lock, ring, stacks, start_thread
 
 PAUSE_S, SHORT_PAUSE_S = 0.05, 0.012
 """Between two needs of the lock: usually, and after a late one."""
@@ -27,23 +28,57 @@ SHORT_PAUSES = 20
 """Number of short pauses after a late one."""
 LATE_NS = 8_000_000
 """The least wait that is recorded; of a longer switch interval 1.6."""
+MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.005
+"""Most of the elapsed time in which samples may keep the interpreter lock from the job, and most
+that the thread may have of a CPU, its wake-ups included: it then pauses longer."""
+MAX_PAUSE_S = 2.0
+FIRST_HELD_NS = 45_000.0
+"""How long a sample keeps the lock before it is measured."""
+PROMPT_SWITCH_S, PROMPT_PAUSE_S = 0.0005, 0.002
+"""Switch interval during the pause before a sample, and the length of that pause."""
+PROMPT_SAMPLES = 16
+"""Number of samples after a late one that have such a pause before them."""
+WATCHFUL_NS = 10_000_000_000
+"""Time after a wait for the lock in which pauses are not lengthened."""
+_AVERAGED = 16  # pauses over which the cost of a sample is averaged
+_PROMPT_NS = 500_000  # a wake-up this late is looked into
+_SWITCH_NS = (
+    500_000  # after a switch interval a thread that runs Python gives the lock in this time
+)
+_LATE_SAMPLE_NS = 200_000  # then another thread had the lock when the sample was due
+_PAUSES_UNREAD = 8  # pauses after which the own delay is read although no wake-up was late
 _STOP_TIMEOUT_S = 0.02
 _SYNCHRONOUS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT")
 
 _stop: Optional[Any] = None  # locked while the thread shall run
 _ended: Optional[Any] = None  # locked until the thread has ended
+_lowered_from_s = 0.0  # the job's switch interval while it is lowered
+_samplers: List[stacks.Sampler] = [stacks.Sampler()]  # empty while a thread uses it
 
 
 def start() -> None:
-    """Start the thread, once; a process that cannot start one records no waits for the lock."""
+    """Start the thread of a training process, once.
+
+    A process that cannot start it records no waits for the lock and no stacks.
+    """
+    if not ring.is_helper():
+        _start_watching()
+
+
+def _start_in_worker() -> None:
+    if stacks.is_enabled():
+        _start_watching()
+
+
+def _start_watching() -> None:
     global _stop, _ended
-    if _stop is not None or ring.is_helper():
+    if _stop is not None:
         return
-    stop, ended = _thread.allocate_lock(), _thread.allocate_lock()
+    stop, ended = make_lock(), make_lock()
     stop.acquire()
     ended.acquire()
     try:
-        _thread.start_new_thread(_watch_lock, (stop, ended))
+        start_thread(_watch, (stop, ended))
     except RuntimeError:  # no more threads allowed
         return
     _stop, _ended = stop, ended
@@ -58,41 +93,170 @@ def stop() -> None:
         ended.acquire(True, _STOP_TIMEOUT_S)
 
 
-def _watch_lock(stop: Any, ended: Any) -> None:
-    schedstat = -1
+def _watch(stop: Any, ended: Any) -> None:
+    """Run the thread until the lock `stop` is free; then free `ended`."""
+    watch = None
     try:
         signal.pthread_sigmask(
             signal.SIG_BLOCK,
             signal.valid_signals() - {getattr(signal, name) for name in _SYNCHRONOUS},
         )
-        path = "/proc/self/task/%d/schedstat" % _thread.get_native_id()
-        schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        acquire, pread, beats, short_until = stop.acquire, os.pread, 0, 0
-        delayed_ns = int(pread(schedstat, 64, 0).split()[1])
-        while True:
-            # Pauses of unequal length keep no time with what happens in the job.
-            beats += 1
-            length_s = (SHORT_PAUSE_S if beats <= short_until else PAUSE_S) * (
-                0.75 + 0.5 * (beats * 0.618 % 1.0)
-            )
-            due_ns = monotonic_ns() + int(length_s * 1e9)
-            if acquire(True, length_s):
-                return
-            now, before_ns = monotonic_ns(), delayed_ns
-            delayed_ns = int(pread(schedstat, 64, 0).split()[1])
-            due_ns += delayed_ns - before_ns
-            if now - due_ns >= max(LATE_NS, int(sys.getswitchinterval() * 1.6e9)):
-                # Reading the file gave the lock away: until now others kept it again.
-                ring.emit(layout.INTERPRETER_WAIT, due_ns, monotonic_ns(), int(length_s * 1e9))
-                short_until = beats + SHORT_PAUSES
+        watch = _Watch()
+        watch.run(stop)
     except (OSError, ValueError, IndexError):
         pass
     except BaseException as error:
         handle_error(error)
     finally:
-        if schedstat >= 0:
-            os.close(schedstat)
+        restore_switch_interval()
+        if watch is not None:
+            watch.close()
         ended.release()
+
+
+def lower_switch_interval() -> None:
+    """Let a thread that runs Python give the lock away sooner, for the next sample.
+
+    Usually it does so after 5 ms. One that calls a function which gives the lock away by itself
+    before that would be seen only there, not where it was when the sample was due.
+    """
+    global _lowered_from_s
+    switch_s = sys.getswitchinterval()
+    if switch_s > PROMPT_SWITCH_S:
+        sys.setswitchinterval(PROMPT_SWITCH_S)
+        _lowered_from_s = switch_s
+
+
+def restore_switch_interval() -> bool:
+    """Restore the job's switch interval, unless it has set another; return if it was lowered."""
+    global _lowered_from_s
+    switch_s, _lowered_from_s = _lowered_from_s, 0.0
+    if switch_s and abs(sys.getswitchinterval() - PROMPT_SWITCH_S) < 1e-6:
+        sys.setswitchinterval(switch_s)
+    return switch_s > 0.0
+
+
+class _Watch:
+    """The loop of the thread: it pauses, needs the lock, samples, and records a late wake-up."""
+
+    def __init__(self) -> None:
+        self.schedstat = -1
+        self.delayed_ns = 0
+        self.unread = 0
+        self.records_waits = not ring.is_helper()
+        self.samples_stacks = stacks.is_enabled()
+        self.sampler: Optional[stacks.Sampler] = None
+        self.sampled_ns = 0
+        self.cpu_ns = 0
+        self.woken_cpu_ns = 0
+        self.mean_cpu_ns, self.mean_held_ns = 0.0, FIRST_HELD_NS
+        self.pause_s = PAUSE_S
+        self.prompt_samples = PROMPT_SAMPLES
+        self.random = (monotonic_ns() ^ os.getpid() << 8) & 0x7FFFFFFF
+
+    def run(self, stop: Any) -> None:
+        """Watch until the lock `stop` is free."""
+        path = "/proc/self/task/%d/schedstat" % _thread.get_native_id()
+        self.schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.delayed_ns = self._read_delay()
+        acquire, short_pauses, watchful_until_ns = stop.acquire, 0, 0
+        while True:
+            # Pauses of random length keep no time with what happens in the job. The job's own
+            # generators are left alone.
+            self.random = (self.random * 1103515245 + 12345) & 0x7FFFFFFF
+            begun_ns = monotonic_ns()
+            mean_s = PAUSE_S if begun_ns < watchful_until_ns else self.pause_s
+            mean_s = SHORT_PAUSE_S if short_pauses else mean_s
+            mean_s = PROMPT_PAUSE_S if _lowered_from_s else mean_s
+            length_s = mean_s * (0.5 + self.random / 0x80000000)
+            due_ns = begun_ns + int(length_s * 1e9)
+            if acquire(True, length_s):
+                return
+            self.woken_cpu_ns = thread_time_ns()
+            short_pauses = max(0, short_pauses - 1)
+            now = monotonic_ns()
+            is_prompt = restore_switch_interval()
+            prepares = self.prompt_samples > 0 and not is_prompt and self._is_sample_due(now)
+            taken_ns = 0 if prepares else self._take_sample(now)
+            if self._needs_delay(now - due_ns):
+                before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
+                due_ns += self.delayed_ns - before_ns
+                if self.records_waits and now - due_ns >= max(
+                    LATE_NS, int(sys.getswitchinterval() * 1.6e9)
+                ):
+                    # Reading the file gave the lock away: until now others kept it again.
+                    pause_ns = int(length_s * 1e9)
+                    ring.emit(layout.INTERPRETER_WAIT, due_ns, monotonic_ns(), pause_ns)
+                    short_pauses = SHORT_PAUSES
+                    watchful_until_ns = now + WATCHFUL_NS
+            self.unread += 1
+            if self.sampler is not None:
+                self._finish_sample(due_ns, taken_ns, int(length_s * 1e9))
+            if prepares:
+                lower_switch_interval()
+
+    def _needs_delay(self, late_ns: int) -> bool:
+        """Return whether the own wait for a CPU must be read to judge this wake-up.
+
+        Not of one in time, nor of one that was late by just the switch interval, as it is when
+        another thread runs Python.
+        """
+        if self.unread >= _PAUSES_UNREAD:
+            return True
+        late_ns -= _PROMPT_NS
+        switch_ns = int(sys.getswitchinterval() * 1e9)
+        return late_ns >= 0 and not switch_ns - _PROMPT_NS <= late_ns < switch_ns
+
+    def _is_sample_due(self, now_ns: int) -> bool:
+        """Return whether a sample shall be taken; not if the last was just taken."""
+        if self.sampler is None:
+            if not _samplers or not self.samples_stacks:
+                return False
+            self.sampler = _samplers.pop()
+        return now_ns - self.sampled_ns >= self.pause_s * 0.5e9
+
+    def _take_sample(self, now_ns: int) -> int:
+        """Take a sample if it is due; return when, ns, 0 = none."""
+        if not self._is_sample_due(now_ns) or self.sampler is None:
+            return 0
+        self.sampled_ns = now_ns
+        try:
+            return self.sampler.take()
+        except Exception:  # an audit hook of the job forbids it
+            self.sampler = None
+            self.samples_stacks = False
+            return 0
+
+    def _finish_sample(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:
+        """Record the sample, if one was taken, and choose the next pauses by what it cost."""
+        assert self.sampler is not None
+        if taken_ns:
+            self.sampler.record(due_ns, taken_ns, interval_ns)
+            is_late = taken_ns - due_ns >= _LATE_SAMPLE_NS
+            self.prompt_samples = PROMPT_SAMPLES if is_late else max(0, self.prompt_samples - 1)
+        before_ns, self.cpu_ns = self.cpu_ns, thread_time_ns()
+        used_ns = self.cpu_ns - before_ns
+        self.sampler.own_cpu_ns += used_ns
+        if taken_ns:
+            # A wake-up takes time of another CPU; what follows it keeps the lock from the job.
+            held_ns = self.cpu_ns - self.woken_cpu_ns
+            self.mean_cpu_ns += (used_ns - self.mean_cpu_ns) / _AVERAGED
+            self.mean_held_ns += (held_ns - self.mean_held_ns) / _AVERAGED
+            needed_ns = max(self.mean_held_ns / MAX_HELD_RATIO, self.mean_cpu_ns / MAX_CPU_RATIO)
+            self.pause_s = min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
+
+    def _read_delay(self) -> int:
+        """Read how long this thread has waited for a CPU, ns; gives the lock away."""
+        self.unread = 0
+        return int(os.pread(self.schedstat, 64, 0).split()[1])
+
+    def close(self) -> None:
+        """Close the files, and leave the sampler to the next thread."""
+        if self.schedstat >= 0:
+            os.close(self.schedstat)
+        if self.sampler is not None:
+            self.sampler.close()
+            _samplers.append(self.sampler)
 
 
 _was_running = False
@@ -110,18 +274,30 @@ def _stop_before_fork() -> None:
 def _start_after_fork() -> None:
     try:
         if _was_running:
-            start()
+            _start_watching()
     except BaseException as error:
         handle_error(error)
 
 
 def _forget() -> None:
     global _stop, _ended, _was_running
+    restore_switch_interval()
     _stop = _ended = None
     _was_running = False
+    _samplers[:] = [stacks.Sampler()]
+
+
+def _stop_at_exit() -> None:
+    try:
+        stop()
+        if _samplers and ring.is_open():
+            _samplers[0].report(monotonic_ns())
+    except BaseException as error:
+        handle_error(error)
 
 
 ring.on_open.append(start)
+stacks.on_first_fetch.append(_start_in_worker)
 ring.after_fork.append(_forget)
 os.register_at_fork(before=_stop_before_fork, after_in_parent=_start_after_fork)
-atexit.register(stop)
+atexit.register(_stop_at_exit)

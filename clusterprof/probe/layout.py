@@ -11,6 +11,8 @@ MAGIC = b"CPRING1\n"
 HEADER = struct.Struct("<8sIIIIQQQ")
 WRITTEN_OFFSET = 32
 SWITCHED_OFF_OFFSET = 40
+LOG_BYTES_OFFSET = 48  # size of the log of definitions behind the records; 0 = there is none
+LOG_WRITTEN_OFFSET = 56  # bytes of it that are complete
 NAMES_OFFSET = 64
 NAME_BYTES = 48
 NAMES_CAPACITY = 64
@@ -20,6 +22,19 @@ RECORDS_OFFSET = 4096
 RECORD = struct.Struct("<Qqqqqqqq")  # sequence, start_ns, end_ns, kind, a, b, c, d
 RECORD_BYTES = RECORD.size
 COUNTER = struct.Struct("<Q")
+
+# Entries of the log: each is a tag and its numbers, then for texts their bytes. Files, functions
+# and places count from 0, stacks from 1.
+FILE_TAG, FUNCTION_TAG, PLACE_TAG, STACK_TAG = b"F", b"N", b"P", b"S"
+FILE_ENTRY = struct.Struct("<cH")  # bytes of the path
+FUNCTION_ENTRY = struct.Struct("<cHIH")  # file, first line, bytes of the name
+PLACE_ENTRY = struct.Struct("<cHI")  # function, line
+STACK_ENTRY = struct.Struct("<cHH")  # stack of the caller (0 = none), place
+FIRST_LOG_BYTES = 65536
+FORKED_LOG_BYTES = 32768
+MAX_NAME_CHARACTERS = 200  # of a function; longer names are cut
+MAX_PATH_CHARACTERS = 512  # of a file; of longer paths the end is kept
+MAX_FRAMES = 64  # of a stack; the innermost are kept
 
 FIRST_CAPACITY = 2048  # records in the ring of an unforked process: 10 s at 200 spans/s
 FORKED_CAPACITY = 512  # in a forked child, such as a dataloader worker

@@ -39,6 +39,12 @@ def _get_run_dir() -> str:
     return run_dir
 
 
+def _get_config() -> Dict[str, Any]:
+    from . import config
+
+    return config
+
+
 def build_ring_path() -> str:
     """Build the path of this process's ring, used when the ring has to be a file."""
     return "%s/rings/%d.0.ring" % (_get_run_dir(), os.getpid())
@@ -172,6 +178,7 @@ after_fork: List[Callable[[], None]] = []
 """Callbacks that clear the state of other modules in a forked child."""
 
 _capacity = layout.FIRST_CAPACITY
+_log_bytes = layout.FIRST_LOG_BYTES
 _may_open: List[bool] = [True]  # pop() of the only element: only one thread opens the ring
 _words: Any = None  # the ring as 8-byte words
 _parent_rings: List[
@@ -310,6 +317,31 @@ def assign_kind(name: str) -> int:
     return kind
 
 
+def make_log_writer() -> Optional[Callable[[bytes], bool]]:
+    """Return a function that appends an entry to the log of definitions behind the records.
+
+    It returns False when the log is full, and is for one thread only. None = the ring is not
+    open or has no log.
+    """
+    words = _words
+    size = words[layout.LOG_BYTES_OFFSET // 8] if words is not None else 0
+    if not size:
+        return None
+    data = words.cast("B")
+    first, written = len(data) - size, layout.LOG_WRITTEN_OFFSET // 8
+
+    def append(entry: bytes) -> bool:
+        begin = words[written]
+        end = begin + len(entry)
+        if end > size:
+            return False
+        data[first + begin : first + end] = entry
+        words[written] = end
+        return True
+
+    return append
+
+
 def _write_name(words: memoryview, name: str, kind: int) -> None:
     text = name.encode("utf-8", "replace")[: layout.NAME_BYTES]
     text = text.decode("utf-8", "ignore").encode("utf-8")  # a character cut in half is dropped
@@ -324,7 +356,8 @@ def _open_ring() -> None:
     try:
         if sys.byteorder != "little":
             raise OSError("a big-endian machine")
-        size = layout.RECORDS_OFFSET + _capacity * layout.RECORD_BYTES
+        log_bytes = _log_bytes if _get_config().get("stacks") else 0
+        size = layout.RECORDS_OFFSET + _capacity * layout.RECORD_BYTES + log_bytes
         ticks = read_start_ticks()
         fd, path = _allocate_memory(size, build_ring_path())
         memory = mmap.mmap(fd, size)
@@ -341,6 +374,7 @@ def _open_ring() -> None:
             0,
         )
         words = memoryview(memory).cast("Q")
+        words[layout.LOG_BYTES_OFFSET // 8] = log_bytes
         for name, kind in list(_names.items()):
             _write_name(words, name, kind)
         register_ring(fd, path, size, ticks)
@@ -390,7 +424,7 @@ def _allocate_memory(size: int, path: str) -> Tuple[int, str]:
 
 
 def _clear_after_fork() -> None:
-    global emit, enter, helper, _words, _capacity
+    global emit, enter, helper, _words, _capacity, _log_bytes
     try:
         helper = helper or _words is not None
         if emit is not _skip_emit:
@@ -399,6 +433,7 @@ def _clear_after_fork() -> None:
         _parent_rings.append(_words)
         _words = None
         _capacity = layout.FORKED_CAPACITY
+        _log_bytes = layout.FORKED_LOG_BYTES
         _may_open[:] = [True]
         for callback in after_fork:
             callback()

@@ -90,6 +90,11 @@ class RecordingWriter:
         """Why nothing reaches the disk at the moment; "" while writing works."""
         return self._trouble
 
+    @property
+    def segment(self) -> str:
+        """Name of the segment that is written to."""
+        return self._segment
+
     def append(self, *records: Record) -> None:
         """Write records; consecutive ones of one kind share a frame.
 

@@ -206,6 +206,15 @@ def test_a_stdout_without_our_letters_gets_others() -> None:
     assert " productive 61.0 %" in done.stdout.replace("\\u", "?") and done.stdout.isascii()
 
 
+@pytest.mark.parametrize("topic", ["where", "flame-graph", "WHERE"])
+def test_parts_of_a_report_are_explained(topic: str) -> None:
+    done = command("explain", topic)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"# {topic.lower()}: the ")
+    listed = command("explain").stdout
+    assert f"  {topic.lower():<21} the " in listed.split("parts of a report:\n")[1]
+
+
 @pytest.mark.parametrize("arguments", [["explain"], ["--version"], ["--help"]])
 def test_a_reader_that_is_gone_is_no_crash(arguments: list[str]) -> None:
     read_end, write_end = os.pipe()

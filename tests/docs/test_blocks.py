@@ -22,10 +22,13 @@ NOT_MEANT = (
     "[OPTIONS]",
     "…",
     "--to parquet",
+    "--to speedscope",
+    "--to collapsed",
     "--to otlp",
     "--to recording",
 )
-"""Lines that show a mistake, usage lines, and what needs an extra, a receiver or foreign files."""
+"""Lines that show a mistake, usage lines, and what needs an extra, stacks, a receiver or other
+files."""
 RUNS = {"--baseline", "--repeat"}
 
 

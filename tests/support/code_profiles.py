@@ -13,12 +13,12 @@ from clusterprof.report.model import Report
 from tests.support.reports import storage_verdict
 
 S = 1_000_000_000
-MAIN = Place("/home/u/job/train.py", 90, "main")
-AUGMENT = Place("/home/u/job/train.py", 42, "Images.augment")
-LOADER = Place("/venv/lib/python3.12/site-packages/torch/utils/data/loader.py", 733, "__next__")
-RESIZE = Place("/venv/lib/python3.12/site-packages/PIL/Image.py", 2450, "Image.resize")
-COLLATE = Place("/home/u/job/data/utils.py", 7, "collate")
-OTHER_UTILS = Place("/home/u/job/model/utils.py", 12, "log")
+MAIN = Place("/job/train.py", 90, "main")
+AUGMENT = Place("/job/train.py", 42, "Images.augment")
+LOADER = Place("/venv/lib/python3/dist-packages/torch/utils/data/loader.py", 733, "__next__")
+RESIZE = Place("/venv/lib/python3/dist-packages/PIL/Image.py", 2450, "Image.resize")
+COLLATE = Place("/job/data/utils.py", 7, "collate")
+OTHER_UTILS = Place("/job/model/utils.py", 12, "log")
 JSON = Place("/usr/lib/python3.12/json/decoder.py", 355, "raw_decode")
 PLACES = (MAIN, LOADER, AUGMENT, RESIZE, COLLATE, OTHER_UTILS, JSON)
 

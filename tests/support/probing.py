@@ -22,7 +22,7 @@ LIVENESS_SECONDS = 120
 
 DATA_WAIT, FETCH, STEP, H2D, CHECKPOINT, GC, OPTIMIZER, EXPOSED = range(1, 9)
 LOADER_START, HOOK_NOTE, WORKER_START, EXPOSED_COLLECTIVE = 14, 15, 16, 17
-INTERPRETER_WAIT = 24
+INTERPRETER_WAIT, STACK_SAMPLE, STACK_SAMPLER = 24, 25, 26
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Ring:
     switched_off: int
     names: dict[int, str]
     spans: list[Span]
+    log: bytes = b""
+    """The log of definitions, as far as it is written."""
 
     def of(self, kind: int) -> list[Span]:
         return [span for span in self.spans if span.kind == kind]
@@ -76,7 +78,37 @@ def parse(data: bytes, with_gc: bool = False) -> Ring:
         span = Span(*struct.unpack_from("<Qqqqqqqq", data, at))
         if span.sequence == sequence and (with_gc or span.kind not in (GC, INTERPRETER_WAIT)):
             spans.append(span)
-    return Ring(pid, capacity, ticks, written, off, names, spans)
+    log_bytes, log_written = struct.unpack_from("<QQ", data, 48)
+    log = data[4096 + 64 * capacity :]
+    assert len(log) == log_bytes
+    return Ring(pid, capacity, ticks, written, off, names, spans, log[:log_written])
+
+
+def list_stacks(log: bytes) -> list[list[tuple[str, str, int, int]]]:
+    """Read a log of definitions by docs/design/recording-format.md.
+
+    Returns per stack number its frames from the outermost: path, function, first line, line.
+    """
+    files, functions, places, stacks = [], [], [], [[]]  # type: ignore[var-annotated]
+    while log:
+        if log[:1] == b"F":
+            (size,) = struct.unpack_from("<H", log, 1)
+            files.append(log[3 : 3 + size].decode())
+            log = log[3 + size :]
+        elif log[:1] == b"N":
+            file, first, size = struct.unpack_from("<HIH", log, 1)
+            functions.append((files[file], log[9 : 9 + size].decode(), first))
+            log = log[9 + size :]
+        elif log[:1] == b"P":
+            function, line = struct.unpack_from("<HI", log, 1)
+            places.append((*functions[function], line))
+            log = log[7:]
+        else:
+            assert log[:1] == b"S"
+            parent, place = struct.unpack_from("<HH", log, 1)
+            stacks.append([*stacks[parent], places[place]])
+            log = log[5:]
+    return stacks
 
 
 @dataclass
@@ -125,10 +157,12 @@ class Watcher:
         return result
 
 
-def install(run_dir: Path, gpu_events: bool = True) -> Path:
+def install(
+    run_dir: Path, gpu_events: bool = True, stacks: launcher.StackPaths | None = None
+) -> Path:
     """Make a run directory with the probe in it."""
     run_dir.mkdir(mode=0o700)
-    launcher.install_probe(run_dir, gpu_events=gpu_events, strict=False)
+    launcher.install_probe(run_dir, gpu_events=gpu_events, strict=False, stacks=stacks)
     return run_dir
 
 

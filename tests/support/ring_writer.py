@@ -21,9 +21,10 @@ TICKS = read_start_ticks("/proc", PID) or 0
 class Writer:
     """A ring of our own, sealed against shrinking as the probe seals it."""
 
-    def __init__(self, capacity: int = 8, seal: bool = True) -> None:
+    def __init__(self, capacity: int = 8, seal: bool = True, log_bytes: int = 0) -> None:
         self.capacity = capacity
-        size = layout.RECORDS_OFFSET + capacity * layout.RECORD_BYTES
+        self.log_begin = layout.RECORDS_OFFSET + capacity * layout.RECORD_BYTES
+        size = self.log_begin + log_bytes
         self.fd = os.memfd_create("clusterprof-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
         if seal:
@@ -32,6 +33,7 @@ class Writer:
         layout.HEADER.pack_into(
             self.memory, 0, layout.MAGIC, 64, capacity, PID, layout.NAMES_CAPACITY, TICKS, 0, 0
         )
+        layout.COUNTER.pack_into(self.memory, layout.LOG_BYTES_OFFSET, log_bytes)
         self.written = 0
 
     def put(self, kind: int = layout.STEP, start: int = 1, end: int = 2, a: int = 0) -> None:
@@ -46,6 +48,12 @@ class Writer:
 
     def counter(self, value: int) -> None:
         layout.COUNTER.pack_into(self.memory, layout.WRITTEN_OFFSET, value)
+
+    def write_log(self, log: bytes, written: int | None = None) -> None:
+        """Write the whole log; written: its committed length, None = that of `log`."""
+        self.memory[self.log_begin : self.log_begin + len(log)] = log
+        length = len(log) if written is None else written
+        layout.COUNTER.pack_into(self.memory, layout.LOG_WRITTEN_OFFSET, length)
 
     def open(self) -> Ring:
         return open_ring(f"/proc/self/fd/{self.fd}", PID, TICKS, memory_file=True)

@@ -192,12 +192,19 @@ _LAUNCHERS = {*_NODE_LAUNCHERS, "env", "nohup", "setsid", "stdbuf", "time", "tim
 _OPTIONS_WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 
 
-def install_probe(run_dir: Path, *, gpu_events: bool, strict: bool) -> None:
+StackPaths = Literal["full", "hash", "names"]
+_STACK_PATHS: tuple[StackPaths, ...] = ("full", "hash", "names")  # in the order of probe/stacks.py
+
+
+def install_probe(
+    run_dir: Path, *, gpu_events: bool, strict: bool, stacks: StackPaths | None = "full"
+) -> None:
     """Copy the probe into the run directory, unless another rank has done so.
 
     run_dir: existing and owned by us. gpu_events: let the probe record events on the job's
-    CUDA stream. strict: written to the configuration for its readers; the probe itself
-    never enforces it.
+    CUDA stream. stacks: how files are named in sampled Python stacks (by path, by its hash, or by
+    the base name alone); None = no stacks are sampled. strict: written to the configuration
+    for its readers; the probe itself never enforces it.
     Raises: CannotStart when the files cannot be written.
     """
     target = run_dir / "probe"
@@ -213,7 +220,7 @@ def install_probe(run_dir: Path, *, gpu_events: bool, strict: bool) -> None:
         shutil.copy(_PROBE_SOURCE / "sitecustomize.py", temporary / "sitecustomize.py")
         for name in _COMPILED_FILES:
             py_compile.compile(str(temporary / name))
-        (temporary / "config.json").write_text(_format_config(gpu_events, strict))
+        (temporary / "config.json").write_text(_format_config(gpu_events, strict, stacks))
         os.rename(temporary, target)  # target missing or an empty folder: atomic
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -225,7 +232,7 @@ def install_probe(run_dir: Path, *, gpu_events: bool, strict: bool) -> None:
         ) from error
 
 
-def _format_config(gpu_events: bool, strict: bool) -> str:
+def _format_config(gpu_events: bool, strict: bool, stacks: StackPaths | None) -> str:
     """Return config.json: one key and one plain value per line, as the probe parses it."""
     words = {True: "true", False: "false"}
     major, minor = MINIMUM_PYTHON
@@ -234,6 +241,8 @@ def _format_config(gpu_events: bool, strict: bool) -> str:
         f'"format": {CONFIG_FORMAT},\n'
         f'"minimum_python": [{major}, {minor}],\n'
         f'"gpu_events": {words[gpu_events]},\n'
+        f'"stacks": {words[stacks is not None]},\n'
+        f'"stack_paths": {_STACK_PATHS.index(stacks or "full")},\n'
         f'"strict": {words[strict]}\n'
         "}\n"
     )
@@ -340,6 +349,8 @@ class LaunchRequest:
     """Called only by the process that starts the recorder."""
     inject: Injection = "auto"
     gpu_events: bool = True
+    stacks: StackPaths | None = "full"
+    """How files are named in sampled Python stacks; None = no stacks are sampled."""
     duration_ns: int | None = None
 
 
@@ -453,7 +464,12 @@ def _build_environment(
         if request.inject == "strict":
             raise CannotStart(f"no spans: {obstacle}", "remove the option, or --inject off")
         print_line(f"clusterprof: no spans: {obstacle}")
-    install_probe(run_dir, gpu_events=request.gpu_events, strict=request.inject == "strict")
+    install_probe(
+        run_dir,
+        gpu_events=request.gpu_events,
+        strict=request.inject == "strict",
+        stacks=request.stacks,
+    )
     return with_probe_path(run_dir, environ)
 
 

@@ -22,12 +22,13 @@ import stat
 import struct
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.launch.election import read_small_json
 from clusterprof.agent.processes.registry import AnnouncementFolder, ExitWatcher
+from clusterprof.agent.processes.stack_definitions import MAX_LOG_BYTES, StackDefinitions
 from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Event, Record, Spans
@@ -60,11 +61,19 @@ class Ring:
     refusal: str = ""
     checked_start_ns: int = 0
     """Start of the unfinished operation that was checked last, ns."""
+    log_bytes: int = 0
+    """Size of the log of definitions behind the records; 0 = there is none."""
+    log_written: int = 0
+    log_takeable: int = 0
+    definitions: StackDefinitions = field(default_factory=StackDefinitions)
 
     def look(self) -> None:
         """Note how far the writer is; records written before the previous look can now be taken."""
         self.takeable = self.last_written
         self.last_written = self._counter(layout.WRITTEN_OFFSET)
+        if self.log_bytes:
+            self.log_takeable = self.log_written
+            self.log_written = self._counter(layout.LOG_WRITTEN_OFFSET)
 
     def skip_to_end(self) -> None:
         """Skip the records that an earlier recorder has taken."""
@@ -96,6 +105,28 @@ class Ring:
                 first += lost
         runs = list(self._split_valid_runs(records, first, now_ns))
         return runs or self._report_dropped()
+
+    def take_definitions(self, repeat: bool = False) -> dict[str, Any] | None:
+        """Return the definitions of stacks since the last call, None when there are none.
+
+        repeat: all definitions so far. What was written before the previous look can be taken.
+        """
+        if not self.log_bytes:
+            return None
+        newest = self._counter(layout.LOG_WRITTEN_OFFSET) if self.ended else self.log_takeable
+        begin = self.definitions.read_bytes
+        if begin < newest <= self.log_bytes:
+            offset = layout.RECORDS_OFFSET + self.capacity * layout.RECORD_BYTES + begin
+            self.definitions.add(self._bytes(offset, newest - begin))
+        defined = self.definitions.list_all() if repeat else self.definitions.take_new()
+        return (
+            None if defined is None else {"pid": self.pid, "started_ticks": self.ticks, **defined}
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records and the log."""
+        return self.capacity * layout.RECORD_BYTES + self.log_bytes
 
     def under_way(self, now_ns: int, final: bool) -> dict[str, int] | None:
         """Return the operation that began a while ago and has not ended, once per operation.
@@ -223,6 +254,8 @@ def open_ring(path: str, pid: int, ticks: int, memory_file: bool) -> Ring:
         needed = layout.RECORDS_OFFSET + capacity * layout.RECORD_BYTES
         if not 0 < capacity <= MAX_CAPACITY or size < needed:
             raise Unavailable("failed", f"{capacity} records do not fit {size} bytes")
+        log_bytes = _read_log_bytes(descriptor, size - needed)
+        needed += log_bytes
         memory = (
             mmap.mmap(descriptor, needed, prot=mmap.PROT_READ) if _is_sealed(descriptor) else None
         )
@@ -232,7 +265,13 @@ def open_ring(path: str, pid: int, ticks: int, memory_file: bool) -> Ring:
     except BaseException:
         os.close(descriptor)
         raise
-    return Ring(pid, ticks, descriptor, memory, capacity)
+    return Ring(pid, ticks, descriptor, memory, capacity, log_bytes=log_bytes)
+
+
+def _read_log_bytes(descriptor: int, available: int) -> int:
+    """Read the size of the log of definitions; 0 when there is none, or it does not fit."""
+    log_bytes = layout.COUNTER.unpack(os.pread(descriptor, 8, layout.LOG_BYTES_OFFSET))[0]
+    return int(log_bytes) if log_bytes <= min(available, MAX_LOG_BYTES) else 0
 
 
 def _check_file(info: os.stat_result) -> int:
@@ -267,7 +306,8 @@ def _is_valid_run(records: array[int], first: int, now_ns: int) -> bool:
 
 
 MAX_RINGS = 1024
-MAX_RING_BYTES = 8 << 20  # of rings open at one time: 8 ranks with 16 workers each, with a reserve
+MAX_RING_BYTES = 16 << 20  # of rings open at one time: 8 ranks with 16 workers each, with a reserve
+_REPEATED_PER_TAKE = 8  # rings whose definitions are repeated at one time
 
 
 class SpanRings:
@@ -283,6 +323,7 @@ class SpanRings:
         self._skip_old = skip_old
         self._switched_off: set[str] = set()
         self._pending: list[Record] = []
+        self._repeated: list[str] = []  # rings whose definitions are still to be repeated
 
     def look(self, now_ns: int) -> None:
         """Find new rings and note how far each writer is; cheap when nothing is new."""
@@ -301,6 +342,7 @@ class SpanRings:
         for name, ring in list(self._rings.items()):
             ring.ended = (ring.pid, ring.ticks) in ended
             records.extend(ring.take(now_ns))
+            records.extend(_take_definitions(ring, now_ns))
             under_way = ring.under_way(now_ns, final or ring.ended)
             if under_way is not None:
                 records.append(Event(now_ns, "operation-under-way", under_way))
@@ -311,7 +353,18 @@ class SpanRings:
                 records.append(self._make_refusal(now_ns, name, ring.refusal))
             if ring.ended or ring.refusal:
                 self._forget(name, ring)
+        for name in self._repeated[:_REPEATED_PER_TAKE]:
+            if name in self._rings:
+                records.extend(_take_definitions(self._rings[name], now_ns, repeat=True))
+        del self._repeated[:_REPEATED_PER_TAKE]
         return records
+
+    def repeat_definitions(self) -> None:
+        """Record all definitions of stacks again in the next seconds.
+
+        Called when a segment begins: the segments before it may be deleted.
+        """
+        self._repeated = list(self._rings)
 
     def finish(self, now_ns: int) -> list[Record]:
         """Return all remaining spans, also of running processes; the recorder is stopping."""
@@ -341,7 +394,7 @@ class SpanRings:
         except Unavailable as reason:
             self._pending.append(self._make_refusal(now_ns, name, reason.message))
             return
-        size = ring.capacity * 64
+        size = ring.size
         if len(self._rings) >= MAX_RINGS or self._bytes + size > MAX_RING_BYTES:
             ring.close()
             self._pending.append(self._make_refusal(now_ns, name, "too many rings are open"))
@@ -349,6 +402,7 @@ class SpanRings:
         if not self._exit_watcher.watch(ring.pid, ring.ticks):
             ring.ended = True  # it exited meanwhile: our descriptor still has its spans
             self._pending.extend(ring.take(now_ns))
+            self._pending.extend(_take_definitions(ring, now_ns))
             ring.close()
             self._unlink(name)
             return
@@ -374,15 +428,15 @@ class SpanRings:
 
     def _end(self, name: str, ring: Ring, now_ns: int) -> list[Record]:
         ring.ended = True
-        spans = ring.take(now_ns)
+        records: list[Record] = [*ring.take(now_ns), *_take_definitions(ring, now_ns)]
         ring.close()
-        self._bytes -= ring.capacity * 64
+        self._bytes -= ring.size
         del self._rings[name]
-        return list(spans)
+        return records
 
     def _forget(self, name: str, ring: Ring) -> None:
         ring.close()
-        self._bytes -= ring.capacity * 64
+        self._bytes -= ring.size
         del self._rings[name]
         if ring.ended:
             self._unlink(name)
@@ -396,3 +450,8 @@ class SpanRings:
 
     def _make_refusal(self, now_ns: int, name: str, reason: str) -> Event:
         return Event(now_ns, "ring-refused", {"ring": name[:64], "reason": reason[:200]})
+
+
+def _take_definitions(ring: Ring, now_ns: int, repeat: bool = False) -> list[Event]:
+    defined = ring.take_definitions(repeat)
+    return [] if defined is None else [Event(now_ns, "stacks-defined", defined)]

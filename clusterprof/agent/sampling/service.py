@@ -235,6 +235,7 @@ class Service:
         tick_ns = min(_MAX_TICK_NS, round(1e9 / request.plan.hz))
         dumps = FlightRecorderDumps(request.run_dir, folder, str(request.roots.proc))
         sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps)
+        segment = writer.segment
         collect_ns = start.monotonic_ns + _GARBAGE_INTERVAL_NS
         for batch in record_batches(
             self._runners,
@@ -247,6 +248,9 @@ class Service:
             stop_condition.end_ns,
         ):
             writer.append(*batch)
+            if writer.segment != segment:
+                segment = writer.segment
+                self._rings.repeat_definitions()
             if clock.now_ns() >= collect_ns:
                 collect_ns += _GARBAGE_INTERVAL_NS
                 collect_garbage()

@@ -6,7 +6,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Tuple
 
-from .. import annotations, layout, ring
+from .. import annotations, layout, ring, stacks
 from . import batch, cuda
 from .wrap import wrap_function
 
@@ -78,6 +78,7 @@ def record_loader_start(
 
 
 def _begin_fetch(fetcher: Any, index: Any) -> Any:
+    stacks.note_fetch()
     return annotations.read_usage()
 
 

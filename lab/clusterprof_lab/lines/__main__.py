@@ -21,6 +21,8 @@ from clusterprof.report.model import Report
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NAMES = ("jpegs", "collate", "tokenizer", "logging_each_step", "sleeping_hook")
+FRAMEWORKS = ("lightning_module", "transformers_trainer")
+"""Scripts that need `lightning` and `transformers`; with one rank only."""
 _TIMEOUT_S = 300
 
 
@@ -103,13 +105,13 @@ def _measure_wait_ratio(report: Report) -> float:
 def main() -> None:
     """Record the jobs that have no recording yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="SCRIPT", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="SCRIPT", help=", ".join(NAMES + FRAMEWORKS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=600)
     arguments = parser.parse_args()
     print("script, ranks: cause, line named (guilty line), share of lost time, truth, points off")
     for name in arguments.names or NAMES:
-        for ranks in (1, 2):
+        for ranks in (1,) if name in FRAMEWORKS else (1, 2):
             folder = arguments.out / f"{name}-{ranks}"
             if not (folder / "recording").exists():
                 record_job(name, ranks, arguments.steps, folder)

@@ -40,12 +40,12 @@ def test_the_collapsed_stacks() -> None:
 
 SPEEDSCOPE = """{"$schema":"https://www.speedscope.app/file-format-schema.json","name":"runs/slow-disk",
 "exporter":"clusterprof@VERSION","activeProfileIndex":0,"shared":{"frames":[
-{"name":"main","file":"/home/u/job/train.py","line":90},
-{"name":"__next__","file":"/venv/lib/python3.12/site-packages/torch/utils/data/loader.py","line":733},
-{"name":"Images.augment","file":"/home/u/job/train.py","line":42},
-{"name":"Image.resize","file":"/venv/lib/python3.12/site-packages/PIL/Image.py","line":2450},
-{"name":"collate","file":"/home/u/job/data/utils.py","line":7},
-{"name":"log","file":"/home/u/job/model/utils.py","line":12},
+{"name":"main","file":"/job/train.py","line":90},
+{"name":"__next__","file":"/venv/lib/python3/dist-packages/torch/utils/data/loader.py","line":733},
+{"name":"Images.augment","file":"/job/train.py","line":42},
+{"name":"Image.resize","file":"/venv/lib/python3/dist-packages/PIL/Image.py","line":2450},
+{"name":"collate","file":"/job/data/utils.py","line":7},
+{"name":"log","file":"/job/model/utils.py","line":12},
 {"name":"raw_decode","file":"/usr/lib/python3.12/json/decoder.py","line":355},
 {"name":"stack not known"},{"name":"storage-local"},{"name":"cpu-preprocess"},
 {"name":"unattributed"}]},"profiles":[

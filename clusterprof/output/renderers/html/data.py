@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from clusterprof.output.renderers.html.code import build_code_document
 from clusterprof.output.renderers.html.markup import get_color
 from clusterprof.output.renderers.text import culprits
 from clusterprof.output.renderers.text.safety import escape_text
@@ -298,6 +299,7 @@ def build_chart_document(report: Report) -> dict[str, Any]:
         ],
         "rows": {"by": rows.by, "first": rows.first, "last": rows.last, "rank": rows.rank},
     }
+    made["code"] = build_code_document(report, causes)
     room = (_MAX_CHARACTERS - len(_encode_json(made))) * 3 // 4  # base64: 3 bytes -> 4
     made["history"] = build_history_document(report, causes, rows, room)
     return made
@@ -325,6 +327,8 @@ def list_cause_ids(report: Report) -> list[str]:
         for wait in report.history.waits:
             if wait.cause:
                 sums.setdefault(wait.cause, 0)
+    for stack in report.code.stacks if report.code is not None else ():
+        sums.setdefault(stack.cause, 0)
     last = {WAITING_FOR_RANKS: 1, UNATTRIBUTED: 2}
     return sorted(sums, key=lambda cause: (last.get(cause, 0), -sums[cause], cause))
 

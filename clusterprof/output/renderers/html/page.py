@@ -15,6 +15,7 @@ from functools import cache
 from importlib import resources
 from typing import ClassVar
 
+from clusterprof.output.renderers.html.code import render_code
 from clusterprof.output.renderers.html.data import build_script_json
 from clusterprof.output.renderers.html.markup import (
     Markup,
@@ -35,7 +36,7 @@ from clusterprof.output.renderers.html.verdict import render_causes, render_verd
 from clusterprof.output.renderers.text import wording
 from clusterprof.report.model import Report
 
-STYLES = ("colors.css", "page.css", "charts.css", "print.css")
+STYLES = ("colors.css", "page.css", "charts.css", "flame.css", "print.css")
 SCRIPTS = (
     "words.js",
     "data.js",
@@ -51,6 +52,8 @@ SCRIPTS = (
     "heat.js",
     "lists.js",
     "cards.js",
+    "frames.js",
+    "flame.js",
     "main.js",
 )
 """In load order; they share one function, so that the page defines no global name."""
@@ -59,6 +62,7 @@ _NAV = (
     ("causes", "Causes"),
     ("when", "When"),
     ("who", "Who"),
+    ("where", "Where"),
     ("unknown", "Unknown"),
     ("books", "Ledger"),
 )
@@ -92,6 +96,7 @@ class Html:
             render_causes(report),
             _render_timeline(),
             _render_ranks(report),
+            render_code(report, _render_script_note()),
             render_utilization(report),
             render_coverage_gaps(report),
             render_details(report),
@@ -101,7 +106,7 @@ class Html:
         )
         code = build_element("script", mark_trusted(load_script()))
         return build_element(
-            "body", render_patterns(), _render_header(), main, _render_footer(), data, code
+            "body", render_patterns(), _render_header(report), main, _render_footer(), data, code
         )
 
 
@@ -149,8 +154,11 @@ def _render_head(report: Report) -> Markup:
     )
 
 
-def _render_header() -> Markup:
-    links = [build_element("a", label, href=f"#{name}") for name, label in _NAV]
+def _render_header(report: Report) -> Markup:
+    missing = {"where"} if report.code is None else set()
+    links = [
+        build_element("a", label, href=f"#{name}") for name, label in _NAV if name not in missing
+    ]
     return build_element(
         "header",
         build_element("a", "clusterprof", href="#verdict", class_="brand"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterprof.output.renderers.html.code import render_lines
 from clusterprof.output.renderers.html.markup import (
     BAR_WIDTH,
     Markup,
@@ -19,7 +20,7 @@ from clusterprof.output.renderers.html.markup import (
     render_bar,
     render_swatch,
 )
-from clusterprof.output.renderers.text import advice, culprits, summary, trend, wording
+from clusterprof.output.renderers.text import advice, code, culprits, summary, trend, wording
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.tables import format_cell
 from clusterprof.report.model import EFFORTS, UNATTRIBUTED, Advice, Culprit, Finding, Report
@@ -233,9 +234,12 @@ def _render_answers(report: Report) -> Markup | None:
         ("Who", join_markup(_describe_culprits(first))),
         ("Next", _render_next_step(first)),
     ]
+    where = summary.find_main_line(report)
+    if where:
+        answers.insert(4, ("Where", join_markup(f"{where}.")))
     trend_text = trend.detect_trend(report)
     if trend_text is not None:
-        answers.insert(4, ("Over time", join_markup(f"{trend.describe_trend(trend_text)}.")))
+        answers.insert(-1, ("Over time", join_markup(f"{trend.describe_trend(trend_text)}.")))
     rows = [
         build_element("div", build_element("dt", question), build_element("dd", answer))
         for question, answer in answers
@@ -359,11 +363,12 @@ def render_causes(report: Report) -> Markup:
     """Render the section of all findings, largest first."""
     cards = []
     taken: set[str] = set()
+    names = code.build_file_names(report)
     for number, finding in enumerate(report.findings, 1):
         name = f"cause-{make_slug(finding.cause.id)}"
         name = f"{name}-{number}" if name in taken else name
         taken.add(name)
-        cards.append(_render_finding_card(number, finding, report, name))
+        cards.append(_render_finding_card(number, finding, report, name, names))
     small = [
         f"{cause} {format_quantity(ns, 'ns')}" for cause, ns in wording.list_small_causes(report)
     ]
@@ -378,7 +383,9 @@ def render_causes(report: Report) -> Markup:
     )
 
 
-def _render_finding_card(number: int, finding: Finding, report: Report, name: str) -> Markup:
+def _render_finding_card(
+    number: int, finding: Finding, report: Report, name: str, names: code.FileNames
+) -> Markup:
     color = get_css_classes(finding.cause.id, report)
     part = format_quantity(finding.share_ratio, "ratio")
     whole = report.window_ns if finding.outside_steps else report.in_step_ns
@@ -411,7 +418,7 @@ def _render_finding_card(number: int, finding: Finding, report: Report, name: st
         build_element(
             "div", build_element("h3", "What to do"), render_advice(finding), class_="do-side"
         ),
-        build_element("div", *_render_details(finding, report), class_="why-side"),
+        build_element("div", *_render_details(finding, report, names), class_="why-side"),
         class_="body",
     )
     return build_element(
@@ -425,7 +432,7 @@ def _render_finding_card(number: int, finding: Finding, report: Report, name: st
     )
 
 
-def _render_details(finding: Finding, report: Report) -> list[Markup | None]:
+def _render_details(finding: Finding, report: Report, names: code.FileNames) -> list[Markup | None]:
     whole = "recorded time, outside steps" if finding.outside_steps else "time in steps"
     facts = [
         (
@@ -452,6 +459,7 @@ def _render_details(finding: Finding, report: Report) -> list[Markup | None]:
     return [
         build_element("dl", *rows, class_="facts"),
         _render_evidence(finding),
+        render_lines(finding, names),
         _render_culprits(finding),
     ]
 

@@ -24,7 +24,7 @@ def collate(items):
 
 
 def log_step(device, loss, step):
-    device.synchronize()
+    torch.cuda.synchronize()
     with guilty():
         print(json.dumps({"loss": loss.item(), **NORMS}, indent=1), file=records)  # guilty
 

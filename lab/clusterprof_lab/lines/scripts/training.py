@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,17 @@ def guilty():
     begin_ns = time.monotonic_ns()
     yield
     stopwatch_ns.append((begin_ns, time.monotonic_ns()))
+
+
+def open_device() -> EmulatedAccelerator:
+    """Open the emulated device and put it under torch.cuda, as far as a host waits for it."""
+    device, owner, cuda = EmulatedAccelerator.from_environment(), os.getpid(), torch.cuda
+    cuda.is_initialized = lambda: os.getpid() == owner
+    cuda.current_device = lambda: 0
+    cuda.is_current_stream_capturing = lambda: True  # so nobody asks for events
+    cuda.get_device_properties = lambda _=None: SimpleNamespace(name="emulated")
+    cuda.synchronize = lambda _=None: device.synchronize()
+    return device
 
 
 class OnDevice(torch.autograd.Function):
@@ -76,7 +88,7 @@ def train(
     torch.set_num_threads(1)
     if WORLD_SIZE > 1:
         dist.init_process_group("gloo")
-    device = EmulatedAccelerator.from_environment()
+    device = open_device()
     model = Model(device, int(step_ms * 1e6 / 12))
     prepare(model)
     if WORLD_SIZE > 1:
@@ -92,7 +104,7 @@ def train(
         loss = model(batch).square().mean()
         loss.backward()
         if WORLD_SIZE > 1:  # as gradients are exchanged: when the device has computed them
-            device.synchronize()
+            torch.cuda.synchronize()
         optimizer.step()
         optimizer.zero_grad()
         after_step(device, loss, step)
@@ -100,6 +112,20 @@ def train(
     write_truth(device, begin_ns, end_ns)
     if WORLD_SIZE > 1:
         dist.destroy_process_group()
+
+
+def write_truth_at_end(device: EmulatedAccelerator) -> Callable[[int], None]:
+    """Return a function to call in each step of a framework's loop, and with -1 at its end."""
+    begin_ns = 0
+
+    def watch(step: int) -> None:
+        nonlocal begin_ns
+        if step == WARM_UP:
+            begin_ns = time.monotonic_ns()
+        if step < 0:
+            write_truth(device, begin_ns, time.monotonic_ns())
+
+    return watch
 
 
 def write_truth(device: EmulatedAccelerator, begin_ns: int, end_ns: int) -> None:

@@ -28,6 +28,7 @@ from tests.support.code_profiles import (
 )
 from tests.support.reports import clean, storage_verdict
 
+SITE = "site-packages"
 WHERE = "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % ± 4 of it"
 
 
@@ -49,7 +50,7 @@ def test_a_file_has_as_many_folders_as_tell_it_from_others() -> None:
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("/venv/lib/python3.12/site-packages/PIL/Image.py", "PIL/Image.py"),
+        (f"/venv/lib/python3.12/{SITE}/PIL/Image.py", "PIL/Image.py"),
         ("/usr/lib/python3/dist-packages/yaml/reader.py", "yaml/reader.py"),
         ("/usr/lib/python3.12/json/decoder.py", "json/decoder.py"),
         ("/opt/lib/python3.13t/json/decoder.py", "json/decoder.py"),

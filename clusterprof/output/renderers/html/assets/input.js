@@ -154,7 +154,10 @@ function moveTo(row, time) {
 function showTip(x, y, place, canvas) {
   tip.replaceChildren(...readOut(place, canvas));
   tip.hidden = !tip.childNodes.length || (place.x >= 0 && place.x < V.gutter && place.row < 0);
-  if (tip.hidden) return;
+  if (!tip.hidden) placeTip(x, y);
+}
+
+function placeTip(x, y) {
   const { offsetWidth: wide, offsetHeight: high } = tip;
   tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - wide - 6)) + 'px';
   tip.style.top = (y + 16 + high > innerHeight ? Math.max(4, y - high - 12) : y + 16) + 'px';

@@ -95,6 +95,7 @@ document.querySelector('main').prepend(filters());
 document.body.append(tip, spoken);
 when();
 who();
+where();
 findingButtons();
 copyButtons();
 lightForPrint();

@@ -1,0 +1,287 @@
+"""Python stacks of the thread that trains, or of the thread of a worker that fetches.
+
+A thread of the probe (`interpreter_lock.py`) wakes some twenty times a second and takes the frames
+of the other thread by `sys._current_frames()`. A stack becomes a number: files, functions, places
+(a line of a function) and stacks (the caller's stack and a place) are numbered as they are first
+seen, and each new one is appended to the log behind the ring's records. Only paths, names and line
+numbers are read, never a variable.
+
+The tables are bounded: a stack without room gets the number 0 and is counted. Frames are let go
+before anything gives the interpreter lock away, so that no object of the job lives longer.
+"""
+
+import os
+import sys
+from _thread import get_ident, get_native_id
+from time import monotonic_ns
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import layout, ring
+
+MAX_PLACES = 4096
+MAX_STACKS, MAX_FORKED_STACKS = 8192, 4096
+"""Numbers in the table of a first process, and of a forked one."""
+LATE_NS = 500_000
+"""A sample this much later than due waited for the interpreter lock."""
+REPORT_NS = 60_000_000_000
+FIRST_REPORT_NS = 10_000_000_000
+"""Time between two reports about the sampler itself, and to the first of them."""
+FULL_PATHS, HASHED_PATHS, BASE_NAMES = 0, 1, 2
+"""Values of `stack_paths` in the probe's configuration."""
+_OWN, _NO_ROOM = -1, -2
+_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STATE_BYTES = 64  # of /proc/self/task/<tid>/stat: number, name and state fit
+
+_probe: Any = sys.modules[__name__.rpartition(".")[0]]
+
+on_first_fetch: List[Callable[[], None]] = []
+"""Callbacks run when a worker fetches for the first time."""
+
+_fetch_thread: Tuple[int, int] = (0, 0)
+_has_fetched = False
+
+
+def note_fetch() -> None:
+    """Note that this thread builds a batch; the first time in a worker, sampling begins."""
+    global _fetch_thread, _has_fetched
+    if _has_fetched:
+        return
+    _has_fetched = True
+    if ring.is_helper():
+        _fetch_thread = get_ident(), get_native_id()
+        for callback in on_first_fetch:
+            callback()
+
+
+def is_enabled() -> bool:
+    """Return whether stacks shall be sampled, and can be in this interpreter.
+
+    Without the interpreter lock a thread runs on while its frames are read: not safe.
+    """
+    has_lock = getattr(sys, "_is_gil_enabled", None)
+    return bool(_probe.config.get("stacks")) and (has_lock is None or bool(has_lock()))
+
+
+def find_sampled_thread() -> Tuple[int, int]:
+    """Return the number in Python and in the kernel of the thread to sample."""
+    if _fetch_thread[0]:
+        return _fetch_thread
+    thread: Tuple[int, int] = _probe._annotations.training_thread
+    return thread if thread[0] else _probe.main_thread
+
+
+class StackTable:
+    """Numbers for stacks, and their definitions in the log."""
+
+    def __init__(self, append: Callable[[bytes], bool], max_stacks: int, paths: int) -> None:
+        """append: writes an entry, False = no room. paths: how files are named."""
+        self._append = append
+        self._max_stacks = max_stacks
+        self._format_path = _PATH_FORMATS.get(paths, _cut_path)
+        self._files: Dict[str, int] = {}
+        self._functions: Dict[Tuple[int, int, str], int] = {}
+        self._places: Dict[Tuple[int, int], int] = {}
+        self._stacks: Dict[int, int] = {}
+        # Instruction -> place. Codes are kept so that no other code gets the same id.
+        self._instructions: Dict[Tuple[int, int], int] = {}
+        self._codes: Dict[int, CodeType] = {}
+
+    def number_stack(self, frame: Optional[FrameType]) -> int:
+        """Return the number of the stack that ends in a frame, 0 = the table is full."""
+        places: List[int] = []
+        known = self._instructions.get
+        while frame is not None:
+            code = frame.f_code
+            place = known((id(code), frame.f_lasti))
+            if place is None:
+                place = self._number_instruction(code, frame)
+            if place >= 0:
+                places.append(place)
+                if len(places) == layout.MAX_FRAMES:
+                    break
+            elif place == _NO_ROOM:
+                return 0
+            frame = frame.f_back
+        places.reverse()
+        stack, stacks = 0, self._stacks
+        for place in places:
+            key = stack * MAX_PLACES + place
+            number = stacks.get(key)
+            if number is None:
+                number = len(stacks) + 1
+                entry = layout.STACK_ENTRY.pack(layout.STACK_TAG, stack, place)
+                if number > self._max_stacks or not self._append(entry):
+                    return 0
+                stacks[key] = number
+            stack = number
+        return stack
+
+    def _number_instruction(self, code: CodeType, frame: FrameType) -> int:
+        if code.co_filename.startswith(_OWN_FOLDER):
+            place = _OWN
+        else:
+            place = self._number_place(code, frame.f_lineno or code.co_firstlineno)
+            if place == _NO_ROOM:
+                return place
+        if len(self._instructions) >= MAX_PLACES:
+            self._instructions.clear()
+            self._codes.clear()
+        self._codes[id(code)] = code
+        self._instructions[id(code), frame.f_lasti] = place
+        return place
+
+    def _number_place(self, code: CodeType, line: int) -> int:
+        function = self._number_function(code)
+        place = self._places.get((function, line))
+        if place is None and function >= 0:
+            entry = layout.PLACE_ENTRY.pack(layout.PLACE_TAG, function, line)
+            if len(self._places) < MAX_PLACES and self._append(entry):
+                place = self._places[function, line] = len(self._places)
+        return _NO_ROOM if place is None else place
+
+    def _number_function(self, code: CodeType) -> int:
+        file = self._number_file(code.co_filename)
+        name = getattr(code, "co_qualname", code.co_name)
+        key = file, code.co_firstlineno, name
+        function = self._functions.get(key)
+        if function is None and file >= 0:
+            text = name[: layout.MAX_NAME_CHARACTERS].encode("utf-8", "replace")
+            entry = layout.FUNCTION_ENTRY.pack(layout.FUNCTION_TAG, *key[:2], len(text)) + text
+            if self._append(entry):
+                function = self._functions[key] = len(self._functions)
+        return _NO_ROOM if function is None else function
+
+    def _number_file(self, path: str) -> int:
+        file = self._files.get(path)
+        if file is None:
+            text = self._format_path(path).encode("utf-8", "replace")
+            if self._append(layout.FILE_ENTRY.pack(layout.FILE_TAG, len(text)) + text):
+                file = self._files[path] = len(self._files)
+        return _NO_ROOM if file is None else file
+
+
+class Sampler:
+    """Takes samples of a thread, and records them and what they cost."""
+
+    def __init__(self) -> None:
+        self.own_cpu_ns = 0
+        """CPU time of the sampling thread since the last report."""
+        self._table: Optional[StackTable] = None
+        self._samples = self._unreadable = self._overflowed = 0
+        self._reported_ns = self._report_due_ns = 0
+        self._taken_ns = 0
+        self._stack = 0
+        self._thread = (0, 0)
+        self._state_file = -1
+
+    def take(self) -> int:
+        """Take the frames now, and return when, ns; 0 = there is no ring to write to.
+
+        Nothing in here gives the interpreter lock away.
+        """
+        table = self._table
+        if table is None:
+            table = self._table = make_table()
+            if table is None:
+                return 0
+        now = monotonic_ns()
+        thread = find_sampled_thread()
+        if thread != self._thread:
+            self.close()
+            self._thread = thread
+        frame = sys._current_frames().get(thread[0])
+        if frame is None:
+            self._stack = 0
+            self._unreadable += 1
+            return now
+        self._stack = table.number_stack(frame)
+        if not self._stack:
+            self._overflowed += 1
+        return now
+
+    def record(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:
+        """Record the sample that was taken last, and how its thread is now.
+
+        due_ns: when it was due. interval_ns: time for which it stands when it is the first.
+        """
+        if self._taken_ns:
+            interval_ns = taken_ns - self._taken_ns
+        else:
+            self._reported_ns = taken_ns
+            self._report_due_ns = taken_ns + FIRST_REPORT_NS
+        self._taken_ns = taken_ns
+        self._samples += 1
+        due_ns = min(due_ns, taken_ns)
+        # A late sample came when its thread gave the lock away: it ran Python before.
+        state = self._read_state() if taken_ns - due_ns < LATE_NS else 0
+        ring.emit(layout.STACK_SAMPLE, due_ns, taken_ns, self._stack, interval_ns, 0, state)
+        if taken_ns >= self._report_due_ns:
+            self.report(taken_ns)
+
+    def report(self, now_ns: int) -> None:
+        """Record how many samples were taken since the last report, and what they cost."""
+        if not self._samples:
+            return
+        counts = self._samples, self.own_cpu_ns, self._unreadable, self._overflowed
+        ring.emit(layout.STACK_SAMPLER, self._reported_ns, now_ns, *counts)
+        self._samples = self.own_cpu_ns = self._unreadable = self._overflowed = 0
+        self._reported_ns = now_ns
+        self._report_due_ns = now_ns + REPORT_NS
+
+    def _read_state(self) -> int:
+        """Read the letter of the thread's state, 0 = not known; gives the interpreter lock away."""
+        try:
+            if self._state_file < 0:
+                path = "/proc/self/task/%d/stat" % self._thread[1]
+                self._state_file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            line = os.pread(self._state_file, _STATE_BYTES, 0)
+            return line[line.rindex(b")") + 2]
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def close(self) -> None:
+        """Close the file of the thread's state; the next sample opens it again."""
+        if self._state_file >= 0:
+            os.close(self._state_file)
+            self._state_file = -1
+
+
+def make_table() -> Optional[StackTable]:
+    """Return an empty table that writes to the log of this process; None = there is no log."""
+    append = ring.make_log_writer()
+    if append is None:
+        return None
+    max_stacks = MAX_FORKED_STACKS if ring.is_helper() else MAX_STACKS
+    return StackTable(append, max_stacks, _probe.config.get("stack_paths", FULL_PATHS))
+
+
+def _cut_path(path: str) -> str:
+    return path[-layout.MAX_PATH_CHARACTERS :]
+
+
+def _hash_path(path: str) -> str:
+    """Return 16 hex digits of the path and its suffix; names such as `<string>` stay."""
+    if path.startswith("<"):
+        return _cut_path(path)
+    from _blake2 import blake2b
+
+    digest = blake2b(path.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return digest + os.path.splitext(path)[1][:16]
+
+
+def _get_base_name(path: str) -> str:
+    return _cut_path(path if path.startswith("<") else os.path.basename(path))
+
+
+_PATH_FORMATS = {FULL_PATHS: _cut_path, HASHED_PATHS: _hash_path, BASE_NAMES: _get_base_name}
+
+
+def _forget() -> None:
+    global _fetch_thread, _has_fetched
+    _fetch_thread = (0, 0)
+    _has_fetched = False
+    _probe.main_thread = get_ident(), get_native_id()
+
+
+ring.after_fork.append(_forget)

@@ -1,0 +1,261 @@
+"""Sampled stacks of the thread that trains: what is recorded, its bounds, and forks meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+from clusterprof.probe import stacks
+from tests.support.probing import (
+    STACK_SAMPLE,
+    STACK_SAMPLER,
+    Ring,
+    install,
+    list_stacks,
+    longer,
+    recorded,
+)
+
+HEAD = """
+import os, sys, time
+import _clusterprof_probe as probe
+probe.emit(64, 1, 2)
+"""
+TAKE = """
+import _clusterprof_probe.interpreter_lock as watch
+watch.stop()
+def take():
+    done = probe.make_lock(); done.acquire()
+    probe.start_thread(take_from_thread, (done,))
+    done.acquire()
+def take_from_thread(done):
+    sampler = watch._samplers[0]
+    now = sampler.take()
+    sampler.record(now, now, 50_000_000)
+    done.release()
+"""
+"""A sample of the main thread in `take`, so that a test needs not wait for the thread."""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return install(tmp_path / "run", stacks="full")
+
+
+def only_stack(rings: list[Ring]) -> list[tuple[str, str, int, int]]:
+    (ring,) = rings
+    (sample,) = ring.of(STACK_SAMPLE)
+    return list_stacks(ring.log)[sample.a]
+
+
+def test_a_sleeping_line_is_named(run_dir: Path) -> None:
+    code = HEAD + "def pause():\n    time.sleep(1.5)\npause()"
+    (ring,) = recorded(code, run_dir)
+    named = list_stacks(ring.log)
+    samples = [span for span in ring.of(STACK_SAMPLE) if len(named[span.a]) > 1]
+    assert len(samples) >= 3
+    # HEAD has 4 lines, the first of them empty: `def pause` is in line 5
+    (stack,) = {tuple(named[span.a]) for span in samples}
+    assert [(frame[0], frame[1], frame[3]) for frame in stack] == [
+        ("<string>", "<module>", 7),
+        ("<string>", "pause", 6),
+    ]
+    assert stack[1][2] == 5
+    assert {chr(span.d) for span in samples if span.end_ns - span.start_ns < 400_000} <= {"S"}
+    for before, span in itertools.pairwise(samples):
+        assert span.b == span.end_ns - before.end_ns
+        assert span.c == 0
+
+
+def test_the_thread_that_ends_steps_is_sampled(run_dir: Path) -> None:
+    code = HEAD + (
+        "import threading\n"
+        "def train():\n"
+        "    probe.step(); probe.step()\n"
+        "    time.sleep(1)\n"
+        "thread = threading.Thread(target=train); thread.start(); thread.join()"
+    )
+    (ring,) = recorded(code, run_dir)
+    named = list_stacks(ring.log)
+    assert "train" in [named[span.a][-1][1] for span in ring.of(STACK_SAMPLE)]
+
+
+def test_the_sampler_reports_about_itself_at_the_end(run_dir: Path) -> None:
+    code = HEAD + (
+        "time.sleep(0.6)\n"
+        "import _clusterprof_probe.interpreter_lock as watch\n"
+        "watch._stop_at_exit()"
+    )
+    (ring,) = recorded(code, run_dir)
+    (report,) = ring.of(STACK_SAMPLER)
+    assert report.a == len(ring.of(STACK_SAMPLE)) >= 1
+    assert report.b > 0
+    assert (report.c, report.d) == (0, 0)
+
+
+def test_without_stacks_there_is_no_log_and_no_sample(tmp_path: Path) -> None:
+    run_dir = install(tmp_path / "run", stacks=None)
+    (ring,) = recorded(HEAD + "time.sleep(0.4)", run_dir)
+    assert (ring.of(STACK_SAMPLE), ring.log) == ([], b"")
+
+
+@pytest.mark.parametrize(
+    ("paths", "name"),
+    # BLAKE2b of "/job/train.py", 8 bytes
+    [("full", "/job/train.py"), ("hash", "0410782d50d39946.py"), ("names", "train.py")],
+)
+def test_files_are_named_as_configured(tmp_path: Path, paths: object, name: str) -> None:
+    run_dir = install(tmp_path / "run", stacks=paths)  # type: ignore[arg-type]
+    code = HEAD + TAKE + "exec(compile('take()', '/job/train.py', 'exec'))"
+    assert [frame[0] for frame in only_stack(recorded(code, run_dir))] == [
+        "<string>",
+        name,
+        "<string>",
+    ]
+
+
+def test_own_frames_are_left_out(run_dir: Path) -> None:
+    code = HEAD + TAKE + "take()"
+    assert [frame[1] for frame in only_stack(recorded(code, run_dir))] == ["<module>", "take"]
+
+
+def test_of_a_deep_stack_the_innermost_frames_are_kept(run_dir: Path) -> None:
+    code = HEAD + TAKE + "def dig(n):\n    return dig(n - 1) if n else take()\ndig(200)"
+    stack = only_stack(recorded(code, run_dir))
+    assert len(stack) == 64
+    assert [frame[1] for frame in stack[-2:]] == ["dig", "take"]
+    assert stack[0][1] == "dig"
+
+
+def test_generators_and_odd_names_are_recorded(run_dir: Path) -> None:
+    code = (
+        HEAD
+        + TAKE
+        + (
+            "source = 'def inner():\\n    take()\\n    yield 1\\nlist(inner())'\n"
+            "exec(compile(source, 'a\\x1b[31m\\n\\udc80b', 'exec'))"
+        )
+    )
+    stack = only_stack(recorded(code, run_dir))
+    assert [frame[0] for frame in stack[1:3]] == ["a\x1b[31m\n?b"] * 2
+    assert stack[2][1:] == ("inner", 1, 2)
+
+
+def test_no_object_of_the_job_is_kept(run_dir: Path) -> None:
+    code = (
+        HEAD
+        + TAKE
+        + (
+            "import weakref\n"
+            "class Thing: pass\n"
+            "def hold():\n"
+            "    thing = Thing(); take(); return weakref.ref(thing)\n"
+            "assert hold()() is None"
+        )
+    )
+    assert only_stack(recorded(code, run_dir))[-2][1] == "hold"
+
+
+def test_a_forked_child_numbers_for_itself(run_dir: Path) -> None:
+    code = (
+        HEAD
+        + TAKE
+        + (
+            "take()\n"
+            "pid = os.fork()\n"
+            "probe.emit(64, 1, 2)\n"
+            "if pid: os.waitpid(pid, 0)\n"
+            "else: (lambda: take())()\n"
+        )
+    )
+    parent, child = sorted(recorded(code, run_dir), key=lambda ring: -ring.capacity)
+    assert [span.a for span in parent.of(STACK_SAMPLE)] == [2]
+    assert [span.a for span in child.of(STACK_SAMPLE)] == [3]
+    assert [frame[1] for frame in list_stacks(child.log)[3]] == ["<module>", "<lambda>", "take"]
+
+
+@pytest.mark.parametrize("forks", [500, *longer(10_000)])
+def test_forks_under_sampling_neither_hang_nor_warn(run_dir: Path, forks: int) -> None:
+    code = HEAD + (
+        "import warnings; warnings.simplefilter('error')\n"  # 3.12 warns of forks with threads
+        "import _clusterprof_probe.interpreter_lock as watch\n"
+        "watch.PAUSE_S = watch.MAX_PAUSE_S = 0.0005\n"  # a fork falls into a sample
+        f"for number in range({forks}):\n"
+        "    end = time.perf_counter() + number % 7 * 3e-4\n"
+        "    while time.perf_counter() < end: pass\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        assert len(os.listdir('/proc/self/task')) == 1\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+        "probe.emit(65, 1, 2)"
+    )
+    (ring,) = recorded(code, run_dir)
+    assert ring.switched_off == 0
+    assert ring.of(65)
+    assert ring.of(STACK_SAMPLE)
+
+
+class Log(list[bytes]):
+    """Entries of a log with room for `room` of them."""
+
+    def __init__(self, room: int = 10**6) -> None:
+        self.room = room
+
+    def add(self, entry: bytes) -> bool:
+        if len(self) == self.room:
+            return False
+        self.append(entry)
+        return True
+
+
+def start_generator(name: str) -> Generator[None]:
+    """Return a waiting generator of this name; its frame has no caller."""
+
+    def wait() -> Generator[None]:
+        yield
+
+    code = wait.__code__.replace(co_filename=f"/job/{name}.py", co_name=name, co_qualname=name)
+    generator: Generator[None] = FunctionType(code, {})()
+    next(generator)
+    return generator
+
+
+def test_a_stack_is_defined_once() -> None:
+    log = Log()
+    table = stacks.StackTable(log.add, 100, stacks.FULL_PATHS)
+    waiting = [start_generator("a"), start_generator("b"), start_generator("a")]
+    assert [table.number_stack(each.gi_frame) for each in waiting] == [1, 2, 1]
+    assert [entry[:1] for entry in log] == [b"F", b"N", b"P", b"S"] * 2
+
+
+def test_a_stack_beyond_the_table_has_no_number() -> None:
+    table = stacks.StackTable(Log().add, 2, stacks.FULL_PATHS)
+    waiting = [start_generator(f"f{number}") for number in range(4)]
+    assert [table.number_stack(each.gi_frame) for each in [*waiting, waiting[0]]] == [1, 2, 0, 0, 1]
+
+
+def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "MAX_PLACES", 3)
+    log = Log()
+    table = stacks.StackTable(log.add, 100, stacks.FULL_PATHS)
+    waiting = [start_generator(f"f{number}") for number in range(5)]
+    assert [table.number_stack(each.gi_frame) for each in waiting] == [1, 2, 3, 0, 0]
+    # Codes are let go when their cache is full; their places keep their numbers.
+    assert [table.number_stack(each.gi_frame) for each in waiting] == [1, 2, 3, 0, 0]
+    assert len(table._codes) <= 3
+    assert sum(entry[:1] == b"P" for entry in log) == 3
+
+
+@pytest.mark.parametrize("room", range(8))
+def test_a_full_log_is_a_full_table(room: int) -> None:
+    log = Log(room)
+    table = stacks.StackTable(log.add, 100, stacks.FULL_PATHS)
+    waiting = [start_generator(name) for name in ("a", "b", "a")]
+    numbers = [table.number_stack(each.gi_frame) for each in waiting]
+    # Four entries a stack: with room for 4 to 7 only the first is defined.
+    assert numbers == ([1, 0, 1] if room >= 4 else [0, 0, 0])
