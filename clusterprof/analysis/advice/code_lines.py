@@ -321,8 +321,8 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "logging",
         _STEP,
         "hand log records to a thread, and write fewer",
-        "logging.handlers.QueueHandler with a QueueListener around the slow handler; level INFO"
-        " less often, on rank 0",
+        "logging.handlers.QueueHandler with a QueueListener around the slow handler; fewer records"
+        " in steps, and only on rank 0",
         "the last lines before a crash may be missing",
         files=_STANDARD + r"logging/(?:__init__|handlers)\.py",
         published="a QueueHandler lets the thread go on while a listener writes (Python Logging"
