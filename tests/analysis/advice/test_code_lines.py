@@ -21,8 +21,8 @@ from clusterprof.report.code import Place
 from clusterprof.report.model import EFFORTS, Culprit
 from tests.support.advice_contexts import S, numbers, scene
 
-SITE = "/opt/env/lib/python3.11/site-packages/"
-STANDARD = "/opt/env/lib/python3.11/"
+SITE = "/env/lib/python3.11/site-packages/"
+STANDARD = "/env/lib/python3.11/"
 MINE = Place("/job/data.py", 42, "Data.augment")
 
 # id -> (cause, file, function) of stacks that are in the call
