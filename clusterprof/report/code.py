@@ -59,6 +59,8 @@ class StackTime:
     """Indices into `CodeProfile.places`, outermost first; empty = the stack is not known."""
     lost_ns: int
     samples: int
+    own: int = -1
+    """Index of the place that its user can change, as in `CodeLine.place`; -1 = not known."""
 
 
 @dataclass(frozen=True, slots=True)

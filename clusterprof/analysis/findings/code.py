@@ -85,6 +85,11 @@ class JobStacks:
             self._located[stack] = locate_stack(places)
         return self._located[stack]
 
+    def find_own_place(self, chain: tuple[int, ...]) -> int:
+        """Return the index of the place that the user can change; -1 if it is not known."""
+        located = self.locate(self.number_chain(chain))
+        return -1 if located is None else self._number_place(located.place)
+
     def _number_place(self, place: Place) -> int:
         number = self._place_numbers.setdefault(place, len(self.places))
         if number == len(self.places):
@@ -337,10 +342,18 @@ def _build_profile(
         rows = _merge_smallest(rows)
         if len(rows) <= MAX_STACKS:
             break
-    used = sorted({index for _, _, chain in rows for index in chain})
+    own = {chain: stacks.find_own_place(chain) for _, _, chain in rows}
+    used = sorted({index for chain in own for index in (*chain, own[chain]) if index >= 0})
     renumbered = {index: number for number, index in enumerate(used)}
     times = [
-        StackTime(id_, rank, tuple(renumbered[index] for index in chain), ns, count)
+        StackTime(
+            id_,
+            rank,
+            tuple(renumbered[index] for index in chain),
+            ns,
+            count,
+            renumbered.get(own[chain], -1),
+        )
         for (id_, rank, chain), (ns, count) in rows.items()
         if ns > 0
     ]

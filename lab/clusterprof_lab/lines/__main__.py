@@ -78,12 +78,7 @@ def judge_job(name: str, ranks: int, folder: Path) -> Row:
         return Row(name, ranks, expected, "-", cause, true_ratio, 0.0, 0.0)
     first = finding.lines[0]
     named = f"{Path(first.place.file).name}:{first.place.line}"
-    named_ns = sum(
-        item.lost_ns
-        for other in report.findings
-        for item in other.lines
-        if f"{Path(item.place.file).name}:{item.place.line}" == expected
-    )
+    named_ns = _sum_line(report, expected)
     return Row(
         name,
         ranks,
@@ -94,6 +89,15 @@ def judge_job(name: str, ranks: int, folder: Path) -> Row:
         named_ns / max(report.lost_ns, 1),
         first.error_ratio,
     )
+
+
+def _sum_line(report: Report, line: str) -> int:
+    """Sum the lost time of a line over all causes and ranks, unattributed time included."""
+    code = report.code
+    if code is None:
+        return 0
+    names = [f"{Path(place.file).name}:{place.line}" for place in code.places]
+    return sum(time.lost_ns for time in code.stacks if time.own >= 0 and names[time.own] == line)
 
 
 def _measure_wait_ratio(report: Report) -> float:

@@ -99,9 +99,9 @@ def test_the_loss_is_scaled_to_the_ledger_and_shared_by_samples() -> None:
     assert code.places == (MAIN, AUGMENT, RESIZE, PAD)
     assert code.is_library == (False, False, True, False)
     assert code.stacks == (
-        StackTime(PREPROCESS, 0, (0, 1, 2), 12 * S, 6),
-        StackTime(PREPROCESS, 0, (0, 3), 6 * S, 3),
-        StackTime(PREPROCESS, 0, (0, 1), 2 * S, 1),
+        StackTime(PREPROCESS, 0, (0, 1, 2), 12 * S, 6, 1),
+        StackTime(PREPROCESS, 0, (0, 3), 6 * S, 3, 3),
+        StackTime(PREPROCESS, 0, (0, 1), 2 * S, 1, 1),
     )
     assert code.samples == 100
 

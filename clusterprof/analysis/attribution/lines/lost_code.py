@@ -12,7 +12,8 @@ lost time. The critical thread is the one that the time is lost to:
                          fetch shortens the wait, not only what the worker does last
     all other time       the thread that trains
 
-Samples in which that thread waited for the device carry nothing: the device worked then. Of a cause
+Samples in which that thread waited for the device carry nothing: the device worked then, and stood
+still directly afterwards. Of a cause
 that needs the CPU only samples on a CPU count, of one that makes the thread sleep only the others,
 where the state of the thread is known and there are such samples.
 """
@@ -157,12 +158,13 @@ class CodeSums:
         self._put(_IN_STEPS, samples.stack[~in_collective], samples.interval_ns[~in_collective])
         counts = inside.copy()
         counts[inside] = counted[row[inside]]
-        counts &= ~_find_device_waits(rank.main, samples.t_ns)
-        length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
-        at = row[counts]
+        density = _compute_density(rank.main, samples.t_ns, lost, row, inside)
+        counts &= density > 0
+        at, density = row[counts], density[counts]
         chosen = _select_rows(samples, counts)
         for key, ns in amounts.items():
-            self._put_by_state(key, chosen, (ns / length_ns)[at])
+            share = (ns / np.maximum(lost.lost_ns, 1))[at]
+            self._put_by_state(key, chosen, share * density)
 
     def _add_worker(
         self, worker: Process, lost: LostTime, amounts: Mapping[str, Float], rows: NDArray[np.bool_]
@@ -251,17 +253,41 @@ def _select_rows(samples: _Samples, rows: NDArray[np.bool_]) -> _Samples:
     )
 
 
-def _find_device_waits(process: Process, t_ns: Int) -> NDArray[np.bool_]:
-    """Return whether the process waited for its device at each time: bool[n]."""
+def _compute_density(
+    process: Process, t_ns: Int, lost: LostTime, row: Int, inside: NDArray[np.bool_]
+) -> Float:
+    """Compute which part of the time around each sample was lost: float64[n], 0 to 1.
+
+    row: int64[n], the lost interval that began last; inside: bool[n], whether the sample is in it.
+
+    The loss of an interval is spread evenly, unless the host waited for its device in it. The
+    device worked during that wait, and at its end its queue was empty: the loss follows at once.
+
+        interval     |----- wait -----|------------------|     30 of 100 lost
+        lost         |                |== 30 ==|         |
+    """
+    at = np.maximum(row, 0)
+    density = np.zeros(t_ns.size)
+    length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
+    density[inside] = (lost.lost_ns / length_ns)[at[inside]]
     syncs = process.get_spans(SyncSpans)
-    if syncs is None:
-        return np.zeros(t_ns.size, np.bool_)
-    whole = syncs.select(2 * syncs.waited_ns >= syncs.end_ns - syncs.start_ns)
-    if not whole.start_ns.size:
-        return np.zeros(t_ns.size, np.bool_)
-    reach = np.maximum.accumulate(whole.end_ns)
-    row = np.searchsorted(whole.start_ns, t_ns, side="right") - 1
-    return np.asarray((row >= 0) & (t_ns < reach[np.maximum(row, 0)]), np.bool_)
+    whole = None
+    if syncs is not None:
+        whole = syncs.select(2 * syncs.waited_ns >= syncs.end_ns - syncs.start_ns)
+    if whole is None or not whole.start_ns.size:
+        return density
+    end_ns = np.maximum.accumulate(whole.end_ns)
+    first = np.searchsorted(end_ns, lost.start_ns, side="right")
+    count = np.searchsorted(end_ns, lost.end_ns, side="left") - first
+    latest = np.searchsorted(whole.start_ns, t_ns, side="right") - 1
+    known = np.maximum(latest, 0)
+    waits = (latest >= 0) & (t_ns < end_ns[known])
+    has_sync = inside & (count[at] > 0)
+    reach_ns = end_ns[known] + lost.lost_ns[at] // np.maximum(count[at], 1)
+    follows = (latest >= first[at]) & (t_ns < reach_ns)
+    density[has_sync] = np.where(follows, 1.0, 0.0)[has_sync]
+    density[waits] = 0.0
+    return density
 
 
 def merge_stack_sums(*tables: StackSums) -> StackSums:

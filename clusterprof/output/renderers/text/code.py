@@ -232,6 +232,8 @@ def sum_lines(code: CodeProfile | None) -> LineTotals:
 
 def find_own_place(code: CodeProfile, stack: StackTime) -> Place | None:
     """Find the innermost line outside libraries, else the outermost line; None without lines."""
+    if stack.own >= 0:
+        return code.places[stack.own]
     for index in reversed(stack.places):
         if not code.is_library[index]:
             return code.places[index]
