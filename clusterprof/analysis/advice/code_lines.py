@@ -182,7 +182,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         _ANY,
         "copy the state to host memory, and write it in the background",
         "`torch.distributed.checkpoint.async_save(state, checkpoint_id=path)`"
-        " instead of torch.save in the step; from fewer steps",
+        " instead of torch.save in the step; and saves less often",
         "host memory for a copy of the state; a crash may lose the save in progress",
         files=r"torch/serialization\.py",
         functions=("save", "_save", "_legacy_save"),
@@ -298,7 +298,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "log-metrics-rarely",
         "logging of metrics to a server",
         _STEP,
-        "log every some steps, from one rank",
+        "log less often, from one rank",
         "`if step % 50 == 0: wandb.log(…)` on rank 0, with numbers that are on the"
         " host already; no images, tables or gradients in steps",
         _LOG_WORSE,
@@ -309,7 +309,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "write-summaries-rarely",
         "TensorBoard's SummaryWriter",
         _STEP,
-        "write summaries every some steps",
+        "write summaries less often",
         "add_scalar every 50 steps; histograms and images only with evaluations;"
         " `SummaryWriter(max_queue=1000, flush_secs=120)`",
         _LOG_WORSE,
@@ -321,8 +321,8 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "logging",
         _STEP,
         "hand log records to a thread, and write fewer",
-        "logging.handlers.QueueHandler with a QueueListener around the slow handler; level INFO"
-        " every some steps, on rank 0",
+        "logging.handlers.QueueHandler with a QueueListener around the slow handler; fewer records"
+        " in steps, and only on rank 0",
         "the last lines before a crash may be missing",
         files=_STANDARD + r"logging/(?:__init__|handlers)\.py",
         published="a QueueHandler lets the thread go on while a listener writes (Python Logging"
@@ -343,7 +343,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "read-back-rarely",
         "reading values back from the GPU",
         _STEP,
-        "keep values on the GPU, and read them back every some steps",
+        "keep values on the GPU, and read them back less often",
         "`total += loss.detach()` in the step, and .item() only every 50 steps;"
         " copies with non_blocking=True to pinned memory where the value is needed later",
         "values are known some steps later",
@@ -359,7 +359,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "print-rarely",
         "printing",
         _STEP,
-        "print every some steps, on one rank",
+        "print less often, on one rank",
         "`if rank == 0 and step % 50 == 0: print(…)`; a progress bar with"
         " mininterval=10; output to a local file",
         "the console shows less",
@@ -413,7 +413,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "collect-rarely",
         "garbage collection",
         (*_STEP, *_LOADING),
-        "collect garbage every some steps, on all ranks at once",
+        "collect garbage less often, on all ranks at once",
         "`gc.disable(); gc.freeze()` after the first step, and"
         " `if step % 500 == 0: gc.collect()` on all ranks; gc.collect does not"
         " give memory of the GPU back",

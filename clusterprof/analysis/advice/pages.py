@@ -118,7 +118,7 @@ def _format_line_advice(cause_id: str) -> list[str]:
             f" through a known call, the report names its line, and advises {order}:"
         ),
         "",
-        *(_wrap_text(f"* **{call.id}**, of {call.title}: {call.what}.") for call in calls),
+        *(_wrap_text(f"* **{call.id}** ({call.title}): {call.what}.") for call in calls),
     ]
 
 

@@ -21,8 +21,8 @@ from clusterprof.report.code import Place
 from clusterprof.report.model import EFFORTS, Culprit
 from tests.support.advice_contexts import S, numbers, scene
 
-SITE = "/opt/env/lib/python3.11/site-packages/"
-STANDARD = "/opt/env/lib/python3.11/"
+SITE = "/env/lib/python3.11/site-packages/"
+STANDARD = "/env/lib/python3.11/"
 MINE = Place("/job/data.py", 42, "Data.augment")
 
 # id -> (cause, file, function) of stacks that are in the call
@@ -191,7 +191,7 @@ def test_built_in_functions_are_known_from_the_source_line(call: str) -> None:
     assert find_known_call(CodePath(MINE, (), 0.5, 100, (call + "_all",)), cause) is None
 
 
-def test_two_known_calls_on_a_line_are_not_told_apart() -> None:
+def test_two_known_calls_on_a_line_give_no_advice() -> None:
     own = CodePath(MINE, (), 0.5, 100, ("print", "loss.item"))
     assert find_known_call(own, "eval-host") is None
 

@@ -42,7 +42,8 @@ BUILT_IN_FILE, MODULE_FILE, RANGE_FILE = "<built-in>", "<nn.Module>", "<nvtx>"
 TRACER_FILE = "<dftracer>"
 """Files of functions that have none: built-in, of a module of PyTorch, ranges, traced calls."""
 _ROWS_PER_EVENT = 8192
-_SEED = 17
+_PLACE_BITS = 32
+_PLACE_MASK = (1 << _PLACE_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -215,12 +216,14 @@ def _number_stacks(table: StackTable, calls: Calls, place: Int) -> Int:
     for level in range(int(calls.depth.max(initial=0)) + 1):
         rows = np.flatnonzero(calls.depth == level)
         outer = stack[calls.parent[rows]] if level else np.zeros(rows.size, np.int64)
-        pairs, inverse = np.unique(np.stack([outer, place[rows]]), axis=1, return_inverse=True)
+        pairs, inverse = np.unique(outer << _PLACE_BITS | place[rows], return_inverse=True)
         numbers = [
-            table.add_stack(parent, inner) if parent or not level else 0
-            for parent, inner in pairs.T.tolist()
+            table.add_stack(pair >> _PLACE_BITS, pair & _PLACE_MASK)
+            if not level or pair >> _PLACE_BITS
+            else 0
+            for pair in pairs.tolist()
         ]
-        stack[rows] = np.array(numbers, np.int64)[np.asarray(inverse).reshape(-1)]
+        stack[rows] = np.array(numbers, np.int64)[inverse]
     return stack
 
 
@@ -298,8 +301,14 @@ def _draw_samples(stretches: Stretches, shortest_ns: int, longest_ns: int) -> tu
 
 
 def _make_fractions(count: int) -> NDArray[np.float64]:
-    """Make numbers in [0, 1) that are always the same: float64[count]."""
-    return np.random.default_rng(_SEED).random(count)
+    """Make numbers in [0, 1) that look random and are always the same: float64[count].
+
+    Source: splitmix64 (Steele et al., OOPSLA 2014). numpy.random would take longer to import.
+    """
+    bits = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (bits >> np.uint64(11)).astype(np.float64) / (1 << 53)
 
 
 def add_stack_samples(

@@ -531,9 +531,10 @@ def _drop_short_built_ins(events: Sequence[Event], kind: bytes) -> bytes:
     if classify.BUILT_IN_FUNCTION not in kind:
         return kind
     code = np.frombuffer(kind, np.uint8).copy()
-    rows = np.flatnonzero(code == classify.BUILT_IN_FUNCTION)
-    duration_us = np.fromiter(map(_DUR, _select_rows(events, rows)), np.float64, rows.size)
-    code[rows[~(duration_us * 1000 >= MIN_FUNCTION_NS)]] = classify.IGNORED
+    is_built_in = code == classify.BUILT_IN_FUNCTION
+    durations_us = map(_DUR, compress(events, is_built_in.tobytes()))
+    is_long = np.fromiter(durations_us, np.float64) * 1000 >= MIN_FUNCTION_NS
+    code[is_built_in] = np.where(is_long, classify.BUILT_IN_FUNCTION, classify.IGNORED)
     return code.tobytes()
 
 
