@@ -19,11 +19,12 @@ from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, round_by_l
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.lines.lost_code import PEERS, StackSums, list_stacks
 from clusterprof.analysis.attribution.lines.places import CodePlace, is_library_file, locate_stack
+from clusterprof.analysis.attribution.rank.claims import JITTER, PEERS_UNKNOWN
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals, choose_reported_ids
 from clusterprof.analysis.findings.impact import collect_leaves
 from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackTable
 from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
-from clusterprof.report.model import Finding
+from clusterprof.report.model import UNATTRIBUTED, Finding
 
 MAX_LINES = 20
 """Most lines of a finding."""
@@ -31,7 +32,7 @@ MAX_STACKS = 5000
 """Most stacks of a report; the smallest are merged into the functions that called them."""
 MAX_PEERS = 64
 """Most ranks with which a culprit is compared."""
-_MIN_SIGMAS = 2.0
+_MIN_SIGMAS, _MAX_SIGMAS = 2.0, 3.0
 _Z95 = 1.96
 UNKNOWN_STACK = 0
 
@@ -160,9 +161,13 @@ def build_code(
             is_compared = not weights and total.others.get(id_, 0) > total.own.get(id_, 0)
             if is_compared:
                 weights = reader.compare_with_peers(index)
-            by_cause.setdefault(id_, _CauseCode()).add(
-                index, weights, ns, is_compared and bool(weights)
+            code = by_cause.setdefault(id_, _CauseCode())
+            unseen_ns = (
+                0 if is_compared else _estimate_unseen_ns(weights, total.own.get(id_, 0), ns)
             )
+            code.add(index, weights, ns - unseen_ns, is_compared and bool(weights))
+            if unseen_ns:
+                code.add(index, {}, unseen_ns, False)
     names = choose_reported_ids(ranks)
     for id_, ns in nobody:
         for index, part_ns in _divide_among_victims(ranks, id_, names, ns).items():
@@ -176,6 +181,19 @@ def build_code(
     )
     samples = sum(rank.code.samples for rank in ranks if rank.code is not None)
     return with_lines, _build_profile(by_cause, stacks, samples)
+
+
+def _estimate_unseen_ns(weights: Weights, own_ns: int, total_ns: int) -> int:
+    """Estimate the part of a rank's time that no sampled stack stands for, ns.
+
+    The samples of a cause should add up to what the rank itself lost to it. What exceeds their sum
+    by more than three standard errors was lost where nothing was sampled.
+    """
+    seen_ns = math.fsum(weight.ns for weight in weights.values())
+    error_ns = math.sqrt(math.fsum(weight.squares for weight in weights.values()))
+    if not weights or own_ns <= seen_ns + _MAX_SIGMAS * error_ns:
+        return 0
+    return int(total_ns * (1 - (seen_ns + _MAX_SIGMAS * error_ns) / own_ns))
 
 
 class _RankReader:
@@ -273,13 +291,23 @@ def _divide_among_victims(
     waited = {
         index: _Weight(float(ns), 0, 0.0)
         for index, rank in enumerate(ranks)
-        if (ns := sum(n for leaf, n in rank.victim_ns.items() if names.get(leaf) == id_)) > 0
+        if (ns := _sum_waited(rank, id_, names)) > 0
     }
     if total_ns <= 0:
         return {}
     if not waited:
         waited = {index: _Weight(1.0, 0, 0.0) for index in range(len(ranks))}
     return _allocate_exactly(waited, total_ns)
+
+
+def _sum_waited(rank: RankResult, id_: str, names: Mapping[str, str]) -> int:
+    """Sum how long a rank waited in operations for what is reported under an id, ns."""
+    waited_ns = sum(
+        ns for leaf, ns in rank.victim_ns.items() if names.get(leaf, UNATTRIBUTED) == id_
+    )
+    if id_ == UNATTRIBUTED:
+        waited_ns += sum(ns for reason, ns in rank.reasons if reason in (PEERS_UNKNOWN, JITTER))
+    return waited_ns
 
 
 def _with_lines(finding: Finding, code: _CauseCode, stacks: JobStacks) -> Finding:

@@ -80,18 +80,18 @@ def _build(
 
 
 def test_the_loss_is_scaled_to_the_ledger_and_shared_by_samples() -> None:
-    # 10 samples: 6 in resize below augment, 1 in augment itself, 3 in pad. 20 s are lost.
+    # 10 samples: 6 in resize below augment, 1 in augment itself, 3 in pad. 10 s are lost.
     rank = _rank(0, cpu_preprocess=_sums(s2=1, s3=6, s4=3))
-    totals = [CulpritTotals({PREPROCESS: 20 * S}, {})]
-    (finding,), code = _build([_finding(20)], [rank], totals)
+    totals = [CulpritTotals({PREPROCESS: 10 * S}, {})]
+    (finding,), code = _build([_finding(10)], [rank], totals)
     first, second = finding.lines
     assert (first.place, first.library, first.lost_ns, first.samples) == (
         AUGMENT,
         RESIZE,
-        14 * S,
+        7 * S,
         7,
     )
-    assert (second.place, second.library, second.lost_ns, second.samples) == (PAD, None, 6 * S, 3)
+    assert (second.place, second.library, second.lost_ns, second.samples) == (PAD, None, 3 * S, 3)
     assert (first.share_ratio, second.share_ratio) == (0.7, 0.3)
     # Wilson, n = 10: 1.96 * sqrt(0.21 / 10 + 3.8416 / 400) / 1.38416
     assert first.error_ratio == pytest.approx(0.2477, abs=1e-4)
@@ -99,11 +99,20 @@ def test_the_loss_is_scaled_to_the_ledger_and_shared_by_samples() -> None:
     assert code.places == (MAIN, AUGMENT, RESIZE, PAD)
     assert code.is_library == (False, False, True, False)
     assert code.stacks == (
-        StackTime(PREPROCESS, 0, (0, 1, 2), 12 * S, 6, 1),
-        StackTime(PREPROCESS, 0, (0, 3), 6 * S, 3, 3),
-        StackTime(PREPROCESS, 0, (0, 1), 2 * S, 1, 1),
+        StackTime(PREPROCESS, 0, (0, 1, 2), 6 * S, 6, 1),
+        StackTime(PREPROCESS, 0, (0, 3), 3 * S, 3, 3),
+        StackTime(PREPROCESS, 0, (0, 1), 1 * S, 1, 1),
     )
     assert code.samples == 100
+
+
+def test_time_without_samples_has_no_stack() -> None:
+    # 4 samples of 1 s stand for 4 s and, with three standard errors of 2 s, for 10 of the 20 s.
+    rank = _rank(0, cpu_preprocess=_sums(s2=4))
+    (finding,), code = _build([_finding(20)], [rank], [CulpritTotals({PREPROCESS: 20 * S}, {})])
+    assert [(line.place, line.lost_ns) for line in finding.lines] == [(AUGMENT, 10 * S)]
+    assert code.stacks[-1] == StackTime(PREPROCESS, 0, (0, 1), 10 * S, 4, 1)
+    assert code.stacks[0] == StackTime(PREPROCESS, 0, (), 10 * S, 0)
 
 
 def test_a_culprit_carries_the_waits_of_its_victims() -> None:
