@@ -85,12 +85,7 @@ def test_the_loss_is_scaled_to_the_ledger_and_shared_by_samples() -> None:
     totals = [CulpritTotals({PREPROCESS: 10 * S}, {})]
     (finding,), code = _build([_finding(10)], [rank], totals)
     first, second = finding.lines
-    assert (first.place, first.library, first.lost_ns, first.samples) == (
-        AUGMENT,
-        RESIZE,
-        7 * S,
-        7,
-    )
+    assert (first.place, first.library, first.lost_ns, first.samples) == (AUGMENT, RESIZE, 7 * S, 7)
     assert (second.place, second.library, second.lost_ns, second.samples) == (PAD, None, 3 * S, 3)
     assert (first.share_ratio, second.share_ratio) == (0.7, 0.3)
     # Wilson, n = 10: 1.96 * sqrt(0.21 / 10 + 3.8416 / 400) / 1.38416
