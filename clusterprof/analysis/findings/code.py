@@ -30,6 +30,8 @@ MAX_LINES = 20
 """Most lines of a finding."""
 MAX_STACKS = 5000
 """Most stacks of a report; the smallest are merged into the functions that called them."""
+MIN_SAMPLES = 8
+"""Fewer samples of a culprit's own loss do not stand for what other ranks lost waiting for it."""
 MAX_PEERS = 64
 """Most ranks with which a culprit is compared."""
 _MIN_SIGMAS, _MAX_SIGMAS = 2.0, 3.0
@@ -158,7 +160,8 @@ def build_code(
             if ns <= 0:
                 continue
             weights = reader.read_cause(index, leaves.get(id_, (id_,)))
-            is_compared = not weights and total.others.get(id_, 0) > total.own.get(id_, 0)
+            is_mostly_waits = total.others.get(id_, 0) > total.own.get(id_, 0)
+            is_compared = is_mostly_waits and _count_samples(weights) < MIN_SAMPLES
             if is_compared:
                 weights = reader.compare_with_peers(index)
             code = by_cause.setdefault(id_, _CauseCode())
@@ -181,6 +184,10 @@ def build_code(
     )
     samples = sum(rank.code.samples for rank in ranks if rank.code is not None)
     return with_lines, _build_profile(by_cause, stacks, samples)
+
+
+def _count_samples(weights: Weights) -> int:
+    return sum(weight.samples for weight in weights.values())
 
 
 def _estimate_unseen_ns(weights: Weights, own_ns: int, total_ns: int) -> int:

@@ -111,7 +111,7 @@ def test_time_without_samples_has_no_stack() -> None:
 
 
 def test_a_culprit_carries_the_waits_of_its_victims() -> None:
-    slow, victim = _rank(0, cpu_preprocess=_sums(s2=1)), _rank(1, cpu_preprocess=_sums(s4=50))
+    slow, victim = _rank(0, cpu_preprocess=_sums(s2=8)), _rank(1, cpu_preprocess=_sums(s4=50))
     totals = [
         CulpritTotals({PREPROCESS: 3 * S}, {PREPROCESS: 5 * S}),
         CulpritTotals({PREPROCESS: 2 * S}, {}),

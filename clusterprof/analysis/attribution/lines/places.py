@@ -48,6 +48,7 @@ _STARTS_OF_TASKS = (
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _PIN_FILE = "torch/utils/data/_utils/pin_memory.py"
 _COLLATE_FILE = "torch/utils/data/_utils/collate.py"
+_PROCESS_FILE = "multiprocessing/process.py"
 _LOADER_FOLDER = "torch/utils/data/"
 _READS = ("__getitem__", "__getitems__", "__next__", "__iter__")
 _COMPOSE = re.compile(r"(^|\.)(Compose|Sequential|SomeOf|OneOf|ReplayCompose)\.(__call__|forward)$")
@@ -114,8 +115,13 @@ def locate_stack(places: Sequence[Place]) -> CodePlace | None:
 
 
 def _drop_loader_frames(places: Sequence[Place]) -> list[Place]:
-    """Drop the frames of PyTorch's loader, unless there are no others."""
-    return [place for place in places if _LOADER_FOLDER not in place.file] or list(places)
+    """Drop the frames of a worker's loop; the innermost one stays if there are no others."""
+    kept = [
+        place
+        for place in places
+        if _LOADER_FOLDER not in place.file and not place.file.endswith(_PROCESS_FILE)
+    ]
+    return kept or list(places[-1:])
 
 
 def _name_by_function(places: Sequence[Place], index: int) -> Place:

@@ -72,6 +72,7 @@ PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
                 "pin",
             ),
         ),
+        ([MAIN, BOOT, LOOP], CodePlace(LOOP, None)),
         ([Place("<string>", 3, "<module>")], CodePlace(Place("<string>", 3, "<module>"), None)),
     ],
 )
