@@ -48,6 +48,7 @@ _STARTS_OF_TASKS = (
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _PIN_FILE = "torch/utils/data/_utils/pin_memory.py"
 _COLLATE_FILE = "torch/utils/data/_utils/collate.py"
+_MODEL_FOLDER = "torch/nn/"  # its Sequential is a part of a model
 _PROCESS_FILE = "multiprocessing/process.py"
 _LOADER_FOLDER = "torch/utils/data/"
 _READS = ("__getitem__", "__getitems__", "__next__", "__iter__")
@@ -181,7 +182,7 @@ def _find_stage(places: Sequence[Place]) -> LoaderStage:
 def _find_transform(places: Sequence[Place]) -> str:
     """Find which transform of a composed pipeline a stack is in; "" for none."""
     for index, place in enumerate(places):
-        if _COMPOSE.search(place.function):
+        if _COMPOSE.search(place.function) and _MODEL_FOLDER not in place.file:
             called = next((inner for inner in places[index + 1 :] if not _is_plumbing(inner)), None)
             owner, _, name = called.function.rpartition(".") if called is not None else ("", "", "")
             return owner.rpartition(".")[2] if owner and name in _TRANSFORM_CALLS else name

@@ -72,6 +72,10 @@ PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
                 "pin",
             ),
         ),
+        (
+            [MAIN, Place(SITE + "torch/nn/modules/container.py", 240, "Sequential.forward"), MODEL],
+            CodePlace(MODEL, None),
+        ),
         ([MAIN, BOOT, LOOP], CodePlace(LOOP, None)),
         ([Place("<string>", 3, "<module>")], CodePlace(Place("<string>", 3, "<module>"), None)),
     ],
