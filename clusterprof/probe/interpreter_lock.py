@@ -40,9 +40,7 @@ WATCHFUL_NS = 10_000_000_000
 """Time after a wait for the lock in which pauses are not lengthened."""
 _AVERAGED = 16  # pauses over which the cost of a sample is averaged
 _PROMPT_NS = stacks.LATE_NS  # a wake-up this late is looked into
-_SWITCH_NS = (
-    500_000  # after a switch interval a thread that runs Python gives the lock in this time
-)
+_HALF_MICROSECOND_S = 5e-7  # Python keeps whole microseconds and cuts the rest off
 _LATE_SAMPLE_NS = 200_000  # then another thread had the lock when the sample was due
 _PAUSES_UNREAD = 8  # pauses after which the own delay is read although no wake-up was late
 _STOP_TIMEOUT_S = 0.02
@@ -121,16 +119,17 @@ def lower_switch_interval() -> None:
     global _lowered_from_s
     switch_s = sys.getswitchinterval()
     if switch_s > PROMPT_SWITCH_S:
+        _lowered_from_s = switch_s  # first, so that a child forked in between can restore it
         sys.setswitchinterval(PROMPT_SWITCH_S)
-        _lowered_from_s = switch_s
 
 
 def restore_switch_interval() -> bool:
     """Restore the job's switch interval, unless it has set another; return if it was lowered."""
     global _lowered_from_s
-    switch_s, _lowered_from_s = _lowered_from_s, 0.0
-    if switch_s and abs(sys.getswitchinterval() - PROMPT_SWITCH_S) < 1e-6:
-        sys.setswitchinterval(switch_s)
+    switch_s = _lowered_from_s
+    if switch_s and abs(sys.getswitchinterval() - PROMPT_SWITCH_S) < _HALF_MICROSECOND_S:
+        sys.setswitchinterval(switch_s + _HALF_MICROSECOND_S)
+    _lowered_from_s = 0.0
     return switch_s > 0.0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.probing import INTERPRETER_WAIT, install, recorded
+from tests.support.probing import INTERPRETER_WAIT, STACK_SAMPLE, install, recorded
 
 KEEP_LOCK = """
 import ctypes, os, sys, threading, time
@@ -69,3 +69,166 @@ def test_it_takes_no_signal(run_dir: Path) -> None:
         "assert not blocked >> (signal.SIGSEGV - 1) & 1\n"
     )
     assert len(recorded(code, run_dir)) == 1
+
+
+OWN_INTERVAL = KEEP_LOCK + (
+    "import _clusterprof_probe.interpreter_lock as watch\n"
+    "read = sys.getswitchinterval\n"
+    "sys.setswitchinterval(0.007); own = read()\n"
+)
+"""A job with a switch interval of its own."""
+BY_HAND = OWN_INTERVAL + "watch.stop()\nwhile len(os.listdir('/proc/self/task')) > 1: pass\n"
+"""The same, after the thread has ended."""
+
+
+@pytest.fixture
+def sampled_dir(tmp_path: Path) -> Path:
+    return install(tmp_path / "sampled", stacks="full")
+
+
+def test_the_switch_interval_is_lowered_and_restored(run_dir: Path) -> None:
+    code = BY_HAND + (
+        "watch.lower_switch_interval(); assert read() == 0.0005\n"
+        "assert watch.restore_switch_interval() and read() == own\n"
+        "assert not watch.restore_switch_interval() and read() == own"
+    )
+    assert len(recorded(code, run_dir)) == 1
+
+
+def test_each_microsecond_of_the_jobs_switch_interval_is_restored(run_dir: Path) -> None:
+    code = BY_HAND + (
+        "for us in range(1, 20_001):\n"
+        "    sys.setswitchinterval(us * 1e-6 + 1e-8); own = read()\n"
+        "    watch.lower_switch_interval(); watch.restore_switch_interval()\n"
+        "    assert read() == own, (us, own, read())"
+    )
+    assert len(recorded(code, run_dir)) == 1
+
+
+def test_an_interval_that_the_job_sets_meanwhile_stays(run_dir: Path) -> None:
+    code = BY_HAND + (
+        "watch.lower_switch_interval()\n"
+        "sys.setswitchinterval(0.02); own = read()\n"
+        "assert watch.restore_switch_interval() and read() == own\n"
+        "assert not watch.restore_switch_interval() and read() == own"
+    )
+    assert len(recorded(code, run_dir)) == 1
+
+
+@pytest.mark.parametrize("own_s", ["0.0005", "0.0001", "0.000001"])
+def test_the_switch_interval_is_never_raised(run_dir: Path, own_s: str) -> None:
+    code = BY_HAND + (
+        f"sys.setswitchinterval({own_s}); own = read()\n"
+        "watch.lower_switch_interval(); assert read() == own\n"
+        "assert not watch.restore_switch_interval() and read() == own"
+    )
+    assert len(recorded(code, run_dir)) == 1
+
+
+def test_a_forked_child_has_the_jobs_switch_interval(run_dir: Path) -> None:
+    code = BY_HAND + (
+        "watch.lower_switch_interval()\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(0 if read() == own else 1)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "assert watch.restore_switch_interval() and read() == own"
+    )
+    assert len(recorded(code, run_dir)) == 1
+
+
+def test_a_child_forked_in_between_can_restore_the_interval(run_dir: Path) -> None:
+    # Another thread can fork whenever the interval is set: what is restored is noted until then.
+    code = BY_HAND + (
+        "noted, change = [], sys.setswitchinterval\n"
+        "def note(seconds): noted.append(watch._lowered_from_s); change(seconds)\n"
+        "sys.setswitchinterval = note\n"
+        "watch.lower_switch_interval(); watch.restore_switch_interval()\n"
+        "assert noted == [own, own], noted"
+    )
+    assert len(recorded(code, run_dir)) == 1
+
+
+def test_a_thread_that_ends_restores_the_switch_interval(sampled_dir: Path) -> None:
+    code = BY_HAND + (
+        "watch.PROMPT_PAUSE_S = 600.0\n"  # it lowers the interval, and does not sample
+        "watch._start_watching()\n"
+        "while read() == own: time.sleep(0.01)\n"
+        "assert read() == 0.0005\n"
+        "watch.stop()\n"
+        "while len(os.listdir('/proc/self/task')) > 1: time.sleep(0.01)\n"
+        "assert read() == own"
+    )
+    assert len(recorded(code, sampled_dir)) == 1
+
+
+def test_forks_while_the_interval_is_lowered_restore_it(sampled_dir: Path) -> None:
+    code = BY_HAND + (
+        "watch.PROMPT_PAUSE_S = 600.0\n"
+        "watch._start_watching()\n"
+        "for _ in range(20):\n"
+        "    while read() == own: time.sleep(0.001)\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0: os._exit(0 if read() == own else 1)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    assert len(recorded(code, sampled_dir)) == 1
+
+
+def test_a_job_sees_its_own_interval_again_after_each_sample(sampled_dir: Path) -> None:
+    code = OWN_INTERVAL + (
+        "before, changes = read(), []\n"
+        "while len(changes) < 8:\n"
+        "    now = read()\n"
+        "    if now != before: changes.append(now); before = now\n"
+        "assert changes == [0.0005, own] * 4, changes\n"
+        "watch.stop()\n"
+        "while len(os.listdir('/proc/self/task')) > 1: pass\n"
+        "assert read() == own"
+    )
+    (ring,) = recorded(code, sampled_dir)
+    assert len(ring.of(STACK_SAMPLE)) >= 3
+
+
+def test_without_stacks_the_switch_interval_is_left_alone(run_dir: Path) -> None:
+    code = OWN_INTERVAL + (
+        "def refuse(seconds): os._exit(1)\n"
+        "sys.setswitchinterval = refuse\n"
+        "end = time.monotonic() + 0.4\n"
+        "while time.monotonic() < end: pass\n"
+        "assert read() == own"
+    )
+    assert len(recorded(code, run_dir)) == 1
+
+
+def test_the_interval_is_lowered_for_a_while_after_a_late_sample(sampled_dir: Path) -> None:
+    code = BY_HAND + (
+        "watched = watch._Watch(); watched.sampler = watch._samplers[0]\n"
+        "watched.sampler.record = lambda *times: None\n"
+        "def finish(late_ns):\n"
+        "    watched._finish_sample(10**9, 10**9 + late_ns, 1)\n"
+        "    return watched.prompt_samples\n"
+        "assert [finish(199_999) for _ in range(17)] == [*range(15, -1, -1), 0]\n"
+        "assert [finish(200_000), finish(0)] == [16, 15]"
+    )
+    assert len(recorded(code, sampled_dir)) == 1
+
+
+@pytest.mark.parametrize(
+    ("held_ns", "cpu_ns", "pause_s"),
+    [
+        (0, 0, 0.05),  # the usual pause
+        (45_000, 100_000, 0.05),  # 45 µs / 0.09 % = 50 ms = 100 µs / 0.2 %
+        (90_000, 100_000, 0.1),  # the lock: 90 µs / 0.09 %
+        (45_000, 400_000, 0.2),  # the CPU: 400 µs / 0.2 %
+        (9_000_000, 0, 2.0),  # at most 2 s
+    ],
+)
+def test_both_budgets_lengthen_the_pause(
+    sampled_dir: Path, held_ns: int, cpu_ns: int, pause_s: float
+) -> None:
+    code = BY_HAND + (
+        "watched = watch._Watch(); watched.sampler = sampler = watch._samplers[0]\n"
+        f"sampler.mean_held_ns, sampler.mean_cpu_ns = {held_ns}, {cpu_ns}\n"
+        f"assert abs(watched._choose_pause() - {pause_s}) < 1e-9, watched._choose_pause()"
+    )
+    assert len(recorded(code, sampled_dir)) == 1
