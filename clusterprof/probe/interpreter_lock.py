@@ -173,6 +173,7 @@ class _Watch:
             is_prompt = restore_switch_interval()
             prepares = self.prompt_samples > 0 and not is_prompt and self._is_sample_due(now)
             taken_ns = 0 if prepares else self._take_sample(now)
+            others = self._take_others(now - due_ns)
             if self._needs_delay(now - due_ns):
                 before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
                 due_ns += self.delayed_ns - before_ns
@@ -182,6 +183,8 @@ class _Watch:
                     # Reading the file gave the lock away: until now others kept it again.
                     pause_ns = int(length_s * 1e9)
                     ring.emit(layout.INTERPRETER_WAIT, due_ns, monotonic_ns(), pause_ns)
+                    if self.sampler is not None:
+                        self.sampler.record_others(others, due_ns, now)
                     short_pauses = SHORT_PAUSES
                     watchful_until_ns = now + WATCHFUL_NS
             self.unread += 1
@@ -229,6 +232,15 @@ class _Watch:
         held_ns = self.sampler.mean_held_ns / MAX_HELD_RATIO
         needed_ns = max(held_ns, self.sampler.mean_cpu_ns / MAX_CPU_RATIO)
         return min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
+
+    def _take_others(self, late_ns: int) -> List[int]:
+        """Return the stacks of other threads, if this wake-up was late; at most MAX_OTHERS."""
+        if late_ns < LATE_NS or not self.records_waits or self.sampler is None:
+            return []
+        try:
+            return self.sampler.take_others()
+        except Exception:  # an audit hook of the job forbids it
+            return []
 
     def _finish_sample(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:
         """Record the sample, if one was taken, and what it cost."""

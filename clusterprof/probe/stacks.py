@@ -20,6 +20,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from . import layout, ring
 
 MAX_PLACES = 4096
+MAX_OTHERS = 8
+"""Number of other threads that are sampled after a wait for the lock."""
+_WAITING_FILES = ("threading.py", "queue.py", "queues.py", "selectors.py", "connection.py")
 MAX_STACKS, MAX_FORKED_STACKS = 8192, 4096
 """Numbers in the table of a first process, and of a forked one."""
 LATE_NS = 300_000
@@ -205,6 +208,30 @@ class Sampler:
         if not self._stack:
             self._overflowed += 1
         return now
+
+    def take_others(self) -> List[int]:
+        """Return the stacks of the other threads that do not wait for work: one kept the lock.
+
+        Nothing in here gives the interpreter lock away.
+        """
+        table = self._table
+        if table is None:
+            return []
+        own = get_ident()
+        stacks: List[int] = []
+        for thread, frame in sys._current_frames().items():
+            is_other = thread != own and thread != self._thread[0]
+            if is_other and not frame.f_code.co_filename.endswith(_WAITING_FILES):
+                stacks.append(table.number_stack(frame))
+                if len(stacks) == MAX_OTHERS:
+                    break
+        return stacks
+
+    def record_others(self, stacks: List[int], due_ns: int, taken_ns: int) -> None:
+        """Record the stacks of other threads, each for an equal part of a wait for the lock."""
+        for number, stack in enumerate(stacks, 1):
+            part_ns = (taken_ns - due_ns) // len(stacks)
+            ring.emit(layout.STACK_SAMPLE, due_ns, taken_ns, stack, part_ns, number, 0)
 
     def record(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:
         """Record the sample that was taken last, and how its thread is now.

@@ -10,6 +10,7 @@ lost time. The critical thread is the one that the time is lost to:
 
     wait for a batch     the worker that owns it, over the whole fetch: whatever is faster in a
                          fetch shortens the wait, not only what the worker does last
+    wait for the lock    the other threads, one of which kept the interpreter lock
     all other time       the thread that trains
 
 Samples in which that thread waited for the device carry nothing: the device worked then, and stood
@@ -47,6 +48,7 @@ PEERS = "peers"
 _SLEEPING_FAMILIES = ("storage", "network")
 _SLEEPING_CAUSES = ("host-asleep",)
 _COMPUTING_CAUSES = ("cpu-preprocess", "launch-bound", "launch-recompile", "cpu-gc")
+_HELD_LOCK = "cpu-gil"
 _RUNNING = ord("R")
 _LATE_NS = 300_000
 """A sample taken this much later than due found another thread with the interpreter lock."""
@@ -117,6 +119,8 @@ class CodeSums:
         main = _select_samples(rank.main, segment.start_ns, segment.end_ns)
         if main is not None:
             self._add_main(rank, main, lost, amounts, ~by_worker)
+        if _HELD_LOCK in amounts:
+            self._add_lock_holders(rank.main, segment, float(amounts[_HELD_LOCK].sum()))
         for pid in np.unique(breakdown.worker_pid[by_worker]).tolist():
             worker = next((process for process in rank.workers if process.pid == pid), None)
             if worker is not None:
@@ -163,6 +167,8 @@ class CodeSums:
         at, density = row[counts], density[counts]
         chosen = _select_rows(samples, counts)
         for key, ns in amounts.items():
+            if key == _HELD_LOCK:
+                continue
             share = (ns / np.maximum(lost.lost_ns, 1))[at]
             self._put_by_state(key, chosen, share * density)
 
@@ -193,6 +199,20 @@ class CodeSums:
         for key, ns in amounts.items():
             total_ns = np.bincount(group, ns[rows], minlength=begin.size)
             self._put_by_state(key, chosen, (total_ns / length_ns)[at])
+
+    def _add_lock_holders(self, main: Process, segment: Segment, total_ns: float) -> None:
+        """Share time in which other threads kept the interpreter lock out among their stacks.
+
+        The probe samples them at the end of each wait for the lock.
+        """
+        stacks = main.stacks
+        if stacks is None:
+            return
+        rows = (stacks.thread > 0) & (stacks.interval_ns > 0)
+        rows &= (stacks.start_ns >= segment.start_ns) & (stacks.start_ns < segment.end_ns)
+        if rows.any():
+            weight = stacks.interval_ns[rows] / int(stacks.interval_ns[rows].sum())
+            self._put(_HELD_LOCK, stacks.stack[rows], total_ns * weight)
 
     def _put_by_state(self, key: str, samples: _Samples, density: Float) -> None:
         """Add the samples whose state fits the cause; all of them if none does."""

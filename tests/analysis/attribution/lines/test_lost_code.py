@@ -109,6 +109,18 @@ def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() 
     assert _by_stack(code, "host-asleep") == {1: (25.0, 1)}  # better than no line at all
 
 
+def test_a_kept_lock_is_shared_among_the_threads_that_may_have_kept_it() -> None:
+    main = _with_stacks(process(100), [(1.2, 1, "S"), (1.4, 2, ""), (1.4, 3, ""), (1.8, 2, "")])
+    assert main.stacks is not None
+    thread = np.array([0, 1, 2, 1])
+    interval_ns = np.array([50, 10, 10, 20]) * MS
+    main = replace(main, stacks=replace(main.stacks, thread=thread, interval_ns=interval_ns))
+    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(rank(10, main), pieces, cpu_gil=[0.5])
+    assert _by_stack(code, "cpu-gil") == {2: (375.0, 2), 3: (125.0, 1)}
+    assert _by_stack(code, "unattributed") == {1: (25.0, 1)}
+
+
 def test_waits_for_peers_are_kept_apart() -> None:
     main = _with_stacks(process(100), [(1.5, 1, "S"), (4.0, 2, "R")])
     pieces = lost((1, 2, 0.5, PHASE_COLLECTIVE))
