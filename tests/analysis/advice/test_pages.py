@@ -129,5 +129,8 @@ def test_explain_names_the_nearest() -> None:
 def test_without_a_name_all_are_listed() -> None:
     assert _find_page(None) == format_cause_list() + (
         "unattributed:\n  Lost time without sufficient evidence for any cause\n"
+        "parts of a report:\n"
+        "  where                 the line of code in which the time of a finding was lost\n"
+        "  flame-graph           the chart of lost device time by stack in the HTML report\n"
     )
     assert METRIC_DESCRIPTIONS

@@ -136,7 +136,12 @@ def span_ends(records: list[Record]) -> list[int]:
             assert (record.first_sequence, record.dropped) == (expected, 0)
             expected += len(record.columns["end_ns"])
             ends += list(record.columns["end_ns"])
-            unprompted = {layout.GC, layout.INTERPRETER_WAIT}
+            unprompted = {
+                layout.GC,
+                layout.INTERPRETER_WAIT,
+                layout.STACK_SAMPLE,
+                layout.STACK_SAMPLER,
+            }
             assert set(record.columns["kind"]) <= {layout.FIRST_USER_KIND, layout.STEP} | unprompted
     return ends
 
