@@ -26,7 +26,7 @@ from clusterprof.agent.launch import launcher
 from tests.support.probing import STACK_SAMPLE, STACK_SAMPLER, list_stacks, parse
 
 COST_S = 240.0
-ROUND = 250  # pieces of work in a round with stacks, or without: about a second
+ROUND = 2000  # pieces of work in a round with stacks, or without: about three seconds
 BIAS_S = 60.0
 LATE_NS = 300_000
 """A sample later than this waited for the interpreter lock."""
