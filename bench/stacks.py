@@ -5,7 +5,7 @@ thread and without it, in turns: by how much the process's CPU time grows, that 
 included, with its 95 % interval (limit 0.1 %, its upper end 0.2 %). The sampler's own CPU time
 comes from its report (limit 0.1 % of the time). Bias: loops whose lines measure their own shares
 of time, against the shares of the samples: all samples as they are, and with late samples moved
-as docs/design/probe.md describes.
+from a call that gives the interpreter lock away to the Python before it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def make(name, function):
     return space[name]
 
 import _clusterprof_probe.interpreter_lock as watch
-watch.PAUSE_S, watch.MAX_CPU_RATIO = 0.01, 0.1  # more samples, and so less chance in the result
+# More samples, and so less chance in the result.
+watch.PAUSE_S, watch.MAX_CPU_RATIO, watch.MAX_HELD_RATIO = 0.01, 0.1, 0.1
 start(False)
 finish(run())
 """
