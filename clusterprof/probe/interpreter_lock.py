@@ -32,12 +32,13 @@ MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.002
 """Most of the elapsed time in which samples may keep the interpreter lock from the job, and most
 that the thread may have of a CPU, its wake-ups included: it then pauses longer."""
 MAX_PAUSE_S = 2.0
-PROMPT_SWITCH_S, PROMPT_PAUSE_S = 0.0005, 0.002
-"""Switch interval during the pause before a sample, and the length of that pause."""
+PROMPT_SWITCH_S, PROMPT_LEAD = 0.0005, 1.5
+"""Switch interval before a sample, and for how long before it, in switch intervals of the job."""
 PROMPT_SAMPLES = 16
-"""Number of samples after a late one that have such a pause before them."""
+"""Number of samples after a late one before which the interval is lowered."""
 WATCHFUL_NS = 10_000_000_000
 """Time after a wait for the lock in which pauses are not lengthened."""
+_LEAST_NS = 200_000  # shortest pause
 _AVERAGED = 16  # pauses over which the cost of a sample is averaged
 _PROMPT_NS = stacks.LATE_NS  # a wake-up this late is looked into
 _HALF_MICROSECOND_S = 5e-7  # Python keeps whole microseconds and cuts the rest off
@@ -154,7 +155,7 @@ class _Watch:
         path = "/proc/self/task/%d/schedstat" % _thread.get_native_id()
         self.schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.delayed_ns = self._read_delay()
-        acquire, short_pauses, watchful_until_ns = stop.acquire, 0, 0
+        acquire, short_pauses, watchful_until_ns, sample_due_ns = stop.acquire, 0, 0, 0
         while True:
             # Pauses of random length keep no time with what happens in the job. The job's own
             # generators are left alone.
@@ -162,21 +163,31 @@ class _Watch:
             begun_ns = monotonic_ns()
             mean_s = PAUSE_S if begun_ns < watchful_until_ns else self._choose_pause()
             mean_s = SHORT_PAUSE_S if short_pauses else mean_s
-            mean_s = PROMPT_PAUSE_S if _lowered_from_s else mean_s
-            length_s = mean_s * (0.5 + self.random / 0x80000000)
-            due_ns = begun_ns + int(length_s * 1e9)
+            due_ns = begun_ns + int(mean_s * (0.5 + self.random / 0x80000000) * 1e9)
+            if _lowered_from_s:
+                due_ns = sample_due_ns
+            else:
+                # The time of the sample is drawn before: when the first wake-up gets the lock
+                # depends on what the job does.
+                sample_due_ns = due_ns
+                if self.prompt_samples > 0 and not short_pauses:
+                    due_ns = max(begun_ns + _LEAST_NS, due_ns - self._choose_lead())
+            length_s = max(due_ns - begun_ns, _LEAST_NS) / 1e9
             if acquire(True, length_s):
                 return
             self.woken_cpu_ns = thread_time_ns()
             short_pauses = max(0, short_pauses - 1)
             now = monotonic_ns()
             is_prompt = restore_switch_interval()
-            prepares = self.prompt_samples > 0 and not is_prompt and self._is_sample_due(now)
+            prepares = (
+                not is_prompt and sample_due_ns - now >= _LEAST_NS and self._is_sample_due(now)
+            )
             taken_ns = 0 if prepares else self._take_sample(now)
             others = self._take_others(now - due_ns)
             if self._needs_delay(now - due_ns):
                 before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
                 due_ns += self.delayed_ns - before_ns
+                sample_due_ns += self.delayed_ns - before_ns
                 if self.records_waits and now - due_ns >= max(
                     LATE_NS, int(sys.getswitchinterval() * 1.6e9)
                 ):
@@ -189,9 +200,16 @@ class _Watch:
                     watchful_until_ns = now + WATCHFUL_NS
             self.unread += 1
             if self.sampler is not None:
-                self._finish_sample(due_ns, taken_ns, int(length_s * 1e9))
+                self._finish_sample(sample_due_ns, taken_ns, int(length_s * 1e9))
             if prepares:
                 lower_switch_interval()
+
+    def _choose_lead(self) -> int:
+        """Return how long before a sample the switch interval is lowered, ns.
+
+        Longer than a thread that runs Python keeps the lock from the wake-up that does it.
+        """
+        return int(min(sys.getswitchinterval() * PROMPT_LEAD, PAUSE_S / 4) * 1e9)
 
     def _needs_delay(self, late_ns: int) -> bool:
         """Return whether the own wait for a CPU must be read to judge this wake-up.

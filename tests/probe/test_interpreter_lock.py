@@ -148,28 +148,38 @@ def test_a_child_forked_in_between_can_restore_the_interval(run_dir: Path) -> No
     assert len(recorded(code, run_dir)) == 1
 
 
+# The thread lowers the interval at once, and samples a second later.
+LONG_LEAD = "watch.PAUSE_S = 600.0; watch._Watch._choose_lead = lambda self: 10**15\n"
+
+
 def test_a_thread_that_ends_restores_the_switch_interval(sampled_dir: Path) -> None:
-    code = BY_HAND + (
-        "watch.PROMPT_PAUSE_S = 600.0\n"  # it lowers the interval, and does not sample
-        "watch._start_watching()\n"
-        "while read() == own: time.sleep(0.01)\n"
-        "assert read() == 0.0005\n"
-        "watch.stop()\n"
-        "while len(os.listdir('/proc/self/task')) > 1: time.sleep(0.01)\n"
-        "assert read() == own"
+    code = (
+        BY_HAND
+        + LONG_LEAD
+        + (
+            "watch._start_watching()\n"
+            "while read() == own: time.sleep(0.01)\n"
+            "assert read() == 0.0005\n"
+            "watch.stop()\n"
+            "while len(os.listdir('/proc/self/task')) > 1: time.sleep(0.01)\n"
+            "assert read() == own"
+        )
     )
     assert len(recorded(code, sampled_dir)) == 1
 
 
 def test_forks_while_the_interval_is_lowered_restore_it(sampled_dir: Path) -> None:
-    code = BY_HAND + (
-        "watch.PROMPT_PAUSE_S = 600.0\n"
-        "watch._start_watching()\n"
-        "for _ in range(20):\n"
-        "    while read() == own: time.sleep(0.001)\n"
-        "    pid = os.fork()\n"
-        "    if pid == 0: os._exit(0 if read() == own else 1)\n"
-        "    assert os.waitpid(pid, 0)[1] == 0\n"
+    code = (
+        BY_HAND
+        + LONG_LEAD
+        + (
+            "watch._start_watching()\n"
+            "for _ in range(20):\n"
+            "    while read() == own: time.sleep(0.001)\n"
+            "    pid = os.fork()\n"
+            "    if pid == 0: os._exit(0 if read() == own else 1)\n"
+            "    assert os.waitpid(pid, 0)[1] == 0\n"
+        )
     )
     assert len(recorded(code, sampled_dir)) == 1
 
