@@ -30,9 +30,12 @@ from numpy.typing import NDArray
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.timeline.intervals import measure_overlap
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
     PHASE_DATA_WAIT,
+    PHASE_NONE,
     DataWaitBreakdown,
     Float,
     Int,
@@ -52,6 +55,9 @@ _HELD_LOCK = "cpu-gil"
 _RUNNING = ord("R")
 _LATE_NS = 300_000
 """A sample taken this much later than due found another thread with the interpreter lock."""
+_GROUP_NS = 1_000_000_000
+"""Lost intervals are grouped to find where in a step they are lost: samples of devices are longer
+than many steps."""
 ANY_THREAD, ON_CPU, ASLEEP = range(3)
 
 
@@ -280,10 +286,10 @@ def _compute_density(
 
     row: int64[n], the lost interval that began last; inside: bool[n], whether the sample is in it.
 
-    The loss of an interval is spread evenly, unless the host waited for its device in it. The
-    device worked during that wait, and at its end its queue was empty: the loss follows at once.
+    The loss of an interval is spread evenly, unless the host waits for its device in each step. The
+    device works during such a wait, and at its end its queue is empty: the loss follows at once.
 
-        interval     |----- wait -----|------------------|     30 of 100 lost
+        steps        |----- wait -----|------------------|     30 of 100 lost
         lost         |                |== 30 ==|         |
     """
     at = np.maximum(row, 0)
@@ -291,23 +297,53 @@ def _compute_density(
     length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
     density[inside] = (lost.lost_ns / length_ns)[at[inside]]
     syncs = process.get_spans(SyncSpans)
-    whole = None
-    if syncs is not None:
-        whole = syncs.select(2 * syncs.waited_ns >= syncs.end_ns - syncs.start_ns)
-    if whole is None or not whole.start_ns.size:
+    if syncs is None:
         return density
-    end_ns = np.maximum.accumulate(whole.end_ns)
-    first = np.searchsorted(end_ns, lost.start_ns, side="right")
-    count = np.searchsorted(end_ns, lost.end_ns, side="left") - first
-    latest = np.searchsorted(whole.start_ns, t_ns, side="right") - 1
-    known = np.maximum(latest, 0)
-    waits = (latest >= 0) & (t_ns < end_ns[known])
-    has_sync = inside & (count[at] > 0)
-    reach_ns = end_ns[known] + lost.lost_ns[at] // np.maximum(count[at], 1)
-    follows = (latest >= first[at]) & (t_ns < reach_ns)
-    density[has_sync] = np.where(follows, 1.0, 0.0)[has_sync]
-    density[waits] = 0.0
+    whole = syncs.select(2 * syncs.waited_ns >= syncs.end_ns - syncs.start_ns)
+    if not whole.start_ns.size:
+        return density
+    begin_ns, end_ns = whole.start_ns, np.maximum.accumulate(whole.end_ns)
+    latest = np.searchsorted(begin_ns, t_ns, side="right") - 1
+    latest_end_ns = end_ns[np.maximum(latest, 0)]
+    is_compute = np.isin(lost.phase, (PHASE_COMPUTE, PHASE_NONE))
+    in_compute = inside & is_compute[at] if is_compute.size else inside
+    (rows,) = is_compute.nonzero()
+    edges = np.flatnonzero(np.diff(lost.start_ns[rows] // _GROUP_NS)) + 1
+    for group in np.split(rows, edges) if rows.size else ():
+        first_ns, last_ns = int(lost.start_ns[group[0]]), int(lost.end_ns[group[-1]])
+        low, high = np.searchsorted(end_ns, (first_ns, last_ns)).tolist()
+        if 2 * (high - low) < np.unique(lost.step[group]).size:  # steps without a wait
+            continue
+        gaps = end_ns[low:high], np.append(begin_ns[low + 1 : high], last_ns)
+        gaps = gaps[0], np.maximum(*gaps)
+        room_ns = measure_overlap(gaps, (lost.start_ns[group], lost.end_ns[group]))
+        reach_ns, rest = _find_reach(room_ns, lost.lost_ns[group], length_ns[group])
+        members = in_compute & (t_ns >= first_ns) & (t_ns < last_ns)
+        follows = (latest >= low) & (t_ns < latest_end_ns + reach_ns)
+        density[members] = np.where(follows, 1.0, rest)[members]
+    density[(latest >= 0) & (t_ns < latest_end_ns)] = 0.0
     return density
+
+
+def _find_reach(room_ns: Int, lost_ns: Int, length_ns: Int) -> tuple[int, float]:
+    """Find for how long the loss lasts after each wait for the device, ns.
+
+    It is equally long after each of them, or until the next wait begins. room_ns: int64[k], the
+    time until then. lost_ns, length_ns: int64[n], of the lost intervals. Returns also the part of
+    all other time that is lost where there is not enough room, 0 to 1.
+    """
+    total_ns, all_room_ns = int(lost_ns.sum()), int(room_ns.sum())
+    if total_ns >= all_room_ns:
+        other_ns = max(int(length_ns.sum()) - all_room_ns, 1)
+        return int(room_ns.max(initial=0)) + 1, min((total_ns - all_room_ns) / other_ns, 1.0)
+    low, high = 0, int(room_ns.max(initial=0))
+    while low < high:  # the smallest length that has room for the loss
+        middle = (low + high) // 2
+        if int(np.minimum(room_ns, middle).sum()) >= total_ns:
+            high = middle
+        else:
+            low = middle + 1
+    return low, 0.0
 
 
 def merge_stack_sums(*tables: StackSums) -> StackSums:

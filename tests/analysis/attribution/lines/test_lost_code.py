@@ -138,6 +138,15 @@ def test_a_wait_for_the_device_is_no_place_of_the_loss() -> None:
     assert _by_stack(code, "launch-bound") == {2: (50.0, 1)}
 
 
+def test_a_loss_after_several_waits_for_the_device_fills_the_time_after_each() -> None:
+    # 0.1 s lie between the waits and 0.5 s behind them. Of 0.4 s lost, 0.1 and 0.3 follow.
+    synced = {layout.SYNC: spans((1.0, 1.2, ns(0.2), 1), (1.3, 1.5, ns(0.2), 1))}
+    samples = [(1.1, 1, "S"), (1.25, 2, "R"), (1.4, 3, "S"), (1.6, 4, "R"), (1.81, 5, "R")]
+    main = _with_stacks(process(100, spans=synced), samples)
+    code = _share(rank(10, main), lost((1, 2, 0.4, PHASE_COMPUTE)), launch_bound=[1.0])
+    assert _by_stack(code, "launch-bound") == {2: (50.0, 1), 4: (50.0, 1)}
+
+
 def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
     fetched = {layout.FETCH: spans((1.0, 3.0, 1, ns(2), 0, 0))}
     worker = _with_stacks(
