@@ -102,17 +102,13 @@ def split_at_own_line(places: Sequence[Place]) -> tuple[Place, Sequence[Place]] 
 
 def locate_stack(places: Sequence[Place]) -> CodePlace | None:
     """Find the place of a stack, given outermost first; None for an empty stack."""
-    if not places:
+    parts = split_at_own_line(places)
+    if parts is None:
         return None
+    place, called = parts
+    callee = _choose_callee(called[1:] if called and called[0] == place else called)
     own = _drop_start_frames(places)
-    user = [index for index, place in enumerate(own) if not is_library_file(place.file)]
-    stage = _find_stage(own)
-    transform = _find_transform(own)
-    if user:
-        place = _name_by_function(own, user[-1])
-        return CodePlace(place, _choose_callee(own[user[-1] + 1 :]), stage, transform)
-    below_loader = _drop_loader_frames(own)
-    return CodePlace(below_loader[0], _choose_callee(below_loader[1:]), stage, transform)
+    return CodePlace(place, callee, _find_stage(own), _find_transform(own))
 
 
 def _drop_loader_frames(places: Sequence[Place]) -> list[Place]:
