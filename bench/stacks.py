@@ -125,7 +125,7 @@ def make(name, function):
 
 import _clusterprof_probe.interpreter_lock as watch
 # More samples, and so less chance in the result.
-watch.PAUSE_S, watch.MAX_CPU_RATIO, watch.MAX_HELD_RATIO = 0.01, 0.1, 0.1
+watch.PAUSE_S, watch.MAX_CPU_RATIO, watch.MAX_HELD_RATIO = 0.02, 0.1, 0.1
 start(False)
 finish(run())
 """

@@ -28,9 +28,11 @@ SHORT_PAUSES = 20
 """Number of short pauses after a late one."""
 LATE_NS = 8_000_000
 """The least wait that is recorded; of a longer switch interval 1.6."""
-MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.002
+MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.001
 """Most of the elapsed time in which samples may keep the interpreter lock from the job, and most
 that the thread may have of a CPU, its wake-ups included: it then pauses longer."""
+CREDIT_CPU_NS = 60_000_000
+"""CPU time that may be used before that, so that jobs of a minute are seen as well."""
 MAX_PAUSE_S = 2.0
 PROMPT_SWITCH_S, PROMPT_LEAD = 0.0005, 1.5
 """Switch interval before a sample, and for how long before it, in switch intervals of the job."""
@@ -146,7 +148,7 @@ class _Watch:
         self.sampler: Optional[stacks.Sampler] = None
         self.sampled_ns = 0
         self.cpu_ns = 0
-        self.woken_cpu_ns = 0
+        self.woken_cpu_ns = self.used_ns = 0
         self.prompt_samples = PROMPT_SAMPLES
         self.random = (monotonic_ns() ^ os.getpid() << 8) & 0x7FFFFFFF
 
@@ -209,7 +211,7 @@ class _Watch:
 
         Longer than a thread that runs Python keeps the lock from the wake-up that does it.
         """
-        return int(min(sys.getswitchinterval() * PROMPT_LEAD, PAUSE_S / 4) * 1e9)
+        return int(min(sys.getswitchinterval() * PROMPT_LEAD, PAUSE_S / 2) * 1e9)
 
     def _needs_delay(self, late_ns: int) -> bool:
         """Return whether the own wait for a CPU must be read to judge this wake-up.
@@ -247,8 +249,11 @@ class _Watch:
         """Return the mean pause that the cost of recent samples allows, s."""
         if self.sampler is None:
             return PAUSE_S
-        held_ns = self.sampler.mean_held_ns / MAX_HELD_RATIO
-        needed_ns = max(held_ns, self.sampler.mean_cpu_ns / MAX_CPU_RATIO)
+        sampler = self.sampler
+        needed_ns = sampler.mean_held_ns / MAX_HELD_RATIO
+        elapsed_ns = monotonic_ns() - sampler.started_ns
+        if sampler.all_cpu_ns > CREDIT_CPU_NS + elapsed_ns * MAX_CPU_RATIO:
+            needed_ns = max(needed_ns, sampler.mean_cpu_ns / MAX_CPU_RATIO)
         return min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
 
     def _take_others(self, late_ns: int) -> List[int]:
@@ -271,7 +276,10 @@ class _Watch:
         before_ns, self.cpu_ns = self.cpu_ns, thread_time_ns()
         used_ns = self.cpu_ns - before_ns
         self.sampler.own_cpu_ns += used_ns
+        self.sampler.all_cpu_ns += used_ns
+        self.used_ns += used_ns  # since the last sample
         if taken_ns:
+            used_ns, self.used_ns = self.used_ns, 0
             # A wake-up takes time of another CPU. What follows it keeps the lock from the job, if
             # the job wanted it.
             held_ns = self.cpu_ns - self.woken_cpu_ns if is_late else 0

@@ -172,6 +172,9 @@ class Sampler:
     def __init__(self) -> None:
         self.own_cpu_ns = 0
         """CPU time of the sampling thread since the last report."""
+        self.started_ns = monotonic_ns()
+        self.all_cpu_ns = 0
+        """CPU time of the sampling thread since then."""
         self.mean_cpu_ns = FIRST_CPU_NS
         """CPU time of the thread per sample, averaged over the last samples."""
         self.mean_held_ns = 0.0

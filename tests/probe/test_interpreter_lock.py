@@ -227,9 +227,9 @@ def test_the_interval_is_lowered_for_a_while_after_a_late_sample(sampled_dir: Pa
     ("held_ns", "cpu_ns", "pause_s"),
     [
         (0, 0, 0.05),  # the usual pause
-        (45_000, 100_000, 0.05),  # 45 µs / 0.09 % = 50 ms = 100 µs / 0.2 %
-        (90_000, 100_000, 0.1),  # the lock: 90 µs / 0.09 %
-        (45_000, 400_000, 0.2),  # the CPU: 400 µs / 0.2 %
+        (45_000, 50_000, 0.05),  # 45 µs / 0.09 % = 50 ms = 50 µs / 0.1 %
+        (90_000, 50_000, 0.1),  # the lock: 90 µs / 0.09 %
+        (45_000, 400_000, 0.4),  # the CPU: 400 µs / 0.1 %
         (9_000_000, 0, 2.0),  # at most 2 s
     ],
 )
@@ -239,6 +239,21 @@ def test_both_budgets_lengthen_the_pause(
     code = BY_HAND + (
         "watched = watch._Watch(); watched.sampler = sampler = watch._samplers[0]\n"
         f"sampler.mean_held_ns, sampler.mean_cpu_ns = {held_ns}, {cpu_ns}\n"
+        "sampler.all_cpu_ns = 10**15\n"
         f"assert abs(watched._choose_pause() - {pause_s}) < 1e-9, watched._choose_pause()"
+    )
+    assert len(recorded(code, sampled_dir)) == 1
+
+
+def test_the_first_samples_may_cost_more(sampled_dir: Path) -> None:
+    code = BY_HAND + (
+        "watched = watch._Watch(); watched.sampler = sampler = watch._samplers[0]\n"
+        "sampler.mean_cpu_ns, sampler.started_ns = 400_000, time.monotonic_ns()\n"
+        "sampler.all_cpu_ns = watch.CREDIT_CPU_NS\n"
+        "assert watched._choose_pause() == 0.05\n"
+        "sampler.all_cpu_ns += 10_000_000\n"  # what 10 s allow
+        "assert abs(watched._choose_pause() - 0.4) < 1e-9\n"
+        "sampler.started_ns -= 11 * 10**9\n"
+        "assert watched._choose_pause() == 0.05"
     )
     assert len(recorded(code, sampled_dir)) == 1
