@@ -320,7 +320,7 @@ def assign_kind(name: str) -> int:
 def make_log_writer() -> Optional[Callable[[bytes], bool]]:
     """Return a function that appends an entry to the log of definitions behind the records.
 
-    It returns False when the log is full, and is for one thread only. None = the ring is not
+    It returns False when the log is full. Only a single thread may call it. None = the ring is not
     open or has no log.
     """
     words = _words

@@ -347,7 +347,7 @@ def _find_reach(room_ns: Int, lost_ns: Int, length_ns: Int) -> tuple[int, float]
 
 
 def merge_stack_sums(*tables: StackSums) -> StackSums:
-    """Merge sums of the same stacks: float64[4, n], sorted by stack."""
+    """Merge sums by stack: float64[4, n], sorted by stack."""
     joined = np.concatenate(tables, axis=1)
     stacks, inverse = np.unique(joined[0], return_inverse=True)
     sums = [np.bincount(inverse, row, minlength=stacks.size) for row in joined[1:]]
