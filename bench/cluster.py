@@ -1,114 +1,143 @@
-"""What does it cost to analyze a job of many nodes, blame included? Wall, CPU and memory by size.
+"""What does it cost to analyze a job of many nodes? CPU, wall and memory by size and by part.
 
-16, 32, 64 and 128 ranks of one hour (`--hours`), 200 spans a second each and 160 metrics a node at
-10 Hz, in two processes. 16 of the spans a second are operations with other ranks; in every step
-rank 3 keeps all others waiting. The recordings are those of `_cluster_recording.py`.
+Clusters of the lab's simulator (`clusterprof_lab.cluster`), each with a fault: 16 to 128 ranks of
+ten minutes; `--ranks`, `--minutes` and `--topology` for others. Of each: CPU seconds per rank-hour;
+the serial part, that is the CPU of the process that calls `analyze`, by its parts; the memory of
+that process and of all together; and whether the report names the fault and every sum is exact.
+
+    python -m bench cluster
+    python bench/cluster.py --ranks 16 64 128 256 512 1024 --minutes 10 --store bench/results
+    python bench/cluster.py --ranks 10000 --minutes 2 --store bench/results
+    python bench/cluster.py --draw bench/results    # the table, and docs/scale-cost.svg
+
+With `--store` a run is kept in DIR/cluster.json; one of the same cluster replaces it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _cluster_recording import OPERATIONS_A_STEP, RANKS, STEPS, remove, write_job, write_node
+from _cluster_page import draw_curve, format_parts, format_table
 
-TARGET_S, TARGET_BYTES = 25, 1 << 30
-ANALYSE = """
-import json, resource, sys, time
-from pathlib import Path
-from clusterprof.analysis.pipeline import analyze
-began = time.perf_counter()
-if __name__ == "__main__":
-    report = analyze(Path(sys.argv[1]), jobs=int(sys.argv[2]))
-    wall_s = time.perf_counter() - began
-    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(json.dumps({
-        "wall_s": wall_s, "cpu_s": [usage.ru_utime + usage.ru_stime for usage in used],
-        "lost_ns": report.lost_ns, "in_step_ns": report.in_step_ns,
-        "causes": [(f.cause.id, f.lost_ns, [c.rank for c in f.culprits][:3])
-                  for f in report.findings],
-        "reasons": report.unattributed_reasons,
-    }))
-"""
+FOLDER = Path(__file__).resolve().parent
+PICTURE = FOLDER.parent / "docs" / "scale-cost.svg"
+FAULT = "slow-storage:1,share=0.15"
+TARGET_S = 0.25
+"""CPU seconds per rank-hour."""
 
 
 def main() -> None:
-    """Print one line per size."""
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--hours", type=float, default=1.0)
-    asked.add_argument("--ranks", type=int, nargs="*", default=[16, 32, 64, 128])
-    asked.add_argument("--jobs", type=int, default=2)
-    options = asked.parse_args()
-    seconds = round(options.hours * 3600)
-    with tempfile.TemporaryDirectory() as folder:
-        plain, late = Path(folder) / "plain", Path(folder) / "late"
-        write_node(plain, seconds, late=False)
-        write_node(late, seconds, late=True)
-        for ranks in options.ranks:
-            job = Path(folder) / "job"
-            job.mkdir()
-            size = write_job(job, ranks // RANKS, plain, late)
-            result = analyzed(job, options.jobs)
-            remove(job)
-            _print(ranks, seconds, size, result)
+    """Print a table, and the parts of each run."""
+    options = parse_options()
+    rows = []
+    for ranks in [] if options.draw else options.ranks:
+        with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+            row = measure(Path(folder) / "run", ranks, options)
+        rows.append(row)
+        print(format_parts(row), flush=True)
+        if options.store:
+            store_row(options.store, row)
+    if options.draw:
+        rows = json.loads((options.draw / "cluster.json").read_text())
+        PICTURE.write_text(draw_curve(rows, TARGET_S), encoding="utf-8")
+    print(format_table(rows))
+    if not options.draw and not all(row["check"]["right"] for row in rows):
+        sys.exit(1)
 
 
-def _print(ranks: int, seconds: int, size: int, result: dict) -> None:
-    operations = ranks * seconds * STEPS * OPERATIONS_A_STEP
-    target = f" (target {TARGET_S})" if ranks == 128 and seconds == 3600 else ""
-    hours = ranks * seconds / 3600
-    print(
-        f"{ranks:4} ranks, {hours:5.1f} rank-hours: {size / 1e6:5.0f} MB, "
-        f"{result['wall_s']:5.1f} s{target}, {sum(result['cpu_s']):5.1f} CPU-s "
-        f"({result['cpu_s'][0]:.1f} in the process that blames), "
-        f"{result['bytes'] / 2**20:4.0f} MiB; "
-        f"{operations / 1e6:.1f} M operations, {sum(result['cpu_s']) / hours * 1000:.0f} CPU-ms "
-        "per rank-hour"
-    )
-    first = "; ".join(
-        f"{id_} {ns / result['lost_ns']:.0%} by {who}" for id_, ns, who in result["causes"]
-    )
-    print(f"     {first}; {result['reasons'][:2]}", flush=True)
+def parse_options() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, nargs="*", default=[16, 64, 128])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--topology", default="data-parallel")
+    parser.add_argument("--fault", default=FAULT)
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--store", type=Path, metavar="DIR")
+    parser.add_argument("--draw", type=Path, metavar="DIR")
+    parser.add_argument("--scratch", type=Path, help="where recordings go meanwhile")
+    return parser.parse_args()
 
 
-def analyzed(job: Path, processes: int) -> dict:
-    """Analyze in a fresh process; note the most memory that it and its workers had together."""
-    script = job.parent / "analyze.py"
-    script.write_text(ANALYSE)
-    running = subprocess.Popen(
-        [sys.executable, str(script), str(job), str(processes)], stdout=subprocess.PIPE, text=True
-    )
+def measure(run: Path, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Simulate a cluster, analyze it in a fresh process and return its row."""
+    seconds = round(options.minutes * 60)
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "clusterprof_lab", "cluster", "--out", str(run)]
+    command += ["--topology", options.topology, "--ranks", str(ranks), "--seconds", str(seconds)]
+    command += ["--fault", options.fault, "--processes", str(options.jobs)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    simulated_s = time.perf_counter() - began
+    size = sum(path.stat().st_size for path in run.rglob("*.cpf"))
+    result, most = run_analysis(run, options.jobs)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "topology": options.topology,
+        "ranks": ranks,
+        "seconds": seconds,
+        "fault": options.fault,
+        "bytes": size,
+        "simulated_s": simulated_s,
+        "most_bytes": most,
+        **result,
+    }
+
+
+def run_analysis(run: Path, processes: int) -> tuple[dict[str, Any], int]:
+    """Analyze in a fresh process; return its answer and the most memory of it and its workers."""
+    command = [sys.executable, str(FOLDER / "_cluster_analysis.py"), str(run), str(processes)]
     most = 0
-    while running.poll() is None:
-        most = max(most, sum(map(resident_bytes, family(running.pid))))
-        time.sleep(0.1)
-    assert running.stdout is not None and running.returncode == 0
-    return {**json.loads(running.stdout.read()), "bytes": most}
+    with tempfile.TemporaryFile("w+") as answer:
+        running = subprocess.Popen(command, stdout=answer, text=True)
+        while running.poll() is None:
+            most = max(most, sum(map(read_own_bytes, list_family(running.pid))))
+            time.sleep(0.1)
+        if running.returncode:
+            raise SystemExit(f"{' '.join(command)}: exit {running.returncode}")
+        answer.seek(0)
+        return json.loads(answer.read()), most
 
 
-def family(pid: int) -> list[int]:
-    """Return a process and all that it has started."""
+def list_family(pid: int) -> list[int]:
+    """List a process and all that it has started."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [pid, *(descendant for child in children for descendant in family(int(child)))]
+    return [pid, *(descendant for child in children for descendant in list_family(int(child)))]
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the memory of a process; what several share counts for each."""
+def read_own_bytes(pid: int) -> int:
+    """Read the memory of a process; what processes share counts in none but its mapped file."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return int(rollup.split("\nPss:")[1].split()[0]) << 10
     except (OSError, IndexError):
         return 0
+
+
+def store_row(folder: Path, row: dict[str, Any]) -> None:
+    """Keep a row; it replaces that of an equal cluster."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "cluster.json"
+    rows = json.loads(path.read_text()) if path.exists() else []
+    same = [(r["topology"], r["ranks"], r["seconds"]) for r in rows]
+    key = row["topology"], row["ranks"], row["seconds"]
+    if key in same:
+        rows[same.index(key)] = row
+    else:
+        rows.append(row)
+    rows.sort(key=lambda r: (r["topology"], r["ranks"], r["seconds"]))
+    path.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -78,12 +78,17 @@ def descend(depth):
 def run():
     import _clusterprof_probe.interpreter_lock as watch
     rounds = []
-    end = now() + int(length_s * 1e9)
+    end, was_on = now() + int(length_s * 1e9), True
     while now() < end:
         for on in (False, True) if len(rounds) % 4 else (True, False):
             watch.stop()
             if on:
+                for sampler in () if was_on else watch._samplers:
+                    sampler.started_ns += now() - stopped  # its budget is of the time that it runs
                 watch._start_watching()
+            elif was_on:
+                stopped = now()
+            was_on = on
             used = cpu()
             for _ in range(ROUND):
                 work()

@@ -46,6 +46,12 @@ class NoRecording(ClusterprofError):
     exit_code = EXIT_NO_RECORDING
 
 
+class ClusterFailed(ClusterprofError):
+    """The workers of a cluster could not be used, and without them nothing can be read."""
+
+    exit_code = EXIT_NO_RECORDING
+
+
 class PartialRecording(ClusterprofError):
     """Some inputs could not be read and `--strict` asked for all of them."""
 

@@ -12,7 +12,8 @@ The launcher reads the profile (YAML) and writes `plan.json`; the agent reads on
 file, so that it never imports a YAML library.
 
     {"hz": 10, "collectors": {"cpu": {"enabled": true, "interval_ns": 100000000}},
-     "recording": {"segment_bytes": …, "max_bytes": …, "keep_free_bytes": …}, "profile": {…}}
+     "recording": {"segment_bytes": …, "max_bytes": …, "keep_free_bytes": …, "live_helper": 1},
+     "profile": {…}}
 
 The request to a recorder, and its reply once it records.
 """
@@ -238,7 +239,7 @@ class Plan(NamedTuple):
     collectors: Mapping[str, Mapping[str, Any]] = _NOTHING
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
     recording: Mapping[str, int] = _NOTHING
-    """segment_bytes, max_bytes, keep_free_bytes."""
+    """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start it."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
 

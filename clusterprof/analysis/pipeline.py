@@ -1,7 +1,8 @@
-"""Analyze a recording on this machine, one node and one chunk at a time.
+"""Analyze a recording, one node and one chunk at a time, on this machine or on a cluster.
 
     report = analyze("clusterprof-20260101-120000")
     report = analyze(["host1", "host2"])         # collected from node-local disks
+    report = analyze("s3://bucket/run", cluster=Cluster(scheduler="tcp://node1:8786"))
 
 `analyze` is also `clusterprof.analyze`. The command line fills an AnalysisRequest.
 
@@ -18,30 +19,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from clusterprof.analysis.attribution.rank.chunk_boundary import Selection
-from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.findings.history import build_history
 from clusterprof.analysis.findings.report import RunContext, build_report
-from clusterprof.analysis.inputs.profiler_traces import describe_dumps, read_dumps
-from clusterprof.analysis.node.analyze import NodeResult, analyze_node
+from clusterprof.analysis.inputs.profiler_traces import describe_dumps
 from clusterprof.analysis.node.selection import (
     ENTIRE_RUN,
     PartOfRun,
     ProgressCallback,
-    ProgressReporter,
     build_windows,
 )
-from clusterprof.analysis.spill import SpillLocation, open_spill
+from clusterprof.analysis.tasks.base import NO_CLUSTER, Cluster
+from clusterprof.analysis.tasks.nodes import Engine, JobRequest, LocalEngine
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.report.model import Report
-from clusterprof.trace.reader import NodeSources, SkippedInput, find_nodes, list_node_folders
+from clusterprof.trace.reader import NodeSources, SkippedInput, list_node_folders
+from clusterprof.trace.remote import RemotePath, resolve_path
+from clusterprof.trace.segments import is_segment
 from clusterprof.util.ranges import format_host_list
 
 
@@ -59,16 +57,18 @@ class Inputs:
 
 @contextmanager
 def open_inputs(
-    paths: Sequence[Path], jobs: int = 1, leave_unknown: bool = False
+    paths: Sequence[Path], jobs: int = 1, leave_unknown: bool = False, on_cluster: bool = False
 ) -> Iterator[Inputs]:
     """Yield the recordings among some paths, and import the foreign files.
 
-    jobs: number of processes for the import (analysis.inputs.foreign).
+    jobs: number of processes for the import (analysis.inputs.foreign). on_cluster: workers read
+    the paths, so what is no file here is taken for a recording.
 
     Raises: NoRecording for files of no known format, unless `leave_unknown` leaves them
     out.
     """
-    if all(map(_is_recording_or_missing, paths)):
+    is_recording = _is_no_file if on_cluster else _is_recording_or_missing
+    if all(map(is_recording, paths)):
         yield Inputs(tuple(paths))
         return
     from clusterprof.analysis.inputs.foreign import import_inputs
@@ -80,9 +80,14 @@ def open_inputs(
 def _is_recording_or_missing(path: Path) -> bool:
     """Return whether a path is a recording, or missing: then reading it reports the error."""
     try:
-        return not path.exists() or bool(list_node_folders(path))
+        is_remote = isinstance(path, RemotePath)
+        return is_remote or not path.exists() or bool(list_node_folders(path))
     except NoRecording:
         return False
+
+
+def _is_no_file(path: Path) -> bool:
+    return not path.is_file() or is_segment(path.name)
 
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -106,6 +111,8 @@ class AnalysisRequest:
     """The analyzed part; everything outside it counts as outside the steps."""
     leave_unknown: bool = False
     """Whether to leave files of no known format out and name them in a note."""
+    cluster: Cluster = NO_CLUSTER
+    """The Dask cluster whose workers analyze the nodes, in place of `jobs`."""
 
 
 DEFAULT_REQUEST = AnalysisRequest()
@@ -132,6 +139,7 @@ def analyze(
     on_progress: ProgressCallback | None = None,
     part: PartOfRun = ENTIRE_RUN,
     leave_unknown: bool = False,
+    cluster: Cluster = NO_CLUSTER,
 ) -> Report:
     """Analyze where the device time of a recording went, and the causes of lost time.
 
@@ -144,11 +152,15 @@ def analyze(
     on_progress: called with the progress (analysis.node.selection.Progress).
     part: everything outside this part of the run counts as outside the steps.
     leave_unknown: leave files of no known format out, and name them in a note.
+    cluster: the Dask cluster whose workers read and analyze the nodes (docs/scale.md).
 
     Raises: UsageError for no path at all, for an unknown cause id or key in `limits`, and for
-    a part without steps; NoRecording when there is nothing to read.
+    a part without steps; NoRecording when there is nothing to read; ClusterFailed when the
+    cluster cannot be used.
     """
-    request = AnalysisRequest(jobs, limits, facts, history, on_progress, part, leave_unknown)
+    request = AnalysisRequest(
+        jobs, limits, facts, history, on_progress, part, leave_unknown, cluster
+    )
     return analyze_with_request(_list_paths(paths), request)
 
 
@@ -183,54 +195,36 @@ def open_analysis(
     if not paths:
         raise UsageError("no recording was given", "give the folder that `record` wrote")
     limits = build_limits(request.limits)
-    with open_inputs(paths, request.jobs, request.leave_unknown) as inputs:
+    paths = [resolve_path(path) for path in paths]
+    on_cluster = bool(request.cluster)
+    with open_inputs(paths, request.jobs, request.leave_unknown, on_cluster) as inputs:
         title = format_host_list(map(str, paths)) if len(paths) > 1 else str(paths[0])
-        yield _run_analysis(title, inputs, limits, request)
+        # what was imported lies in a temporary folder that no worker sees
+        cluster = request.cluster if inputs.paths == tuple(paths) else NO_CLUSTER
+        with _open_engine(cluster, request.jobs) as engine:
+            analysis = _run_analysis(engine, title, inputs, limits, request)
+        yield analysis
+
+
+@contextmanager
+def _open_engine(cluster: Cluster, jobs: int) -> Iterator[Engine]:
+    if not cluster:
+        yield LocalEngine(jobs)
+        return
+    from clusterprof.analysis.tasks.dask_engine import open_dask_engine
+
+    with open_dask_engine(cluster) as engine:
+        yield engine
 
 
 def _run_analysis(
-    title: str, inputs: Inputs, limits: Mapping[str, Any], request: AnalysisRequest
+    engine: Engine, title: str, inputs: Inputs, limits: Mapping[str, Any], request: AnalysisRequest
 ) -> Analysis:
-    sources = find_nodes(inputs.paths) if inputs.paths else NodeSources(())
-    folders = sources.folders
-    with open_spill(folders) as place:
-        nodes = _analyze_nodes(folders, limits, place, request)
-        across = analyze_across_ranks(nodes, place, limits)
-        is_partial = not request.part.whole
-        history = build_history(across, place, is_partial) if request.history else None
-    notes = (*inputs.notes, *describe_dumps(*read_dumps(folders)))
-    left_out = (*sources.skipped, *inputs.left_out)
-    context = RunContext(left_out, request.facts, notes, history, request.part, inputs.answers)
-    return Analysis(build_report(title, across, context), tuple(folders), across)
-
-
-def _analyze_nodes(
-    folders: Sequence[Path],
-    limits: Mapping[str, Any],
-    place: SpillLocation,
-    request: AnalysisRequest,
-) -> list[NodeResult]:
-    """Analyze the nodes in the order of their folders, in several processes if requested."""
-    progress = ProgressReporter(folders, request.on_progress)
-    nodes: list[NodeResult] = []
-    analyze_item = partial(_analyze_item, limits=limits, place=place, history=request.history)
-    work = list(zip(folders, build_windows(folders, request.part)))
-    if request.jobs > 1 and len(folders) > 1:
-        from multiprocessing import get_context  # not needed in a single process
-
-        with get_context("spawn").Pool(min(request.jobs, len(folders))) as pool:
-            # `imap` keeps the order of the folders: the report must not depend on timing.
-            for node in pool.imap(analyze_item, work):
-                nodes.append(node)
-                progress.finish_node()
-        return nodes
-    within = progress.update_node if request.on_progress else None
-    for item in work:
-        nodes.append(analyze_item(item, within=within))
-        progress.finish_node()
-    return nodes
-
-
-def _analyze_item(item: tuple[Path, Selection], **options: Any) -> NodeResult:
-    """Analyze one (folder, window); at module level so that worker processes find it."""
-    return analyze_node(item[0], window=item[1], **options)
+    sources = engine.find_nodes(inputs.paths) if inputs.paths else NodeSources(())
+    windows = build_windows(sources.folders, request.part, engine.read_starts)
+    job_request = JobRequest(limits, request.history, not request.part.whole, request.on_progress)
+    job = engine.analyze_job(sources.folders, windows, job_request)
+    notes = (*inputs.notes, *describe_dumps(job.dumps, job.unread_dumps))
+    left_out = (*sources.skipped, *job.skipped, *inputs.left_out)
+    context = RunContext(left_out, request.facts, notes, job.history, request.part, inputs.answers)
+    return Analysis(build_report(title, job.across, context), job.folders, job.across)

@@ -13,7 +13,7 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common, runs
-from clusterprof.cli.common import declare_option
+from clusterprof.cli.common import OptionalNumber, OptionalText, declare_option
 
 
 def analyze(
@@ -23,6 +23,9 @@ def analyze(
     output: Annotated[Optional[Path], declare_option(common.OUTPUT)] = None,  # noqa: UP045
     profile: Annotated[Optional[str], declare_option(common.PROFILE)] = None,  # noqa: UP045
     jobs: Annotated[int, declare_option(common.JOBS)] = 1,
+    scheduler: Annotated[OptionalText, declare_option(common.SCHEDULER)] = None,
+    scheduler_file: Annotated[OptionalText, declare_option(common.SCHEDULER_FILE)] = None,
+    workers: Annotated[OptionalNumber, declare_option(common.WORKERS)] = None,
     strict: Annotated[bool, declare_option(runs.STRICT)] = False,
     width: Annotated[int, declare_option(common.WIDTH)] = 0,
     no_color: Annotated[bool, declare_option(common.NO_COLOR)] = False,
@@ -31,6 +34,7 @@ def analyze(
     since: Annotated[Optional[str], declare_option(runs.SINCE)] = None,  # noqa: UP045
     until: Annotated[Optional[str], declare_option(runs.UNTIL)] = None,  # noqa: UP045
     steps: Annotated[Optional[str], declare_option(runs.STEPS)] = None,  # noqa: UP045
+    full: Annotated[bool, declare_option(runs.FULL)] = False,
 ) -> None:
     """Show where the GPU time of a recording went, and why."""
     runs.run_analysis(
@@ -48,4 +52,8 @@ def analyze(
         since,
         until,
         steps,
+        scheduler,
+        scheduler_file,
+        workers,
+        full,
     )

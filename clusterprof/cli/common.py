@@ -10,20 +10,25 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Optional, TextIO
 
 from clusterprof.agent.options import Option
 from clusterprof.errors import ClusterprofError, OutputFailed, PartialRecording, UsageError
 
 if TYPE_CHECKING:
     from clusterprof.analysis.pipeline import AnalysisRequest
+    from clusterprof.analysis.tasks.base import Cluster
     from clusterprof.config import Profile
     from clusterprof.output.renderers.base import Renderer
     from clusterprof.report.model import Report
 
+OptionalText = Optional[str]  # noqa: UP045 - typer evaluates it
+OptionalNumber = Optional[int]  # noqa: UP045
 SCHEMA_VERSION = 1
 FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
 _TABLE_FORMATS = ("terminal", "plain", "markdown")
+_FORMATS_OF_RANKS = ("json", "html")
+"""Formats with details of single ranks, which `--full` completes above 512 ranks."""
 _NO_OPTIONS: Mapping[str, Any] = {}
 RUN_HELP = (
     "A recording, the folders of its nodes (host1/ host2/), or traces of other tools"
@@ -33,6 +38,15 @@ RUN_HELP = (
 
 PROFILE = Option(("--profile",), "NAME", "Name of a shipped profile, or a file.")
 JOBS = Option(("--jobs",), "N", "Number of processes that analyze the nodes.", int, minimum=1)
+SCHEDULER = Option(
+    ("--scheduler",), "ADDRESS", "Analyze on the Dask cluster of this scheduler (docs/scale.md)."
+)
+SCHEDULER_FILE = Option(
+    ("--scheduler-file",), "FILE", "The same, with the file that the scheduler has written."
+)
+WORKERS = Option(
+    ("--workers",), "N", "Analyze on N Dask workers started on this machine.", int, minimum=1
+)
 OUTPUT = Option(("-o", "--output"), "FILE", "Write to this file.", Path)
 WIDTH = Option(("--width",), "N", "Columns of the output; 0 = terminal width.", int, minimum=0)
 NO_COLOR = Option(("--no-color",), None, "Print without colors.", bool, "store_true")
@@ -161,11 +175,12 @@ def build_renderer(
     no_color: bool,
     tables: Mapping[str, Any] = _NO_OPTIONS,
     to_file: bool = False,
+    full: bool = False,
 ) -> Renderer:
     """Build the renderer of a format, with the options that apply to it.
 
     tables: the options `by` and `top` of the readable formats. to_file: the output is
-    UTF-8, whatever stdout can encode.
+    UTF-8, whatever stdout can encode. full: formats that list ranks list all of them.
     """
     from clusterprof.output.renderers.base import load_renderer
     from clusterprof.output.renderers.text.trend import BARS
@@ -184,10 +199,12 @@ def build_renderer(
         }
     if renderer.name in _TABLE_FORMATS:
         options |= tables
+    if renderer.name in _FORMATS_OF_RANKS:
+        options["full"] = full
     return renderer(**options)
 
 
-def build_request(profile: Profile, jobs: int) -> AnalysisRequest:
+def build_request(profile: Profile, jobs: int, cluster: Cluster | None = None) -> AnalysisRequest:
     """Build the request of an analysis with the limits and facts of a profile."""
     import dataclasses
 
@@ -197,7 +214,22 @@ def build_request(profile: Profile, jobs: int) -> AnalysisRequest:
 
     bound = build_limits(profile, list_limit_classes())
     limits = {cause: dataclasses.asdict(bound[cause]) for cause in profile.section("limits")}
-    return AnalysisRequest(jobs=jobs, limits=limits, facts=profile.section("facts"))
+    request = AnalysisRequest(jobs=jobs, limits=limits, facts=profile.section("facts"))
+    return request if cluster is None else dataclasses.replace(request, cluster=cluster)
+
+
+def choose_cluster(
+    scheduler: str | None, scheduler_file: str | None, workers: int | None
+) -> Cluster | None:
+    """Return the Dask cluster that the options name; None = no cluster.
+
+    Raises: UsageError for more than one of them.
+    """
+    if not (scheduler or scheduler_file or workers):
+        return None  # and nothing is imported
+    from clusterprof.analysis.tasks.base import build_cluster
+
+    return build_cluster(scheduler, scheduler_file, workers)
 
 
 def require_complete_report(report: Report) -> None:

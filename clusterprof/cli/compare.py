@@ -8,7 +8,17 @@ from typing import Annotated, Optional
 import typer
 
 from clusterprof.cli import common, runs
-from clusterprof.cli.common import AS_JSON, JOBS, NO_COLOR, OUTPUT, PROFILE, WIDTH, declare_option
+from clusterprof.cli.common import (
+    AS_JSON,
+    JOBS,
+    NO_COLOR,
+    OUTPUT,
+    PROFILE,
+    WIDTH,
+    OptionalNumber,
+    OptionalText,
+    declare_option,
+)
 
 _FORMATS = ("terminal", "plain", "markdown", "json")
 
@@ -28,9 +38,7 @@ def compare(
             metavar="FIELD", help="Compare although the runs differ in this field. Repeatable."
         ),
     ] = None,
-    profile: Annotated[
-        Optional[str], declare_option(PROFILE)  # noqa: UP045
-    ] = None,
+    profile: Annotated[OptionalText, declare_option(PROFILE)] = None,
     format_: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="terminal, plain, markdown or json.")
     ] = "terminal",
@@ -41,6 +49,9 @@ def compare(
     width: Annotated[int, declare_option(WIDTH)] = 0,
     no_color: Annotated[bool, declare_option(NO_COLOR)] = False,
     jobs: Annotated[int, declare_option(JOBS)] = 1,
+    scheduler: Annotated[OptionalText, declare_option(common.SCHEDULER)] = None,
+    scheduler_file: Annotated[OptionalText, declare_option(common.SCHEDULER_FILE)] = None,
+    workers: Annotated[OptionalNumber, declare_option(common.WORKERS)] = None,
 ) -> None:
     """Show which causes changed from run A to run B, and by how much.
 
@@ -54,20 +65,19 @@ def compare(
     with common.report_errors_as_json(as_json or format_ == "json"):
         format_name = common.choose_format(format_, as_json, _FORMATS)
         settings = common.load_profile(profile)
+        cluster = common.choose_cluster(scheduler, scheduler_file, workers)
         rules = [parse_change(text) for text in fail_on or []]
         policy = build_policy(settings, allow_unlike=tuple(allow_unlike) if allow_unlike else None)
-        before, after = (runs.load_run([path], settings, jobs) for path in (a, b))
+        before, after = (runs.load_run([path], settings, jobs, cluster) for path in (a, b))
         result = compared(before, after, rules, policy)
         if format_name == "json":
             text = documents.render_comparison_json(result)
         elif format_name == "markdown":
             text = documents.render_comparison_markdown(result)
         else:
-            color = (
-                format_name == "terminal" and not no_color and output is None and common.has_color()
-            )
-            text = documents.render_comparison_text(
-                result, width or common.measure_terminal_columns(), color
-            )
+            is_plain = format_name != "terminal" or no_color or output is not None
+            color = not is_plain and common.has_color()
+            columns = width or common.measure_terminal_columns()
+            text = documents.render_comparison_text(result, columns, color)
         common.write_result(text, output)
     raise typer.Exit(0 if result.verdict is None else result.verdict.exit_code)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common
-from clusterprof.cli.common import JOBS, PROFILE, declare_option
+from clusterprof.cli.common import JOBS, PROFILE, OptionalNumber, OptionalText, declare_option
 
 if TYPE_CHECKING:
     from clusterprof.output.exporters.base import Exporter
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _TABLE_FORMATS = ("parquet", "csv", "json")
 _RECORDING_FORMAT = "recording"
+_FORMATS_OF_RECORDS = ("perfetto", *_TABLE_FORMATS)
+"""These contain records, which are read on this machine, not only results of the analysis."""
 _FORMATS_HELP = "perfetto, speedscope, collapsed, parquet, csv, json, openmetrics, otlp, recording."
 
 
@@ -55,10 +57,11 @@ def export(
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Timeout of OTLP.")
     ] = 10.0,
-    profile: Annotated[
-        Optional[str], declare_option(PROFILE)  # noqa: UP045
-    ] = None,
+    profile: Annotated[OptionalText, declare_option(PROFILE)] = None,
     jobs: Annotated[int, declare_option(JOBS)] = 1,
+    scheduler: Annotated[OptionalText, declare_option(common.SCHEDULER)] = None,
+    scheduler_file: Annotated[OptionalText, declare_option(common.SCHEDULER_FILE)] = None,
+    workers: Annotated[OptionalNumber, declare_option(common.WORKERS)] = None,
 ) -> None:
     """Write a recording for other programs: trace, tables or metrics."""
     if to == _RECORDING_FORMAT:
@@ -74,12 +77,32 @@ def export(
     folder = output is not None and output.endswith(os.sep)
     target = Output(path, sys.stdout.buffer, folder)
     exporter.check(target)
+    cluster = common.choose_cluster(scheduler, scheduler_file, workers)
     request = replace(
-        common.build_request(common.load_profile(profile), jobs), history=True, leave_unknown=True
+        common.build_request(common.load_profile(profile), jobs, cluster),
+        history=True,
+        leave_unknown=True,
     )
     with open_analysis(run, request) as analyzed:
+        if to in _FORMATS_OF_RECORDS:
+            _require_visible_folders(analyzed.folders)
         for note in exporter.export(build_run(analyzed), target):
             common.print_error(note)
+
+
+def _require_visible_folders(folders: Sequence[Path]) -> None:
+    """Check that this machine sees the recordings, too.
+
+    Raises: NoRecording when only the workers of a cluster do.
+    """
+    from clusterprof.errors import NoRecording
+
+    for folder in folders:
+        if not folder.exists():
+            raise NoRecording(
+                f"{folder}: only workers see this recording, and this export reads its records",
+                "export where the recording can be read, or another format: openmetrics, otlp",
+            )
 
 
 def _export_recording(files: Sequence[Path], output: str | None, jobs: int) -> None:

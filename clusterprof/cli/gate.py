@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common, runs
-from clusterprof.cli.common import AS_JSON, JOBS, OUTPUT, declare_option
+from clusterprof.cli.common import (
+    AS_JSON,
+    JOBS,
+    OUTPUT,
+    OptionalNumber,
+    OptionalText,
+    declare_option,
+)
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
 
 
 _FORMATS = ("plain", "json", "markdown", "junit")
-_Text = Optional[str]  # noqa: UP045
 _Texts = Optional[list[str]]  # noqa: UP045
 _File = Optional[Path]  # noqa: UP045
 _Files = Optional[list[Path]]  # noqa: UP045
@@ -80,16 +86,16 @@ def gate(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=runs.RUN_OR_REPORT_HELP)],
     assertions: Annotated[_Texts, _Assert] = None,
     max_stall: Annotated[_Texts, _MaxStall] = None,
-    min_util: Annotated[_Text, _MinUtil] = None,
+    min_util: Annotated[OptionalText, _MinUtil] = None,
     level: Annotated[_Texts, _Level] = None,
     repeat: Annotated[_Files, _Repeat] = None,
-    aggregate: Annotated[_Text, _Aggregate] = None,
+    aggregate: Annotated[OptionalText, _Aggregate] = None,
     baseline: Annotated[_Files, _Baseline] = None,
     allow_unlike: Annotated[_Texts, _AllowUnlike] = None,
-    profile: Annotated[_Text, _Profile] = None,
+    profile: Annotated[OptionalText, _Profile] = None,
     min_steps: Annotated[Optional[int], _MinSteps] = None,  # noqa: UP045
     min_coverage: Annotated[Optional[float], _MinCoverage] = None,  # noqa: UP045
-    on_inconclusive: Annotated[_Text, _OnInconclusive] = None,
+    on_inconclusive: Annotated[OptionalText, _OnInconclusive] = None,
     format_: Annotated[str, _Format] = "plain",
     as_json: Annotated[bool, declare_option(AS_JSON)] = False,
     one_line: Annotated[bool, _OneLine] = False,
@@ -99,6 +105,9 @@ def gate(
     gitlab_metrics: Annotated[_File, _GitlabMetrics] = None,
     github: Annotated[bool, _Github] = False,
     jobs: Annotated[int, declare_option(JOBS)] = 1,
+    scheduler: Annotated[OptionalText, declare_option(common.SCHEDULER)] = None,
+    scheduler_file: Annotated[OptionalText, declare_option(common.SCHEDULER_FILE)] = None,
+    workers: Annotated[OptionalNumber, declare_option(common.WORKERS)] = None,
 ) -> None:
     """Check a run against rules, alone or against baselines.
 
@@ -109,6 +118,7 @@ def gate(
     with common.report_errors_as_json(as_json or format_ == "json"):
         format_name = common.choose_format(format_, as_json, _FORMATS)
         settings = common.load_profile(profile)
+        cluster = common.choose_cluster(scheduler, scheduler_file, workers)
         requested = RequestedRules(assertions or [], max_stall or [], min_util, level or [])
         rules = build_rules(requested, settings, bool(baseline))
         policy = build_policy(
@@ -119,15 +129,13 @@ def gate(
             aggregate=aggregate,
             allow_unlike=tuple(allow_unlike) if allow_unlike else None,
         )
-        report = runs.load_run(run, settings, jobs)
-        repeats, baselines = (runs.load_runs(paths, settings, jobs) for paths in (repeat, baseline))
+        how = (settings, jobs, cluster)
+        report = runs.load_run(run, *how)
+        repeats, baselines = runs.load_runs(repeat, *how), runs.load_runs(baseline, *how)
         verdict = judge_runs(report, rules, policy, repeats, baselines)
         output_form = "one-line" if one_line else format_name
-        width = (
-            common.measure_terminal_columns()
-            if output is None and common.is_terminal(sys.stdout)
-            else 0
-        )
+        is_screen = output is None and common.is_terminal(sys.stdout)
+        width = common.measure_terminal_columns() if is_screen else 0
         text = render_verdict(output_form, verdict, report, width)
         common.write_result(text + format_next_step(output_form, verdict, run), output)
         files = {"junit": junit, "markdown": markdown, "gitlab-metrics": gitlab_metrics}

@@ -32,6 +32,7 @@ from clusterprof.errors import UsageError
 if TYPE_CHECKING:
     from clusterprof.analysis.node.selection import Instant, PartOfRun, Progress
     from clusterprof.analysis.pipeline import AnalysisRequest
+    from clusterprof.analysis.tasks.base import Cluster
     from clusterprof.config import Profile
     from clusterprof.report.model import Report
 
@@ -41,7 +42,9 @@ RUN_OR_REPORT_HELP = (
 )
 
 
-def load_run(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
+def load_run(
+    paths: Sequence[Path], profile: Profile, jobs: int, cluster: Cluster | None = None
+) -> Report:
     """Return the report of one run, analyzed or loaded from a file.
 
     Several paths are the node folders of one recording; a stored report must be given
@@ -54,7 +57,7 @@ def load_run(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
     if not stored:
         from clusterprof.analysis.pipeline import analyze_with_request
 
-        return analyze_with_request(paths, common.build_request(profile, jobs))
+        return analyze_with_request(paths, common.build_request(profile, jobs, cluster))
     if len(paths) > 1:
         raise UsageError(
             f"{stored[0]} is the report of a whole run and cannot be combined with other paths",
@@ -63,9 +66,11 @@ def load_run(paths: Sequence[Path], profile: Profile, jobs: int) -> Report:
     return load_report(stored[0])
 
 
-def load_runs(paths: Sequence[Path] | None, profile: Profile, jobs: int) -> list[Report]:
+def load_runs(
+    paths: Sequence[Path] | None, profile: Profile, jobs: int, cluster: Cluster | None = None
+) -> list[Report]:
     """Return the reports of several runs, one path each."""
-    return [load_run([path], profile, jobs) for path in paths or ()]
+    return [load_run([path], profile, jobs, cluster) for path in paths or ()]
 
 
 TIME_HELP = "90s, 1h30m, 4:05 after the start of the run, or 2026-01-31T12:00:00."
@@ -214,6 +219,13 @@ BY = Option(
     action="append",
 )
 TOP = Option(("--top",), "N", "Rows in these tables and in the table of ranks.", int, minimum=1)
+FULL = Option(
+    ("--full",),
+    None,
+    "List every rank in JSON and HTML also above 512 ranks, instead of sums by node.",
+    bool,
+    "store_true",
+)
 SINCE = Option(("--since",), "TIME", f"Analyze only the time from here on: {TIME_HELP}")
 UNTIL = Option(("--until",), "TIME", "Analyze only the time before this.")
 STEPS = Option(("--steps",), "A:B", "Analyze only steps A to B - 1 of every rank.")
@@ -223,6 +235,9 @@ ANALYZE_OPTIONS = (
     common.OUTPUT,
     common.PROFILE,
     common.JOBS,
+    common.SCHEDULER,
+    common.SCHEDULER_FILE,
+    common.WORKERS,
     STRICT,
     common.WIDTH,
     common.NO_COLOR,
@@ -231,6 +246,7 @@ ANALYZE_OPTIONS = (
     SINCE,
     UNTIL,
     STEPS,
+    FULL,
 )
 
 
@@ -249,6 +265,10 @@ def run_analysis(
     since: str | None = None,
     until: str | None = None,
     steps: str | None = None,
+    scheduler: str | None = None,
+    scheduler_file: str | None = None,
+    workers: int | None = None,
+    full: bool = False,
 ) -> None:
     """Analyze recordings or foreign files, and write the report."""
     with common.report_errors_as_json(as_json or format_ == "json"):
@@ -256,14 +276,18 @@ def run_analysis(
         common.require_html_file(format_name, output)
         settings = common.load_profile(profile)
         tables = {"by": common.parse_tables(by or ()), "top": top}
+        cluster = common.choose_cluster(scheduler, scheduler_file, workers)
         _load_analysis()
         part = parse_part(since, until, steps)
         request = replace(
-            common.build_request(settings, jobs), history=True, part=part, leave_unknown=True
+            common.build_request(settings, jobs, cluster),
+            history=True,
+            part=part,
+            leave_unknown=True,
         )
         report = _analyze_with_progress_bar(paths, request)
         renderer = common.build_renderer(
-            format_name, settings, width, no_color, tables, to_file=output is not None
+            format_name, settings, width, no_color, tables, to_file=output is not None, full=full
         )
         common.write_result(renderer.render(report), output)
     if strict:

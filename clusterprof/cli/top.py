@@ -28,7 +28,7 @@ from clusterprof.errors import UsageError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from clusterprof.analysis.live import LiveJob
+    from clusterprof.analysis.live.job import LiveJob
     from clusterprof.output.renderers.live import View
     from clusterprof.report.live import LiveView
 
@@ -59,7 +59,7 @@ def top(
 ) -> None:
     """Watch a job while it is recorded: busy devices, lost time by cause, and late ranks."""
     from clusterprof.analysis.detectors.registry import list_limit_classes
-    from clusterprof.analysis.live import LiveJob
+    from clusterprof.analysis.live.job import LiveJob
     from clusterprof.config import build_limits
     from clusterprof.output.renderers.live import SORT_KEYS, View
 
@@ -76,6 +76,7 @@ def top(
     )
     color = common.has_color() and not no_color
     if once:
+        job.wait_for_settled()
         common.write_result(_render_live(job.update(time.time_ns()), view, plain, color), None)
         return
     is_output_terminal, is_input_terminal = (
@@ -154,6 +155,7 @@ def _render_live(live: LiveView, view: View, plain: bool, color: bool) -> str:
 
 def _print_stream(job: LiveJob, view: View, plain: bool, color: bool, interval_s: float) -> None:
     """Print one screen below the other until the reader exits or the recording has ended."""
+    job.wait_for_settled()
     while True:
         began = time.monotonic()
         live = job.update(time.time_ns())
@@ -183,6 +185,8 @@ class _Poller(threading.Thread):
         while True:
             began = time.monotonic()
             try:
+                if self.live is None:
+                    self._job.wait_for_settled()
                 self.live = self._job.update(time.time_ns())
             except BaseException as error:
                 self.error = error

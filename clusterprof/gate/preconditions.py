@@ -6,6 +6,7 @@ Check whether two runs may be compared at all, and name the fields in which they
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,13 +23,15 @@ def check_preconditions(report: Report, policy: Policy) -> tuple[str, ...]:
     problems: list[str] = []
     if report.too_little_seen:
         problems.append(f"too little was seen: {report.too_little_seen}")
-    steps = min((rank.steps for rank in report.ranks), default=0)
+    steps = report.fewest_steps
     if steps < policy.min_steps:
         problems.append(
             f"steps: {steps:,} on the rank with the fewest, {policy.min_steps:,} needed"
             " (record for longer, or lower --min-steps)"
         )
     covered = [rank.coverage_ratio for rank in report.ranks]
+    lowest = [ranks.lowest_coverage_ratio for ranks in report.unlisted]
+    covered += [math.nan if ratio is None else ratio for ratio in lowest]
     # checked for each rank: min() lets NaN slip past a comparison
     if not covered or not all(ratio >= policy.min_coverage_ratio for ratio in covered):
         coverage = min(covered, default=0.0)
@@ -56,7 +59,7 @@ def _check_recorded_ranks(report: Report, policy: Policy) -> str:
     world = report.job.world_size if report.job is not None else None
     if not world:
         return ""
-    seen = len(report.ranks)  # over all jobs and incarnations, like the world size
+    seen = report.rank_count  # over all jobs and incarnations, like the world size
     if seen >= policy.min_ranks_ratio * world:
         return ""
     return (
@@ -215,7 +218,7 @@ def _compare_sizes(
 
 
 def _compare_lengths(ours: Report, theirs: Report) -> list[Mismatch]:
-    a, b = (min((rank.steps for rank in report.ranks), default=0) for report in (ours, theirs))
+    a, b = ours.fewest_steps, theirs.fewest_steps
     if max(a, b) <= _MAX_LENGTH_FACTOR * min(a, b):
         return []
     return [Mismatch("length", f"length: {b:,} steps in the baseline, {a:,} now", True)]

@@ -339,7 +339,7 @@ def _require_matching_unit(rule: ChangeRule, metric: Metric) -> None:
 def _estimate_sample(metric: Metric, report: Report, logarithms: bool) -> Sample:
     """Estimate a metric of one run and its variance; NaN where blocks of steps do not give it."""
     assert metric.value is not None
-    value, steps = metric.value, min((rank.steps for rank in report.ranks), default=0)
+    value, steps = metric.value, report.fewest_steps
     if metric.name.startswith("step.p") and report.steps is not None:
         share = float(metric.name.removeprefix("step.p").removesuffix("_ns")) / 100
         value = estimate_step_quantile_ns(report.steps, share) or value  # finer than three digits

@@ -270,6 +270,7 @@ _AGGREGATED_NAME = re.compile(r"(.+)\.(p\d{1,2}|min|max|rank_max|rank_min)", re.
 _NO_BLOCKS = "the report has no blocks of steps: no steps were marked, or an older version made it"
 _NO_IMPACT = "it was not computed: set facts.gpu_price_per_hour in a profile"
 _NO_RANK = "no rank has a time inside steps"
+_FEW_RANKS = "the report lists {:,} of {:,} ranks: write it with --full, or give the recording"
 
 
 def find_metric(name: str, report: Report, text: str) -> Metric:
@@ -353,6 +354,8 @@ def _compute_aggregated_metric(metric: Metric, part: str, report: Report, text: 
     if metric.value is None:
         return unknown(metric.why_missing)
     if part.startswith("rank_"):
+        if report.unlisted:
+            return unknown(_FEW_RANKS.format(len(report.ranks), report.rank_count))
         ratios = [
             ratio
             for rank in report.ranks

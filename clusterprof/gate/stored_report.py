@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from clusterprof.errors import NoRecording
-from clusterprof.report import document, model
+from clusterprof.report import document, document_base, model
 from clusterprof.report.history import StepStats
-from clusterprof.report.model import UNATTRIBUTED, Cause, Finding, RankLedger, Report
+from clusterprof.report.model import UNATTRIBUTED, Cause, Finding, RankLedger, RankSum, Report
 from clusterprof.units import infer_unit
 
 _Model = TypeVar("_Model")
@@ -48,14 +48,18 @@ def find_imbalance(report: Report) -> str:
 
 def _iterate_imbalances(report: Report) -> Iterator[str]:
     yield from _check_ledger("all ranks", report)
-    for rank in report.ranks:
-        yield from _check_ledger(f"rank {rank.rank}, pid {rank.pid}", rank)
-        if sum(ns for _, ns in rank.buckets) != rank.lost_ns:
-            yield f"causes of rank {rank.rank}, pid {rank.pid}"
-        if sum(ns for _, ns in rank.outside_buckets) != rank.outside_ns:
-            yield f"time outside steps of rank {rank.rank}, pid {rank.pid}"
+    owners: list[tuple[str, RankLedger | RankSum]] = [
+        *((f"rank {rank.rank}, pid {rank.pid}", rank) for rank in report.ranks),
+        *((f"the other ranks of {ranks.of} {ranks.name}", ranks) for ranks in report.unlisted),
+    ]
+    for owner, ledger in owners:
+        yield from _check_ledger(owner, ledger)
+        if sum(ns for _, ns in ledger.buckets) != ledger.lost_ns:
+            yield f"causes of {owner}"
+        if sum(ns for _, ns in ledger.outside_buckets) != ledger.outside_ns:
+            yield f"time outside steps of {owner}"
     for name in _LEDGER_FIELDS:
-        if getattr(report, name) != sum(getattr(rank, name) for rank in report.ranks):
+        if getattr(report, name) != sum(getattr(ledger, name) for ledger in report.ledgers):
             yield f"{name} of all ranks"
     if sum(ns for _, ns in report.unattributed_reasons) != report.unattributed_ns:
         yield "reasons of unattributed time"
@@ -68,7 +72,7 @@ def _iterate_imbalances(report: Report) -> Iterator[str]:
     yield from _check_blocks(report)
 
 
-def _check_ledger(owner: str, ledger: Report | RankLedger) -> Iterator[str]:
+def _check_ledger(owner: str, ledger: Report | RankLedger | RankSum) -> Iterator[str]:
     if ledger.window_ns != ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns:
         yield f"the time of {owner}"
     if ledger.in_step_ns != ledger.productive_ns + ledger.lost_ns:
@@ -76,14 +80,14 @@ def _check_ledger(owner: str, ledger: Report | RankLedger) -> Iterator[str]:
 
 
 def _sum_bucket(report: Report, cause: str) -> int:
-    return sum(ns for rank in report.ranks for id_, ns in rank.buckets if id_ == cause)
+    return sum(ns for ledger in report.ledgers for id_, ns in ledger.buckets if id_ == cause)
 
 
 def _check_metrics(report: Report) -> Iterator[str]:
     names = [metric.name for metric in report.metrics]
     if len(set(names)) < len(names):
         yield "a duplicate metric"
-    steps = float(sum(rank.steps for rank in report.ranks))
+    steps = float(sum(ledger.steps for ledger in report.ledgers))
     expected = {
         "lost.ratio": _compute_share(report.lost_ns, report),
         "productive.ratio": _compute_share(report.productive_ns, report),
@@ -125,7 +129,7 @@ def _check_blocks(report: Report) -> Iterator[str]:
     for name in ("in_step_ns", "lost_ns"):
         if sum(getattr(stats, name)) != getattr(report, name):
             yield f"{name} of blocks of steps"
-    if sum(stats.steps) > sum(rank.steps for rank in report.ranks):
+    if sum(stats.steps) > sum(ledger.steps for ledger in report.ledgers):
         yield "steps of blocks"
     if any(sum(n for _, n in block) != steps for block, steps in zip(stats.lengths, stats.steps)):
         yield "lengths of steps in a block"
@@ -197,7 +201,9 @@ class _Findings(msgspec.Struct):
 
 
 def _decode_document(text: str) -> document.Report:
-    """Decode the keys without a default, of the report and its findings; no verdict needs others.
+    """Decode the keys without a default, of the report and its findings, and the unlisted ranks.
+
+    No verdict needs the others.
 
     Raises: ValidationError with the place of the first wrong value.
     """
@@ -206,24 +212,27 @@ def _decode_document(text: str) -> document.Report:
     if "findings" in parts:
         parts["findings"] = [_select_required(finding, document.Finding) for finding in findings]
     required = _select_required(parts, document.Report)
+    if "unlisted" in parts:  # reports of up to 512 ranks and of older versions have none
+        required["unlisted"] = parts["unlisted"]
     return msgspec.json.decode(msgspec.json.encode(required), type=document.Report)
 
 
 def _select_required(
-    parts: Mapping[str, object], type_: type[document.Document]
+    parts: Mapping[str, object], type_: type[document_base.Document]
 ) -> dict[str, object]:
     return {name: parts[name] for name in _list_required_keys(type_) if name in parts}
 
 
 @cache
-def _list_required_keys(type_: type[document.Document]) -> tuple[str, ...]:
+def _list_required_keys(type_: type[document_base.Document]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(type_) if field.required)
 
 
 def _convert_report(stored: document.Report, title: str) -> Report:
     ranks = tuple(map(_convert_rank, stored.ranks))
+    unlisted = tuple(_build_model(RankSum, ranks) for ranks in stored.unlisted)
     buckets = {bucket.cause: bucket.ns for bucket in stored.ledger.buckets}
-    if {cause: ns for cause, ns in buckets.items() if ns} != _sum_buckets(ranks):
+    if {cause: ns for cause, ns in buckets.items() if ns} != _sum_buckets((*ranks, *unlisted)):
         raise ValueError("does not add up: causes of all ranks")
     if buckets.get(UNATTRIBUTED, 0) != stored.ledger.unattributed_ns:
         raise ValueError("does not add up: unattributed time and its bucket")
@@ -234,6 +243,7 @@ def _convert_report(stored: document.Report, title: str) -> Report:
         emulated=stored.emulated,
         nodes=tuple(_build_model(model.NodeFacts, node) for node in stored.nodes),
         ranks=ranks,
+        unlisted=unlisted,
         findings=tuple(map(_convert_finding, stored.findings)),
         metrics=tuple(_build_model(model.Metric, metric) for metric in stored.metrics),
         blinds=stored.not_seen,
@@ -244,14 +254,14 @@ def _convert_report(stored: document.Report, title: str) -> Report:
     )
 
 
-def _sum_buckets(ranks: Iterable[RankLedger]) -> dict[str, int]:
+def _sum_buckets(ledgers: Iterable[RankLedger | RankSum]) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for cause, ns in chain.from_iterable(rank.buckets for rank in ranks):
+    for cause, ns in chain.from_iterable(ledger.buckets for ledger in ledgers):
         sums[cause] = sums.get(cause, 0) + ns
     return {cause: ns for cause, ns in sums.items() if ns}
 
 
-def _build_model(class_: type[_Model], stored: document.Document, **changes: Any) -> _Model:
+def _build_model(class_: type[_Model], stored: document_base.Document, **changes: Any) -> _Model:
     """Build an object of the model: from attributes of the same names, and from `changes`."""
     values = {
         field.name: _convert_rows(getattr(stored, field.name))
@@ -263,7 +273,7 @@ def _build_model(class_: type[_Model], stored: document.Document, **changes: Any
 
 def _convert_rows(value: Any) -> Any:
     """Convert the rows in a value to tuples."""
-    if isinstance(value, document.Row):
+    if isinstance(value, document_base.Row):
         return _convert_rows(msgspec.structs.astuple(value))
     return tuple(map(_convert_rows, value)) if isinstance(value, tuple) else value
 

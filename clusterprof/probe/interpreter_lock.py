@@ -31,21 +31,25 @@ LATE_NS = 8_000_000
 MAX_HELD_RATIO, MAX_CPU_RATIO = 0.0009, 0.001
 """Most of the elapsed time in which samples may keep the interpreter lock from the job, and most
 that the thread may have of a CPU, its wake-ups included: it then pauses longer."""
+WATCHFUL_CPU_RATIO = 0.003
+"""The same for some time after a wait for the lock: threads that fight for it are looked at."""
 CREDIT_CPU_NS = 60_000_000
 """CPU time that may be used before that, so that jobs of a minute are seen as well."""
 MAX_PAUSE_S = 2.0
 PROMPT_SWITCH_S, PROMPT_LEAD = 0.0005, 1.5
 """Switch interval before a sample, and for how long before it, in switch intervals of the job."""
-PROMPT_SAMPLES = 16
-"""Number of samples after a late one before which the interval is lowered."""
+PROMPT_SAMPLES = 32
+"""Number of samples before which the interval is lowered, after the job gave the lock away by
+itself before a sample that was due."""
 WATCHFUL_NS = 10_000_000_000
-"""Time after a wait for the lock in which pauses are not lengthened."""
+"""Time after a wait for the lock in which pauses may be shorter."""
 _LEAST_NS = 200_000  # shortest pause
 _AVERAGED = 16  # pauses over which the cost of a sample is averaged
 _PROMPT_NS = stacks.LATE_NS  # a wake-up this late is looked into
 _HALF_MICROSECOND_S = 5e-7  # Python keeps whole microseconds and cuts the rest off
 _LATE_SAMPLE_NS = 200_000  # then another thread had the lock when the sample was due
-_PAUSES_UNREAD = 8  # pauses after which the own delay is read although no wake-up was late
+# Pauses after which the own delay is read although no wake-up was late, or each a little.
+_PAUSES_UNREAD, _LATE_PAUSES_UNREAD = 8, 64
 _STOP_TIMEOUT_S = 0.02
 _SYNCHRONOUS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT")
 
@@ -163,8 +167,8 @@ class _Watch:
             # generators are left alone.
             self.random = (self.random * 1103515245 + 12345) & 0x7FFFFFFF
             begun_ns = monotonic_ns()
-            mean_s = PAUSE_S if begun_ns < watchful_until_ns else self._choose_pause()
-            mean_s = SHORT_PAUSE_S if short_pauses else mean_s
+            mean_s = self._choose_pause(begun_ns < watchful_until_ns)
+            mean_s = SHORT_PAUSE_S if short_pauses and mean_s == PAUSE_S else mean_s
             due_ns = begun_ns + int(mean_s * (0.5 + self.random / 0x80000000) * 1e9)
             if _lowered_from_s:
                 due_ns = sample_due_ns
@@ -181,12 +185,11 @@ class _Watch:
             short_pauses = max(0, short_pauses - 1)
             now = monotonic_ns()
             is_prompt = restore_switch_interval()
-            prepares = (
-                not is_prompt and sample_due_ns - now >= _LEAST_NS and self._is_sample_due(now)
-            )
+            is_early = not is_prompt and sample_due_ns - now >= _LEAST_NS
+            prepares = is_early and self._is_sample_due(sample_due_ns)
             taken_ns = 0 if prepares else self._take_sample(now)
             others = self._take_others(now - due_ns)
-            if self._needs_delay(now - due_ns):
+            if self._needs_delay(now - due_ns, is_prompt):
                 before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
                 due_ns += self.delayed_ns - before_ns
                 sample_due_ns += self.delayed_ns - before_ns
@@ -202,7 +205,7 @@ class _Watch:
                     watchful_until_ns = now + WATCHFUL_NS
             self.unread += 1
             if self.sampler is not None:
-                self._finish_sample(sample_due_ns, taken_ns, int(length_s * 1e9))
+                self._finish_sample(sample_due_ns, taken_ns, int(length_s * 1e9), is_prompt)
             if prepares:
                 lower_switch_interval()
 
@@ -213,17 +216,20 @@ class _Watch:
         """
         return int(min(sys.getswitchinterval() * PROMPT_LEAD, PAUSE_S / 2) * 1e9)
 
-    def _needs_delay(self, late_ns: int) -> bool:
+    def _needs_delay(self, late_ns: int, is_prompt: bool) -> bool:
         """Return whether the own wait for a CPU must be read to judge this wake-up.
 
         Not of one in time, nor of one that was late by just the switch interval, as it is when
-        another thread runs Python.
+        another thread runs Python. Reading gives the lock away, and the job must give it back.
+
+        is_prompt: the switch interval was lowered for this wake-up.
         """
-        if self.unread >= _PAUSES_UNREAD:
+        if late_ns < _PROMPT_NS:
+            return self.unread >= _PAUSES_UNREAD
+        if late_ns >= LATE_NS or self.unread >= _LATE_PAUSES_UNREAD:
             return True
-        late_ns -= _PROMPT_NS
-        switch_ns = int(sys.getswitchinterval() * 1e9)
-        return late_ns >= 0 and not switch_ns - _PROMPT_NS <= late_ns < switch_ns
+        switch_ns = int((PROMPT_SWITCH_S if is_prompt else sys.getswitchinterval()) * 1e9)
+        return not switch_ns <= late_ns < switch_ns + _PROMPT_NS
 
     def _is_sample_due(self, now_ns: int) -> bool:
         """Return whether a sample shall be taken; not if the last was just taken."""
@@ -245,15 +251,16 @@ class _Watch:
             self.samples_stacks = False
             return 0
 
-    def _choose_pause(self) -> float:
+    def _choose_pause(self, is_watchful: bool = False) -> float:
         """Return the mean pause that the cost of recent samples allows, s."""
         if self.sampler is None:
             return PAUSE_S
         sampler = self.sampler
-        needed_ns = sampler.mean_held_ns / MAX_HELD_RATIO
+        needed_ns = 0.0 if is_watchful else sampler.mean_held_ns / MAX_HELD_RATIO
         elapsed_ns = monotonic_ns() - sampler.started_ns
-        if sampler.all_cpu_ns > CREDIT_CPU_NS + elapsed_ns * MAX_CPU_RATIO:
-            needed_ns = max(needed_ns, sampler.mean_cpu_ns / MAX_CPU_RATIO)
+        max_ratio = WATCHFUL_CPU_RATIO if is_watchful else MAX_CPU_RATIO
+        if sampler.all_cpu_ns > CREDIT_CPU_NS + elapsed_ns * max_ratio:
+            needed_ns = max(needed_ns, sampler.mean_cpu_ns / max_ratio)
         return min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
 
     def _take_others(self, late_ns: int) -> List[int]:
@@ -265,14 +272,21 @@ class _Watch:
         except Exception:  # an audit hook of the job forbids it
             return []
 
-    def _finish_sample(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:
+    def _finish_sample(self, due_ns: int, taken_ns: int, interval_ns: int, is_prompt: bool) -> None:
         """Record the sample, if one was taken, and what it cost."""
         assert self.sampler is not None
         is_late = False
         if taken_ns:
             self.sampler.record(due_ns, taken_ns, interval_ns)
-            is_late = taken_ns - due_ns >= _LATE_SAMPLE_NS
-            self.prompt_samples = PROMPT_SAMPLES if is_late else max(0, self.prompt_samples - 1)
+            late_ns = taken_ns - due_ns
+            is_late = late_ns >= _LATE_SAMPLE_NS
+            # A thread that runs Python all the time gives the lock away when it is asked to: then
+            # the sample shows where it was, and need not be prompt.
+            switch_ns = int((PROMPT_SWITCH_S if is_prompt else sys.getswitchinterval()) * 9e8)
+            if is_late and late_ns < switch_ns:
+                self.prompt_samples = PROMPT_SAMPLES
+            else:
+                self.prompt_samples = max(0, self.prompt_samples - 1)
         before_ns, self.cpu_ns = self.cpu_ns, thread_time_ns()
         used_ns = self.cpu_ns - before_ns
         self.sampler.own_cpu_ns += used_ns

@@ -14,54 +14,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from clusterprof.report.code import LoaderStage
-from clusterprof.report.impact import AdviceCode
+from clusterprof.report.document_base import (
+    MAX_BINS,
+    MAX_CAUSES,
+    MAX_LINES,
+    MAX_SLOW_STEPS,
+    MAX_WAITS,
+    Bucket,
+    CodeLine,
+    CodeProfile,
+    Count,
+    DeviceUtilization,
+    Document,
+    Factor,
+    Ns,
+    Ratio,
+    Reason,
+    Row,
+    limit_to,
+    take_from,
+)
 from clusterprof.report.model import CoverageGap, Evidence, Grade
-
-Ns = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Factor = Annotated[float, Meta(ge=0)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
-
-
-def take_from(path: str) -> Meta:
-    """Mark a key that is written from another attribute, or an attribute of an attribute."""
-    return Meta(extra={"source": path})
-
-
-def limit_to(characters: int) -> Meta:
-    """Mark a key whose strings, at any depth, are cut to a number of characters."""
-    return Meta(extra={"characters": characters})
-
-
-FORMAT = "clusterprof-report"
-MAX_TEXT_CHARACTERS = 4096  # limit of a string without a mark
-MAX_BINS, MAX_CAUSES, MAX_SLOW_STEPS, MAX_WAITS = 240, 16, 20, 20
-MAX_LINES, MAX_LINE_TOTALS, MAX_STACKS, MAX_FRAMES = 20, 30, 500, 64
-
-
-class Document(Struct, frozen=True):
-    """A JSON object."""
-
-
-class Row(Document, frozen=True):
-    """A JSON object that is a tuple in the model, with its items in this order."""
-
-
-class Bucket(Row, frozen=True):
-    """Device time of one cause."""
-
-    cause: str
-    ns: Ns
-
-
-class Reason(Row, frozen=True):
-    """Time with a reason for what is not known about it."""
-
-    reason: str
-    ns: Ns
 
 
 class JobFacts(Document, frozen=True, kw_only=True):
@@ -161,21 +136,12 @@ class Onset(Document, frozen=True):
     steps: Count | None
 
 
-class Place(Document, frozen=True):
-    file: Annotated[str, limit_to(400)]
-    line: Count
-    function: Annotated[str, limit_to(200)]
+class CulpritSum(Document, frozen=True):
+    """Sums over culprits that caused less than those of `culprits`; null = not known."""
 
-
-class CodeLine(Document, frozen=True):
-    place: Place
-    library: Place | None
-    lost_ns: Ns
-    share_ratio: Ratio | None
-    error_ratio: Ratio | None
-    samples: Count
-    stage: LoaderStage
-    transform: Annotated[str, limit_to(200)]
+    culprits: Count
+    own_ns: Ns | None
+    others_ns: Ns | None
 
 
 class Finding(Document, frozen=True):
@@ -195,6 +161,9 @@ class Finding(Document, frozen=True):
     upper_bound: bool
     outside_steps: bool
     culprits: tuple[Culprit, ...]
+    """Largest first. Above 512 ranks, unless with --full, the 64 largest."""
+    culprits_left_out: CulpritSum | None = None
+    """The culprits that `culprits` leaves out; null if it has all."""
     culprit_group: CulpritGroup | None = None
     persistence: Persistence | None = None
     compared: PeerComparison | None = None
@@ -227,57 +196,23 @@ class RankLedger(Document, frozen=True):
     unobserved_ns: Ns = 0
 
 
-class UtilizationLevels(Document, frozen=True):
-    sm_active_ratio: Ratio | None
-    sm_active_p90_ratio: Ratio | None
-    sm_occupancy_ratio: Ratio | None
-    tensor_active_ratio: Ratio | None
-    dram_active_ratio: Ratio | None
-    power_ratio: Ratio | None
-    memory_used_bytes: Count | None
-    memory_total_bytes: Count | None
-    host_on_cpu_ratio: Ratio | None
-
-
-class UtilizationAdvice(Document, frozen=True):
-    code: AdviceCode
-    text: str
-    measured: bool
-    confidence_ratio: Ratio | None
-    grade: Literal["B", "C"]
+class RankSum(Document, frozen=True):
+    of: Literal["node", "rack", "group"]
+    name: str
     ranks: Count
-
-
-class RankUtilization(Document, frozen=True):
-    node: str
-    rank: Count | None
-    pid: Count
-    device: str
-    busy_ns: Ns
-    lost_ns: Ns
-    filled_ns: Ns
-    underfilled_ns: Ns
+    steps: Count
+    fewest_steps: Count
+    lowest_coverage_ratio: Ratio | None
+    window_ns: Ns
     unmeasured_ns: Ns
-    unmeasured_reasons: Annotated[tuple[Reason, ...], take_from("reasons")]
-    levels: UtilizationLevels
-    advice: tuple[str, ...]
-
-
-class DeviceUtilization(Document, frozen=True):
-    busy_ns: Ns
-    """Time in steps with a kernel resident
-    = lost_ns + filled_ns + underfilled_ns + unmeasured_ns.
-    """
+    outside_ns: Ns
+    in_step_ns: Ns
+    productive_ns: Ns
     lost_ns: Ns
-    filled_ns: Ns
-    underfilled_ns: Ns
-    unmeasured_ns: Ns
-    unmeasured_reasons: Annotated[tuple[Reason, ...], take_from("reasons")]
-    """Sums to unmeasured_ns."""
-    advice: tuple[UtilizationAdvice, ...]
-    ranks: tuple[RankUtilization, ...]
-    """Ranks whose device was measured; the numbers above are their sums."""
-    why_missing: str
+    buckets: tuple[Bucket, ...]
+    outside_buckets: tuple[Bucket, ...]
+    caused: tuple[Bucket, ...] = ()
+    unobserved_ns: Ns = 0
 
 
 class CauseImpact(Document, frozen=True):
@@ -359,6 +294,7 @@ class NodeFacts(Document, frozen=True):
     damaged_bytes: Count
     dropped_spans: Count
     recorder_cpu_ratio: Factor | None
+    rack: str = ""
 
 
 class CauseByBlock(Row, frozen=True):
@@ -506,45 +442,6 @@ class History(Document, frozen=True):
     why_missing: Annotated[str, limit_to(400)]
 
 
-class LineTime(Document, frozen=True):
-    """A line of code, and the device time lost while it ran, over all causes and ranks."""
-
-    place: Place
-    cause: str
-    """Id of the cause that lost most of it."""
-    lost_ns: Ns
-    samples: Count
-
-
-class StackTime(Document, frozen=True):
-    cause: str
-    rank: Count
-    """Index into `ranks` of the report: whose code it is, which may make other ranks wait."""
-    places: Annotated[tuple[Count, ...], Meta(max_length=MAX_FRAMES)]
-    """Indices into `places` of the profile, outermost first; empty = the stack is not known, or it
-    is one of those that are left out.
-    """
-    lost_ns: Ns
-    samples: Count
-
-
-class CodeProfile(Document, frozen=True):
-    lines: Annotated[tuple[LineTime, ...], Meta(max_length=MAX_LINE_TOTALS)]
-    """Lost time by line of the user's own code, of all stacks, largest first."""
-    lines_left_out: Count
-    """Number of lines that lost less than those of `lines`."""
-    places: tuple[Place, ...]
-    """The places of `stacks`."""
-    is_library: tuple[bool, ...]
-    stacks: tuple[StackTime, ...]
-    """The 500 largest, then the sums of the others by cause and rank, without places. Together they
-    have the lost time of all stacks; `export --to speedscope` has each of them.
-    """
-    samples: Count
-    why_missing: str
-    notes: tuple[str, ...]
-
-
 class Report(Document, frozen=True, kw_only=True):
     """The output of `clusterprof analyze --json`. Times are integer nanoseconds; what is not known
     is null.
@@ -564,6 +461,17 @@ class Report(Document, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     """Those inside steps first, largest first. Unattributed time is in the ledger."""
     ranks: tuple[RankLedger, ...]
+    """All ranks; above 512, unless with --full, those that findings, the longest waits, the slowest
+    steps or the largest stacks name, and the 32 that lost or caused most.
+    """
+    unlisted: tuple[RankSum, ...] = ()
+    """Sums of the ranks that `ranks` leaves out, by node. With `ranks` they add up to the ledger,
+    to the nanosecond; empty if all ranks are listed.
+    """
+    groups: tuple[RankSum, ...] = ()
+    """All ranks summed by rack and by named process group, listed or not. A rank can be in several
+    groups. Empty up to 512 ranks.
+    """
     underfill: DeviceUtilization | None = None
     worth: Annotated[Impact | None, limit_to(200)] = None
     tail: Tail | None = None

@@ -65,6 +65,8 @@ class LiveView:
     """By node (display name) and process id, as in `report.ranks`."""
     trouble: str = ""
     """Why the window could not be analyzed; "" when it was."""
+    reading: str = ""
+    """Which nodes' recordings were read although nodes can settle them; "" for none."""
 
     @property
     def ended(self) -> bool:

@@ -368,6 +368,38 @@ class RankLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSum:
+    """Sum of the ledgers of several ranks: those of a node, a rack or a process group."""
+
+    of: Literal["node", "rack", "group"]
+    """What its ranks have in common."""
+    name: str
+    """Display name of the node, or name of the rack or group; "" = the ranks of no group."""
+    ranks: int
+    """Number of ranks."""
+    steps: int
+    """Steps of all ranks."""
+    fewest_steps: int
+    """Steps of the rank with the fewest."""
+    lowest_coverage_ratio: float | None
+    """Smallest `RankLedger.coverage_ratio`; None when it is not known of every rank."""
+    window_ns: int
+    unmeasured_ns: int
+    outside_ns: int
+    in_step_ns: int
+    productive_ns: int
+    lost_ns: int
+    buckets: tuple[tuple[str, int], ...]
+    """(cause id, lost ns) inside steps, largest first; sums to `lost_ns`."""
+    outside_buckets: tuple[tuple[str, int], ...]
+    """(cause id, ns) outside steps, largest first; sums to `outside_ns`."""
+    caused: tuple[tuple[str, int], ...] = ()
+    """(cause id, ns): culprit time of its ranks, largest first."""
+    unobserved_ns: int = 0
+    """As in `RankLedger`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One number a gate may test, or the reason why it is missing."""
 
@@ -407,6 +439,8 @@ class NodeFacts:
     """True for a trace of a window of the job, such as a few steps in a profiler."""
     has_time_unit: bool = True
     """False for a trace that states no unit of time."""
+    rack: str = ""
+    """Its leaf switch, by the resource manager's topology; "" when it states none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +517,12 @@ class Report:
     """What imported files say about the question they are made for (AU, start-up, bandwidth)."""
     code: CodeProfile | None = None
     """Stacks in which device time was lost; None where no stacks were recorded."""
+    unlisted: tuple[RankSum, ...] = ()
+    """The ranks that are not in `ranks`, by node: a stored report of a large job lists few ranks.
+    Empty after an analysis.
+    """
+    groups: tuple[CulpritGroup, ...] = ()
+    """Process groups that the job gave a name, by name."""
     causes: Mapping[str, Cause] = field(default_factory=dict, compare=False, repr=False)
     """Every cause that the analysis knows, by id; empty for a report read from JSON."""
     schema_version: int = 1
@@ -509,6 +549,22 @@ class Report:
         return self.job is None or self.job.has_time_unit
 
     @property
+    def ledgers(self) -> tuple[RankLedger | RankSum, ...]:
+        """Return the ledgers that add up to the whole: listed ranks, and sums of the others."""
+        return (*self.ranks, *self.unlisted)
+
+    @property
+    def rank_count(self) -> int:
+        """Return the number of ranks, listed or not."""
+        return len(self.ranks) + sum(ranks.ranks for ranks in self.unlisted)
+
+    @property
+    def fewest_steps(self) -> int:
+        """Return the steps of the rank with the fewest; 0 without ranks."""
+        listed = [rank.steps for rank in self.ranks]
+        return min([*listed, *(ranks.fewest_steps for ranks in self.unlisted)], default=0)
+
+    @property
     def unobserved_ns(self) -> int:
         """Return the time in steps in which neither device nor training thread was observed."""
-        return sum(rank.unobserved_ns for rank in self.ranks)
+        return sum(ledger.unobserved_ns for ledger in self.ledgers)

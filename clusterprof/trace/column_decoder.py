@@ -464,9 +464,10 @@ def decode_frames(frames: Iterable[EncodedFrame]) -> None:
 class BlockColumns(Sequence[NDArray[Any]]):
     """The columns of one record; each is decoded when it is requested."""
 
-    __slots__ = ("frame", "places", "rows")
+    __slots__ = ("_encoded", "frame", "places", "rows")
 
     def __init__(self, places: tuple[Place, ...], rows: int, encoded: EncodedFrame) -> None:
+        self._encoded: dict[int, EncodedColumn] = {}
         self.places = places
         """One shared object for records of equal shape."""
         self.rows = rows
@@ -488,8 +489,11 @@ class BlockColumns(Sequence[NDArray[Any]]):
         return iter([self.frame.decode_column(place) for place in self.places])
 
     def encoded_column(self, index: int) -> EncodedColumn:
-        """Return an integer column that stays encoded."""
-        return EncodedColumn(BlockColumns(self.places[index : index + 1], self.rows, self.frame))
+        """Return an integer column that stays encoded, the same one each time."""
+        if index not in self._encoded:
+            column = BlockColumns(self.places[index : index + 1], self.rows, self.frame)
+            self._encoded[index] = EncodedColumn(column)
+        return self._encoded[index]
 
 
 class EncodedColumn:

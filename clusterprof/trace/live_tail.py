@@ -214,6 +214,7 @@ State = Literal["recording", "ended", "gone"]
 _OLDER_SEGMENTS_PER_POLL = 8  # older segments that one poll searches for registrations
 _MAX_RECENT_RECORDS = 100_000  # limits the memory that a hostile recording can take
 _MAX_EVENT_BYTES = 1 << 20
+_FOREVER_NS = 1 << 62
 
 
 class NodeTail:
@@ -265,18 +266,32 @@ class NodeTail:
         self._search_older()
         return has_new
 
-    def records(self, since_ns: int) -> Iterator[list[Record | PackedSpans]]:
+    def records(
+        self, since_ns: int, until_ns: int | None = None
+    ) -> Iterator[list[Record | PackedSpans]]:
         """Yield a header, then the persistent state, then what was recorded since `since_ns`.
 
-        An earlier registration is yielded with the time `since_ns`.
+        An earlier registration is yielded with the time `since_ns`. until_ns: what was written
+        later is left out; None = nothing is.
         """
+        last_ns = _FOREVER_NS if until_ns is None else until_ns
         if self.header is not None:
             started = {**self.header.started, "monotonic_ns": since_ns}
             yield [replace(self.header, started=started)]
-        yield [*self._persistent.records(since_ns)]
+        persistent = self._persistent.records(since_ns)
+        yield [r for r in persistent if not isinstance(r, Event) or r.t_ns <= last_ns]
         for t_ns, record in self._recent:
-            if t_ns >= since_ns and not _is_replayed(record):
+            if since_ns <= t_ns <= last_ns and not _is_replayed(record):
                 yield [record]
+
+    def find_batch_end(self, t_ns: int, batch_ns: int) -> int:
+        """Find where the batch of records that a time lies in has ended, ns.
+
+        A recorder writes about once a second. batch_ns: longest time between the newest records
+        of one batch; those of two lie further apart.
+        """
+        times = (kept_ns for kept_ns, _ in self._recent)
+        return next((kept_ns for kept_ns in times if kept_ns >= t_ns), t_ns) + batch_ns
 
     def realtime_ns(self) -> int | None:
         """Return the node's wall clock at the last record, ns since 1970; None when it is not
@@ -286,6 +301,11 @@ class NodeTail:
         if self.latest_ns is None or clock is None:
             return None
         return clock.realtime_ns + self.latest_ns - clock.monotonic_ns
+
+    @property
+    def segment(self) -> str:
+        """Name of the segment that was read last; "" before the first poll."""
+        return self._segment
 
     # --- the files ------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ recording, one node's folder in it, or a segment of one.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -33,6 +34,7 @@ from typing import BinaryIO, TypeVar
 from clusterprof.errors import NoRecording
 from clusterprof.trace import frame
 from clusterprof.trace.decoder import Decoder, PackedSpans, UnknownLayoutError
+from clusterprof.trace.remote import RemotePath, resolve_path
 from clusterprof.trace.schema import Header, Record
 from clusterprof.trace.segments import SUFFIX, is_segment
 
@@ -182,6 +184,7 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
 
     Raises: NoRecording with a description of the path when there is none.
     """
+    path = resolve_path(path)
     if path.is_file():
         if path.name.endswith(SUFFIX):
             return (path,)
@@ -190,7 +193,7 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
             "give the folder that `clusterprof record` wrote",
         )
     try:
-        names = sorted(os.listdir(path))
+        names = _list_names(path)
     except OSError as error:
         raise NoRecording(
             f"{path}: {(error.strerror or str(error)).lower()}",
@@ -198,7 +201,7 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
         ) from error
     if any(map(is_segment, names)):
         return (path,)
-    nodes = tuple(path / name for name in names if _list_segments(path / name))
+    nodes = tuple(path / name for name in names if list_segments(path / name))
     if not nodes:
         raise NoRecording(
             f"{path}: no recording in this folder (no {SUFFIX} files)",
@@ -268,7 +271,7 @@ class NodeReader:
 
     def _scan(self, count: DamageCounter) -> Iterator[frame.Frame]:
         before = 0
-        for segment in [self.path] if self.path.is_file() else _list_segments(self.path):
+        for segment in [self.path] if self.path.is_file() else list_segments(self.path):
             try:
                 with segment.open("rb", buffering=0) as file:
                     self._segment = before, file
@@ -281,13 +284,26 @@ class NodeReader:
                 count.damaged_places += 1
 
 
-def _list_segments(folder: Path) -> list[Path]:
+def _list_names(folder: Path) -> list[str]:
+    """List the names in a folder in order.
+
+    Raises: OSError when it cannot be listed.
+    """
+    if isinstance(folder, RemotePath):
+        return [path.name for path in folder.iterdir()]
+    return sorted(os.listdir(folder))
+
+
+def list_segments(folder: Path) -> list[Path]:
     """List the segments of a node in numeric order; [] when the folder has none."""
     try:
-        entries = [entry for entry in os.scandir(folder) if is_segment(entry.name)]
+        if isinstance(folder, RemotePath):
+            names = [name for name in _list_names(folder) if is_segment(name)]
+        else:
+            entries = [entry for entry in os.scandir(folder) if is_segment(entry.name)]
+            names = [entry.name for entry in entries if entry.is_file()]
     except OSError:
         return []
-    names = [entry.name for entry in entries if entry.is_file()]
     return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
 
 
@@ -321,8 +337,9 @@ def find_nodes(paths: Sequence[Path]) -> NodeSources:
     Raises: NoRecording for a path that does not exist, and when nothing under any path can
     be read.
     """
+    paths = [resolve_path(path) for path in paths]
     for path in paths:
-        if not os.path.lexists(path):
+        if not path_exists(path):
             raise NoRecording(f"{path}: no such file or directory", _format_missing_hint(path))
     folders: list[Path] = []
     left_out: list[SkippedInput] = []
@@ -334,7 +351,7 @@ def find_nodes(paths: Sequence[Path]) -> NodeSources:
                 raise
             why = error.message.removeprefix(f"{path}: ")
             left_out.append(SkippedInput(path, why, error.remedy, is_copy=False))
-        left_out += _list_unreadable_folders(path)
+        left_out += list_unreadable_folders(path)
     if not folders:
         raise NoRecording(
             "; ".join(f"{skipped_input.path}: {skipped_input.why}" for skipped_input in left_out),
@@ -342,7 +359,23 @@ def find_nodes(paths: Sequence[Path]) -> NodeSources:
         )
     if len(folders) == 1:
         return NodeSources(tuple(folders), tuple(left_out))
-    return _select_copies(_merge_segments(folders), left_out)
+    folders = merge_segments(folders)
+    described = [(read_identity(folder), _measure_bytes(folder)) for folder in folders]
+    kept, copies = select_copies(folders, described)
+    return NodeSources(tuple(folders[at] for at in kept), (*left_out, *copies))
+
+
+def path_exists(path: Path) -> bool:
+    """Return whether there is anything at a path, be it a broken link.
+
+    Raises: NoRecording when an object store does not answer.
+    """
+    if not isinstance(path, RemotePath):
+        return os.path.lexists(path)
+    try:
+        return path.exists()
+    except OSError as error:
+        raise NoRecording(str(error), "check address, region and credentials") from error
 
 
 def _format_missing_hint(path: Path) -> str:
@@ -351,7 +384,7 @@ def _format_missing_hint(path: Path) -> str:
     return "give the folder that `clusterprof record` wrote"
 
 
-def _list_unreadable_folders(path: Path) -> list[SkippedInput]:
+def list_unreadable_folders(path: Path) -> list[SkippedInput]:
     """List the folders of a recording that the user may not read."""
     out = []
     try:
@@ -368,39 +401,44 @@ def _list_unreadable_folders(path: Path) -> list[SkippedInput]:
     return out
 
 
-def _merge_segments(folders: Sequence[Path]) -> list[Path]:
+def merge_segments(folders: Sequence[Path]) -> list[Path]:
     """Replace several segments of one folder by the folder; `run/*/*.cpf` names them one by
     one.
     """
-    parents = [folder.parent for folder in folders if folder.is_file()]
+    parents = Counter(folder.parent for folder in folders if is_segment(folder.name))
     out: list[Path] = []
     for folder in folders:
-        if folder.is_file() and parents.count(folder.parent) > 1:
+        if is_segment(folder.name) and parents[folder.parent] > 1:
             folder = folder.parent
         if folder not in out:
             out.append(folder)
     return out
 
 
-def _select_copies(folders: Sequence[Path], left_out: list[SkippedInput]) -> NodeSources:
-    taken: dict[tuple[str, str], Path] = {}
-    for folder in folders:
-        identity = _read_identity(folder)
+def select_copies(
+    folders: Sequence[Path], described: Sequence[tuple[tuple[str, str], int]]
+) -> tuple[list[int], list[SkippedInput]]:
+    """Select each recording once, of copies the largest.
+
+    described: by folder the identity (read_identity) and the bytes. Returns the indices of the
+    folders that are kept, and the copies that are left out.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    left_out = []
+    for at, (identity, size) in enumerate(described):
         other = taken.get(identity)
         if other is None:
-            taken[identity] = folder
+            taken[identity] = at
             continue
-        better, worse = (
-            (folder, other) if _measure_bytes(folder) > _measure_bytes(other) else (other, folder)
-        )
+        better, worse = (at, other) if size > described[other][1] else (other, at)
         taken[identity] = better
-        if os.path.realpath(better) != os.path.realpath(worse):
-            why = f"a copy of the recording in {better}, which was used instead"
-            left_out.append(SkippedInput(worse, why, "", is_copy=True))
-    return NodeSources(tuple(taken.values()), tuple(left_out))
+        if os.path.realpath(folders[better]) != os.path.realpath(folders[worse]):
+            why = f"a copy of the recording in {folders[better]}, which was used instead"
+            left_out.append(SkippedInput(folders[worse], why, "", is_copy=True))
+    return list(taken.values()), left_out
 
 
-def _read_identity(folder: Path) -> tuple[str, str]:
+def read_identity(folder: Path) -> tuple[str, str]:
     """Return the identity of a recording: the node's key and the boot id of its kernel.
 
     A folder whose header cannot be read is identified by its path.
@@ -414,5 +452,4 @@ def _read_identity(folder: Path) -> tuple[str, str]:
 def _measure_bytes(folder: Path) -> int:
     if folder.is_file():
         return folder.stat().st_size
-    entries = [entry for entry in os.scandir(folder) if is_segment(entry.name)]
-    return sum(entry.stat().st_size for entry in entries)
+    return sum(segment.stat().st_size for segment in list_segments(folder))

@@ -54,12 +54,19 @@ def whatif(argv: Sequence[str] | None = None) -> int:
     return int(what_if(list(sys.argv[1:] if argv is None else argv)) or 0)
 
 
+def cluster(argv: Sequence[str] | None = None) -> int:
+    """Write recordings of whole simulated clusters with their truth."""
+    from clusterprof_lab.cluster.__main__ import main as write
+
+    return write(argv)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of them by name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"synth": synth, "lab": lab, "score": score, "whatif": whatif}
+    commands = {"synth": synth, "cluster": cluster, "lab": lab, "score": score, "whatif": whatif}
     if not arguments or arguments[0] not in commands:
-        print("usage: python -m clusterprof_lab synth|lab|score|whatif …", file=sys.stderr)
+        print("usage: python -m clusterprof_lab synth|cluster|lab|score|whatif …", file=sys.stderr)
         return FAILED
     return commands[arguments[0]](arguments[1:])
 

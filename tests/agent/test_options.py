@@ -109,3 +109,8 @@ def test_durations(text: str, ns: int) -> None:
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError):
         parse_duration(text)
+
+
+def test_the_helper_for_viewers_can_be_disabled() -> None:
+    plan = build_plan({**PROFILE, "recording": {"live_helper": False}})
+    assert decode_plan(encode_plan(plan)).recording == {"live_helper": 0}

@@ -1,15 +1,17 @@
-"""Where operations of ranks are kept: in memory, in a file without a name, or nowhere and said."""
+"""Where operations of ranks are kept: in memory, in a folder of files, or nowhere and said."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clusterprof.analysis import spill
@@ -24,6 +26,7 @@ from clusterprof.analysis.spill import (
     SpillReader,
     SpillWriter,
     open_spill,
+    split_location,
 )
 from clusterprof.report.model import Report
 from tests.support.recordings import write
@@ -74,9 +77,9 @@ def test_a_file_gives_the_report_that_memory_gives(
     expected = analyze(folder)
     monkeypatch.setattr(spill, "SMALL_BYTES", 0)
     places = []
-    between = spill._create_file
+    between = spill._create_folder
     monkeypatch.setattr(
-        spill, "_create_file", lambda stack: places.append(between(stack)) or places[0]
+        spill, "_create_folder", lambda stack: places.append(between(stack)) or places[0]
     )
     assert analyze(folder, jobs=jobs) == expected
     assert places[0].address
@@ -89,7 +92,9 @@ def test_small_recordings_touch_no_disk(folder: Path) -> None:
         assert place == IN_MEMORY
 
 
-def test_nothing_is_left_behind_by_a_process_that_is_killed(temporary: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = (
         "import time\nfrom clusterprof.analysis import spill\n"
         "spill.SMALL_BYTES = -1\n"
@@ -98,54 +103,108 @@ def test_nothing_is_left_behind_by_a_process_that_is_killed(temporary: Path) -> 
         "    print(place.address, flush=True)\n"
         "    time.sleep(60)\n"
     )
+    monkeypatch.setattr(spill, "SMALL_BYTES", -1)
+    monkeypatch.setattr(spill, "_SETTLED_S", 0.0)
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
-        address = running.stdout.readline().strip()
-        assert os.stat(address).st_size == 100_000
+        address = Path(running.stdout.readline().strip())
+        with open_spill([]):  # while its owner lives, the folder stays
+            assert (address / "000000.blocks").stat().st_size == 100_000
         running.kill()
+    assert address.exists()
+    with open_spill([]) as place:
+        assert not address.exists() and Path(place.address).exists()
+
+
+def test_a_folder_that_is_just_being_made_is_left_alone(temporary: Path) -> None:
+    new = temporary / f"{spill.PREFIX}new"
+    new.mkdir()
+    spill.remove_stale_folders(temporary)
+    assert new.exists()
+    new.rmdir()
+
+
+def test_the_folder_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "_CHECK_BYTES", 30)
+    place = SpillLocation(str(tmp_path), in_memory_bytes=50, max_bytes=250)
+    with SpillWriter(place) as first, SpillWriter(place.with_number(1)) as second:
+        assert [shelf.put(b"x" * 100) for shelf in (first, second, first)] == [0, 1 << 40, 100]
+        # 300 bytes are there: this writer notices, keeps 40 in memory, and then no more
+        assert second.put(b"y" * 40) == b"y" * 40
+        assert second.put(b"y" * 40) is None
+        assert "the limit of 250 bytes is reached" in second.why_full
+
+
+def test_blocks_in_an_array_are_found_by_the_location_they_were_given() -> None:
+    sink = bytearray()
+    place = SpillLocation(in_memory_bytes=10, number=3, sink=sink)
+    with SpillWriter(place) as shelf:
+        first, second = shelf.put(b"abcd"), shelf.put(b"efghi")
+        assert isinstance(first, int) and isinstance(second, int)
+        assert shelf.put(b"jk") is None and "10 bytes" in shelf.why_full
+    stored = np.frombuffer(sink, np.uint8)
+    assert [split_location(place) for place in (first, second)] == [(3, 0), (3, 4)]
+    blocks = {first: stored[0:4], second: stored[4:9]}
+    with SpillReader(SpillLocation(blocks=blocks)) as reader:
+        assert (reader.get(first, 4), reader.get(second, 5)) == (b"abcd", b"efghi")
+        with pytest.raises(OSError, match="5 of 6 bytes"):
+            reader.get(second, 6)
+        with pytest.raises(OSError, match="not brought here"):
+            reader.get(4 << 40, 1)
 
 
 def test_nor_by_an_analysis_that_fails(
     folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill, "SMALL_BYTES", 0)
-    monkeypatch.setattr("clusterprof.analysis.pipeline.analyze_across_ranks", lambda *_: 1 // 0)
+    monkeypatch.setattr("clusterprof.analysis.tasks.nodes.analyze_across_ranks", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         analyze(folder)
 
 
-def test_shelves_of_several_processes_share_a_file(temporary: Path) -> None:
-    with tempfile.TemporaryFile() as file:
-        place = SpillLocation(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-        with (
-            SpillWriter(place) as spill_writer,
-            SpillWriter(place) as other,
-            SpillReader(place) as reader,
-        ):
-            put = [
-                (shelf.put(data), data)
-                for data in (b"a" * 9, b"bb")
-                for shelf in (spill_writer, other)
-            ]
-            assert [at for at, _ in put] == [0, 9, 18, 20]
-            for at, data in put:
-                assert at is not None
-                assert reader.get(at, len(data)) == data
-            with pytest.raises(OSError, match="3 of 5 bytes"):
-                reader.get(19, 5)
+def test_shelves_of_several_processes_share_a_file(tmp_path: Path) -> None:
+    place = SpillLocation(str(tmp_path))
+    with (
+        SpillWriter(place) as spill_writer,
+        SpillWriter(place) as other,
+        SpillReader(place) as reader,
+    ):
+        put = [
+            (shelf.put(data), data) for data in (b"a" * 9, b"bb") for shelf in (spill_writer, other)
+        ]
+        assert [at for at, _ in put] == [0, 9, 18, 20]
+        for at, data in put:
+            assert at is not None
+            assert reader.get(at, len(data)) == data
+        with pytest.raises(OSError, match="3 of 5 bytes"):
+            reader.get(19, 5)
+
+
+def test_more_writers_than_files_may_be_open(tmp_path: Path) -> None:
+    place = SpillLocation(str(tmp_path))
+    locations = []
+    for number in range(2 * spill._MAX_OPEN_FILES):
+        with SpillWriter(place.with_number(number)) as shelf:
+            locations.append(shelf.put(number.to_bytes(2, "big")))
+    before = len(os.listdir("/proc/self/fd"))
+    with SpillReader(place) as reader:
+        for number, location in enumerate(locations):
+            assert location is not None
+            assert reader.get(location, 2) == number.to_bytes(2, "big")
+        assert len(os.listdir("/proc/self/fd")) - before == spill._MAX_OPEN_FILES
 
 
 def test_without_a_folder_for_temporary_files_some_is_kept_in_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(**_: object) -> object:
+    def none(*_: object, **__: object) -> object:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     expected = analyze(folder)
     monkeypatch.setattr(spill, "SMALL_BYTES", 0)
-    monkeypatch.setattr(tempfile, "TemporaryFile", none)
+    monkeypatch.setattr(tempfile, "mkdtemp", none)
     assert analyze(folder) == expected
 
 
@@ -177,14 +236,18 @@ def test_a_full_disk_is_reported(folder: Path, temporary: Path, in_memory_bytes:
 
 
 def test_what_cannot_be_read_back_stays_between_ranks(folder: Path, temporary: Path) -> None:
-    with tempfile.TemporaryFile() as file:
-        place = SpillLocation(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-        nodes = [
-            analyze_node(folder / f"node-{number}", build_limits({}), place=place)
-            for number in (0, 1)
-        ]
-        file.truncate(100)
-        report = build_report("run", analyze_across_ranks(nodes, place))
+    stored = temporary / "stored"
+    stored.mkdir()
+    place = SpillLocation(str(stored))
+    nodes = [
+        analyze_node(
+            folder / f"node-{number}", build_limits({}), place=place.with_number(number + 1)
+        )
+        for number in (0, 1)
+    ]
+    os.truncate(stored / "000002.blocks", 100)
+    report = build_report("run", analyze_across_ranks(nodes, place))
+    shutil.rmtree(stored)
     assert dict(report.unattributed_reasons) == {"peers": 24_000_000_000}
     [blind] = [
         blind_spot for blind_spot in report.blinds if blind_spot.what == "waits between ranks"

@@ -26,9 +26,11 @@ NOT_MEANT = (
     "--to collapsed",
     "--to otlp",
     "--to recording",
+    "--scheduler",
+    "--workers",
 )
-"""Lines that show a mistake, usage lines, and what needs an extra, stacks, a receiver or other
-files."""
+"""Lines that show a mistake, usage lines, and what needs an extra, stacks, a cluster, a receiver or
+other files."""
 RUNS = {"--baseline", "--repeat"}
 
 

@@ -210,15 +210,20 @@ def test_without_stacks_the_switch_interval_is_left_alone(run_dir: Path) -> None
     assert len(recorded(code, run_dir)) == 1
 
 
-def test_the_interval_is_lowered_for_a_while_after_a_late_sample(sampled_dir: Path) -> None:
+def test_the_interval_is_lowered_for_a_while_after_the_lock_was_given_away(
+    sampled_dir: Path,
+) -> None:
     code = BY_HAND + (
         "watched = watch._Watch(); watched.sampler = watch._samplers[0]\n"
         "watched.sampler.record = lambda *times: None\n"
-        "def finish(late_ns):\n"
-        "    watched._finish_sample(10**9, 10**9 + late_ns, 1)\n"
+        "def finish(late_ns, is_prompt=False):\n"
+        "    watched._finish_sample(10**9, 10**9 + late_ns, 1, is_prompt)\n"
         "    return watched.prompt_samples\n"
-        "assert [finish(199_999) for _ in range(17)] == [*range(15, -1, -1), 0]\n"
-        "assert [finish(200_000), finish(0)] == [16, 15]"
+        "assert [finish(199_999) for _ in range(33)] == [*range(31, -1, -1), 0]\n"
+        "assert [finish(200_000), finish(0)] == [32, 31]\n"
+        # Asked to, after the switch interval of 7 ms, or of 0.5 ms: with a tenth of tolerance.
+        "assert [finish(6_299_000), finish(6_301_000)] == [32, 31]\n"
+        "assert [finish(449_999, True), finish(450_000, True)] == [32, 31]"
     )
     assert len(recorded(code, sampled_dir)) == 1
 
@@ -255,5 +260,18 @@ def test_the_first_samples_may_cost_more(sampled_dir: Path) -> None:
         "assert abs(watched._choose_pause() - 0.4) < 1e-9\n"
         "sampler.started_ns -= 11 * 10**9\n"
         "assert watched._choose_pause() == 0.05"
+    )
+    assert len(recorded(code, sampled_dir)) == 1
+
+
+def test_after_a_wait_for_the_lock_more_cpu_time_may_be_used(sampled_dir: Path) -> None:
+    code = BY_HAND + (
+        "watched = watch._Watch(); watched.sampler = sampler = watch._samplers[0]\n"
+        "sampler.mean_held_ns, sampler.mean_cpu_ns = 10**6, 600_000\n"
+        "sampler.started_ns = time.monotonic_ns() - 10**10\n"
+        "sampler.all_cpu_ns = watch.CREDIT_CPU_NS + 29_000_000\n"  # 0.3 % of 10 s: 30 ms
+        "assert watched._choose_pause(True) == 0.05\n"
+        "sampler.all_cpu_ns += 2_000_000\n"
+        "assert abs(watched._choose_pause(True) - 0.2) < 1e-9"  # 600 us / 0.3 %
     )
     assert len(recorded(code, sampled_dir)) == 1

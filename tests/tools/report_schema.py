@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from clusterprof.report import code, document, history, impact, model
+from clusterprof.report import code, document, document_base, history, impact, model
 
 PAGE = "clusterprof/output/renderers/schema/report.schema.json"
 NULL = {"type": "null"}
@@ -27,7 +27,12 @@ def report_schema() -> str:
     (reference,), definitions = msgspec.json.schema_components(
         [document.Report], ref_template="#/$defs/{name}"
     )
-    classes = {**classes_of(model), **classes_of(impact), **classes_of(document)}
+    classes = {
+        **classes_of(model),
+        **classes_of(impact),
+        **classes_of(document_base),
+        **classes_of(document),
+    }
     for name, definition in definitions.items():
         describe(definition, classes[name])
     root = definitions.pop(reference["$ref"].rpartition("/")[2])

@@ -46,6 +46,7 @@ from clusterprof.agent.processes.registry import (
 from clusterprof.agent.processes.span_rings import SpanRings
 from clusterprof.agent.sampling import inventory
 from clusterprof.agent.sampling.collector_runner import CollectorRunner, ErrorLogger
+from clusterprof.agent.sampling.live_settler import HELPER_NAME, LiveSettler
 from clusterprof.agent.sampling.scheduler import (
     NEVER_NS,
     Budget,
@@ -79,11 +80,17 @@ class SelfCollector:
         cpu_ns: Callable[[], int],
         helpers: Callable[[], Mapping[str, int]],
         proc: str = "/proc",
+        ended_cpu_ns: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """Take the loop and the helpers by name.
+
+        ended_cpu_ns: CPU time of earlier processes of a helper, ns, by its name.
+        """
         self._schedule = schedule
         self._cpu_ns = cpu_ns
         self._helpers = helpers
         self._proc = proc
+        self._ended_cpu_ns = ended_cpu_ns
         self._open_helpers: dict[str, int] = {}
         self._statm = open_file(f"{proc}/self/statm")
 
@@ -100,13 +107,14 @@ class SelfCollector:
         if self._helpers() != self._open_helpers:
             raise DevicesChanged
         values: list[Value] = [self._cpu_ns(), self._rss()]
-        for pid in self._open_helpers.values():
+        for name, pid in self._open_helpers.items():
             fields = read_stat_fields(self._proc, pid)
             if fields is None:
                 values += [_PROCESS_GONE, _PROCESS_GONE]
             else:
+                earlier_ns = self._ended_cpu_ns().get(name, 0)
                 values += [
-                    (int(fields[11]) + int(fields[12])) * _CPU_TICK_NS,
+                    earlier_ns + (int(fields[11]) + int(fields[12])) * _CPU_TICK_NS,
                     _get_rss_bytes(fields),
                 ]
         return [*values, self._schedule.late_ns, self._schedule.missed]
@@ -201,6 +209,7 @@ class Service:
         self._clock = SystemClock([wake, self._registry.descriptor], self._news)
         self._schedule = Schedule()
         self._note = note
+        self._live: LiveSettler | None = None
         self._runners: list[CollectorRunner] = []
         self._runners = self._build(collectors)
 
@@ -234,6 +243,8 @@ class Service:
         budget = Budget(request.plan.hz, clock.now_ns(), clock.cpu_ns())
         tick_ns = min(_MAX_TICK_NS, round(1e9 / request.plan.hz))
         dumps = FlightRecorderDumps(request.run_dir, folder, str(request.roots.proc))
+        if request.plan.recording.get("live_helper", 1):
+            self._live = LiveSettler(folder)
         sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps)
         segment = writer.segment
         collect_ns = start.monotonic_ns + _GARBAGE_INTERVAL_NS
@@ -251,10 +262,14 @@ class Service:
             if writer.segment != segment:
                 segment = writer.segment
                 self._rings.repeat_definitions()
+            if self._live is not None:
+                self._live.check(clock.now_ns(), segment)
             if clock.now_ns() >= collect_ns:
                 collect_ns += _GARBAGE_INTERVAL_NS
                 collect_garbage()
         writer.close()
+        if self._live is not None:
+            self._live.close()
         self._rings.close()
         self._registry.close()
         return stop_condition.reason
@@ -300,13 +315,22 @@ class Service:
                 CollectorRunner(collector, request.plan.interval_ns(name, default_ns), self._note)
             )
         self_collector = SelfCollector(
-            self._schedule, self._clock.cpu_ns, self._helper_pids, str(request.roots.proc)
+            self._schedule,
+            self._clock.cpu_ns,
+            self._helper_pids,
+            str(request.roots.proc),
+            self._ended_helper_cpu_ns,
         )
         return [*runners, CollectorRunner(self_collector, self_collector.interval_ns, self._note)]
 
     def _helper_pids(self) -> Mapping[str, int]:
         pids = {runner.name: getattr(runner.collector, "pid", None) for runner in self._runners}
+        pids[HELPER_NAME] = None if self._live is None else self._live.pid
         return {f"helper:{name}": pid for name, pid in pids.items() if pid is not None}
+
+    def _ended_helper_cpu_ns(self) -> Mapping[str, int]:
+        """Return the CPU time of earlier processes of the helper for viewers, ns."""
+        return {} if self._live is None else {f"helper:{HELPER_NAME}": self._live.ended_cpu_ns}
 
     def _header(self, start: ClockRecord) -> Header:
         request = self._order

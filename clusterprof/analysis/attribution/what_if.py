@@ -258,9 +258,12 @@ class WhatIfReplay:
         """
         self._culprits: tuple[tuple[int, int], ...] | None = None
         self._fronts = self._blocks = self._next = 0
+        self._fronts_before = 0
         self._skipped = False
         self._bins: dict[int, list[tuple[int, Int]]] = {}
         """Job -> (length, savings) of time bins."""
+        self._merged: dict[int, tuple[bool, bool, tuple[tuple[int, int], ...]]] = {}
+        """Job -> parts were skipped, several groups, culprits; for what was merged."""
 
     def add(
         self,
@@ -310,15 +313,45 @@ class WhatIfReplay:
             self._replay_fronts(ops, transfer_ns, np.ascontiguousarray(own))
         self._blocks += 1
 
+    def begin(
+        self, rank: Int, at_leave: Int, work: Int, leave_ns: Int, culprits: tuple | None
+    ) -> None:
+        """Begin after operations that are not replayed here, the last of which all ranks left.
+
+        rank: int64[n]. at_leave, work: what each rank had spent then, as in `add`. leave_ns: when
+        it left, int64[n]. culprits: those that the replay of the operations before has chosen.
+        """
+        self._at_leave[rank], self._work[rank] = at_leave, work
+        self._last_leave_ns[rank] = leave_ns
+        self._culprits = culprits or ()
+        self._fronts_before = MAX_FRONTS
+
+    def merge(self, other: WhatIfReplay) -> None:
+        """Add the savings of later operations, or of other jobs."""
+        for job, bins in other._bins.items():
+            own = self._bins.setdefault(job, [])
+            own += bins
+            _combine_bins(own)
+            skipped, several_groups, culprits = self._merged.get(job, (False, False, ()))
+            self._merged[job] = (
+                skipped or other._skipped,
+                several_groups or other._fronts > 0,
+                culprits or other._culprits or (),
+            )
+        self.from_ns = np.where(self.from_ns < 0, other.from_ns, self.from_ns)
+
+    @property
+    def culprits(self) -> tuple[tuple[int, int], ...] | None:
+        """Rank, and cause or WORK, that are each replayed alone; None = not chosen yet."""
+        return self._culprits
+
     def get_savings(self) -> dict[int, WhatIfSavings]:
         """Return the savings of each job."""
         return {
             job: WhatIfSavings(
                 np.array([length_ns for length_ns, _ in bins], np.int64),
                 np.array([savings for _, savings in bins], np.int64),
-                self._skipped,
-                self._fronts > 0,
-                self._culprits or (),
+                *self._merged.get(job, (self._skipped, self._fronts > 0, self._culprits or ())),
             )
             for job, bins in self._bins.items()
         }
@@ -397,13 +430,7 @@ class WhatIfReplay:
     def _append_bins(self, job: int, length: Int, savings: Int) -> None:
         bins = self._bins.setdefault(job, [])
         bins += [(int(ns), row) for ns, row in zip(length, savings) if ns >= 0]
-        while len(bins) > MAX_SAVINGS_BINS:
-            even = len(bins) // 2 * 2
-            neighbors = zip(bins[:even:2], bins[1:even:2])
-            bins[:] = [
-                *((first[0] + second[0], first[1] + second[1]) for first, second in neighbors),
-                *bins[even:],
-            ]
+        _combine_bins(bins)
 
     # --- several process groups
 
@@ -470,7 +497,7 @@ class WhatIfReplay:
                 savings_before, times_before = self._savings.copy(), latest.copy()
         self._last_leave_ns = latest
         self._fronts += cuts.size - 1
-        self._next = self._blocks + 1 + self._fronts // MAX_FRONTS
+        self._next = self._blocks + 1 + (self._fronts + self._fronts_before) // MAX_FRONTS
 
     def _append_front_bin(
         self, savings_before: Int, times_before: Int, latest: Int, waited: Int, own: Int
@@ -519,6 +546,17 @@ class WhatIfReplay:
         largest = np.argsort(-lost, axis=None, kind="stable")[:MAX_CULPRITS]
         pairs = zip(*np.unravel_index(largest, lost.shape))
         return tuple((int(rank), columns[c]) for rank, c in pairs if lost[rank, c] > 0)
+
+
+def _combine_bins(bins: list[tuple[int, Int]]) -> None:
+    """Combine neighboring bins until there are not too many."""
+    while len(bins) > MAX_SAVINGS_BINS:
+        even = len(bins) // 2 * 2
+        neighbors = zip(bins[:even:2], bins[1:even:2])
+        bins[:] = [
+            *((first[0] + second[0], first[1] + second[1]) for first, second in neighbors),
+            *bins[even:],
+        ]
 
 
 def compute_recoverable_ns(attributed_ns: int, upper_bound: bool, has_peers: bool) -> int | None:

@@ -144,16 +144,14 @@ def _read_group_members(
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     """Return the global ranks of every announced process group, by job and group."""
     jobs = {(rank.node.facts.key, rank.ending.pid): job for (job, _), rank in recorded.items()}
-    out = {}
+    last: dict[tuple[int, int], Sequence[int]] = {}
     for node in nodes:
         for event in node.loaded.events:
             attributes = event.attributes
             job = jobs.get((node.facts.key, attributes.get("pid", -1)))
             if event.kind == GROUP_ANNOUNCED and job is not None:
-                out[job, int(attributes["group"])] = tuple(
-                    int(rank) for rank in attributes["ranks"]
-                )
-    return out
+                last[job, int(attributes["group"])] = attributes["ranks"]
+    return {key: tuple(int(rank) for rank in ranks) for key, ranks in last.items()}
 
 
 class _RankNumbering:

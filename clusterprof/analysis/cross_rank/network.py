@@ -51,7 +51,7 @@ from clusterprof.analysis.attribution.network.split import (
 )
 from clusterprof.analysis.attribution.network.transfer_time import TransferCell, TransferTotals
 from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
-from clusterprof.analysis.attribution.wait_for.blame import TRANSFER, BlockBlame, list_causes
+from clusterprof.analysis.attribution.wait_for.blame import TRANSFER, list_causes
 from clusterprof.analysis.detectors.cross_rank import (
     PATH,
     TRANSFER_AT_LINK_RATE,
@@ -60,7 +60,6 @@ from clusterprof.analysis.detectors.cross_rank import (
     TRANSFER_STEADY_SLOW,
 )
 from clusterprof.analysis.node.analyze import NodeResult
-from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.report.model import Cause, Culprit, Evidence, Finding, PeerComparison
 from clusterprof.units import format_quantity
 
@@ -325,21 +324,21 @@ class NetworkResult:
         ]
 
 
+def make_transfer_totals(nodes: Sequence[NodeResult], categories: Sequence[str]) -> TransferTotals:
+    """Make the totals of the transfers between all ranks, without operations."""
+    node_numbers = [number for number, node in enumerate(nodes) for _ in node.ranks]
+    return TransferTotals(np.array(node_numbers, np.int64), list_causes(categories).index(TRANSFER))
+
+
 class TransferObserver:
-    """Observes blame for the transfers of all ranks."""
+    """Attributes the time in the transfers of all ranks."""
 
     def __init__(
-        self, nodes: Sequence[NodeResult], categories: Sequence[str], limits: Mapping[str, Any]
+        self, nodes: Sequence[NodeResult], limits: Mapping[str, Any], transfers: TransferTotals
     ) -> None:
+        """transfers: those of all operations, see make_transfer_totals."""
         self._nodes, self._limits = nodes, limits
-        node_numbers = [number for number, node in enumerate(nodes) for _ in node.ranks]
-        self._transfers = TransferTotals(
-            np.array(node_numbers, np.int64), list_causes(categories).index(TRANSFER)
-        )
-
-    def add(self, ops: Operations, blamed: BlockBlame) -> None:
-        """Add one block of operations and the blame for each wait in it."""
-        self._transfers.add(ops, blamed)
+        self._transfers = transfers
 
     def result(self) -> NetworkResult:
         """Return the causes of the transfer time, from all blocks and the counters of all nodes."""

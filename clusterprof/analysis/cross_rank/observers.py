@@ -27,13 +27,12 @@ from clusterprof.analysis.attribution.wait_for.blame import (
     BlockBlame,
 )
 from clusterprof.analysis.attribution.wait_for.blame import list_causes as blame_causes
+from clusterprof.analysis.attribution.wait_for.time_bins import WaitTimeBins
 from clusterprof.analysis.attribution.wait_for.totals import (
     MIN_STEPS_FOR_TAIL,
     SavingsTotals,
     SlowSteps,
     VictimCounts,
-    WaitTimeBins,
-    WaitTotals,
 )
 from clusterprof.analysis.attribution.what_if import WhatIfReplay, WhatIfSavings
 from clusterprof.analysis.node.analyze import NodeResult
@@ -46,39 +45,63 @@ _TOO_FEW_STEPS = f"fewer than {MIN_STEPS_FOR_TAIL} steps were recorded"
 _NO_SLOW_RANK = "no rank delayed the others in them, or they took hardly longer than the rest"
 
 
-class CulpritObserver:
-    """Observes blame for the report; ranks are numbered over all nodes in order."""
+@dataclass(frozen=True, slots=True)
+class CulpritSums:
+    """What is summed for culprits while waits are blamed; can be sent to a worker process."""
 
-    def __init__(self, ranks: Sequence[tuple[NodeResult, RankResult]], totals: WaitTotals) -> None:
-        """Start without blocks.
-
-        totals: accumulates the same blocks by itself; read for the totals.
-        """
-        self._summed = totals
-        self._ranks = [rank for _, rank in ranks]
-        begin_ns = np.array([node.loaded.first_ns for node, _ in ranks], np.int64)
-        keys = [node.facts.key for node, _ in ranks]
-        causes = len(totals.causes)
-        self._stretches = WaitTimeBins(causes, begin_ns, [keys.index(key) for key in keys])
-        self._victims = VictimCounts(len(ranks))
-        self._gains = SavingsTotals(_count_job_ranks(self._ranks), causes)
-        self._slow = _choose_slow_step_ranks(self._ranks)
+    time_bins: WaitTimeBins
+    victims: VictimCounts
+    savings: SavingsTotals
+    slow: Sequence[SlowSteps]
+    """Of one rank of each job."""
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
         """Add one block of operations and the blame for each wait in it."""
-        self._stretches.add(ops, blamed)
-        self._victims.add(ops, blamed)
-        self._gains.add(ops, blamed)
-        for slow in self._slow:
+        self.time_bins.add(ops, blamed)
+        self.victims.add(ops, blamed)
+        self.savings.add(ops, blamed)
+        for slow in self.slow:
             slow.add(ops, blamed)
+
+    def merge(self, other: CulpritSums) -> None:
+        """Add the sums of later operations."""
+        self.time_bins.merge(other.time_bins)
+        self.victims.merge(other.victims)
+        self.savings.merge(other.savings)
+        for own, slow in zip(self.slow, other.slow):
+            own.merge(slow)
+
+
+def make_culprit_sums(ranks: Sequence[tuple[NodeResult, RankResult]], causes: int) -> CulpritSums:
+    """Make the sums for culprits without operations; causes: number of them."""
+    begin_ns = np.array([node.loaded.first_ns for node, _ in ranks], np.int64)
+    keys = [node.facts.key for node, _ in ranks]
+    results = [rank for _, rank in ranks]
+    return CulpritSums(
+        WaitTimeBins(causes, begin_ns, [keys.index(key) for key in keys]),
+        VictimCounts(len(ranks)),
+        SavingsTotals(_count_job_ranks(results), causes),
+        _choose_slow_step_ranks(results),
+    )
+
+
+class CulpritObserver:
+    """Answers questions about culprits from what was observed; ranks are numbered over all nodes
+    in order.
+    """
+
+    def __init__(
+        self, ranks: Sequence[RankResult], causes: Sequence[str], sums: CulpritSums
+    ) -> None:
+        self._ranks, self._causes, self.sums = ranks, causes, sums
 
     def persistence(self, leaves: Collection[str]) -> Persistence | None:
         """Return how the culprits of some causes change over the run; None = not known."""
-        return self._stretches.persistence(self._cause_numbers(leaves))
+        return self.sums.time_bins.persistence(self._cause_numbers(leaves))
 
     def victim_count(self, at: int) -> int | None:
         """Return how many other ranks waited for a rank; None where that is not known."""
-        return self._victims.count_victims(at)
+        return self.sums.victims.count_victims(at)
 
     def recoverable_ns(self, at: int, leaves: Collection[str], own_ns: int) -> int:
         """Return the device time all ranks save when one culprit is on time.
@@ -86,7 +109,7 @@ class CulpritObserver:
         own_ns: what the culprit lost by itself.
         """
         steps = self._ranks[at].ledger.steps
-        return self._gains.estimate_savings(at, self._cause_numbers(leaves), own_ns, steps)
+        return self.sums.savings.estimate_savings(at, self._cause_numbers(leaves), own_ns, steps)
 
     def all_recoverable_ns(self, leaves: Collection[str]) -> int | None:
         """Return the device time all ranks save without some causes; None where it is not known.
@@ -96,7 +119,7 @@ class CulpritObserver:
         if not set(leaves).isdisjoint(BLAME_CAUSES):
             return None
         steps = [rank.ledger.steps for rank in self._ranks]
-        return self._gains.estimate_savings_without_causes(self._cause_numbers(leaves), steps)
+        return self.sums.savings.estimate_savings_without_causes(self._cause_numbers(leaves), steps)
 
     def tail(self, lengths: Mapping[int, int]) -> Tail:
         """Return how long steps take and which ranks set the length of slow ones.
@@ -105,14 +128,14 @@ class CulpritObserver:
         """
         p50, p99 = (find_quantile(lengths, share) for share in (0.5, 0.99))
         counts: dict[int, int] = {}
-        for slow in self._slow:
+        for slow in self.sums.slow:
             for rank, steps in slow.count_steps_by_culprit(p50 or 0.0).items():
                 counts[rank] = counts.get(rank, 0) + steps
         order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        slow_steps = sum(slow.length_ns.size for slow in self._slow)
+        slow_steps = sum(slow.length_ns.size for slow in self.sums.slow)
         why = "" if counts else _NO_SLOW_RANK if slow_steps else _TOO_FEW_STEPS
         return Tail(
-            steps=sum(slow.count for slow in self._slow),
+            steps=sum(slow.count for slow in self.sums.slow),
             slow=slow_steps,
             p50_ns=None if p50 is None else int(p50),
             p99_ns=None if p99 is None else int(p99),
@@ -127,7 +150,7 @@ class CulpritObserver:
         families = {leaf for leaf in leaves if leaf in ("network", "synchronization")}
         return [
             number
-            for number, cause in enumerate(self._summed.causes)
+            for number, cause in enumerate(self._causes)
             if cause in leaves or (cause in CAUSES and CAUSES[cause].family in families)
         ]
 
@@ -198,6 +221,29 @@ class WhatIfObserver:
         _, which, count = np.unique(job, return_inverse=True, return_counts=True)
         self._replay = WhatIfReplay(self._job, count[which], len(self.causes))
         return hidden
+
+    @property
+    def culprits(self) -> tuple[tuple[int, int], ...] | None:
+        """Ranks with a cause that are each replayed alone; None = not chosen yet."""
+        return None if self._replay is None else self._replay.culprits
+
+    def begin_slab(
+        self, ops: Operations, leave: Int, culprits: tuple[tuple[int, int], ...] | None
+    ) -> None:
+        """Begin after a cut: an operation of all ranks that are added later.
+
+        leave: spent ns up to leaving it, int64[ranks, columns]. culprits: chosen before it.
+        """
+        assert self._replay is not None, "begin() comes first"
+        self._replay.begin(
+            ops.rank, self._lost(leave), leave[:, self._work], ops.leave_ns, culprits
+        )
+
+    def merge(self, other: WhatIfObserver) -> None:
+        """Add the replay of later operations."""
+        assert self._replay is not None and other._replay is not None, "begin() comes first"
+        self._replay.merge(other._replay)
+        self._begun_ns = np.where(self._begun_ns < 0, other._begun_ns, self._begun_ns)
 
     def add(self, ops: Operations, blamed: BlockBlame, arrive: Int, leave: Int) -> None:
         """Add a block of operations with its blame and all columns of spent time.
@@ -275,7 +321,7 @@ class LongWaitObserver:
     def __init__(self, ranks: Sequence[RankResult], causes: Sequence[str]) -> None:
         self.causes = tuple(causes)
         self._floor_ns = np.zeros(len(ranks) + 1, np.int64)
-        """By culprit: waits no longer than this are not among its longest, int64[culprits + 1]."""
+        """By culprit: shorter waits are not among its longest, int64[culprits + 1]."""
         self._kept = np.zeros((5, 0), np.int64)
         """Rows: culprit, ns, victim, cause, start; int64[5, waits]."""
         self._slow = _choose_slow_step_observers(ranks)
@@ -296,7 +342,7 @@ class LongWaitObserver:
         main = main[np.append(True, row[main[1:]] != row[main[:-1]])]
         whole_ns = np.add.reduceat(blamed.ns, starts)
         culprit = blamed.culprit[main]
-        long_enough = np.flatnonzero(whole_ns > self._floor_ns[culprit])
+        long_enough = np.flatnonzero(whole_ns >= np.maximum(self._floor_ns[culprit], 1))
         if not long_enough.size:
             return
         main, culprit, ns = main[long_enough], culprit[long_enough], whole_ns[long_enough]
@@ -307,10 +353,18 @@ class LongWaitObserver:
         if self._kept.shape[1] > _BUFFER_WAITS + WAITS_PER_CULPRIT * self._floor_ns.size:
             self._settle()
 
+    def merge(self, other: LongWaitObserver) -> None:
+        """Add the longest waits in other operations."""
+        for own, slow in zip(self._slow, other._slow):
+            own.merge(slow)
+        self._kept = np.concatenate([self._kept, other._kept], axis=1)
+        if self._kept.shape[1]:
+            self._settle()
+
     def _settle(self) -> None:
         """Keep the longest few waits of each culprit; ties by start, then by victim."""
-        culprit, ns, victim, _, start = self._kept
-        order = np.lexsort((victim, start, -ns, culprit))
+        culprit, ns, victim, cause, start = self._kept
+        order = np.lexsort((cause, victim, start, -ns, culprit))
         kept = self._kept[:, order]
         starts = np.flatnonzero(np.append(True, kept[0, 1:] != kept[0, :-1]))
         place = np.arange(kept.shape[1])

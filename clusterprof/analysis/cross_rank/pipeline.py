@@ -25,6 +25,7 @@ from clusterprof.analysis.cross_rank.implicit_collectives import (
     measure_unverified_busy_time,
     revert_suspected_busy_wait,
 )
+from clusterprof.analysis.cross_rank.slabs import RunMap
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.cross_rank.wait_totals import align_cause_ids
 from clusterprof.analysis.cross_rank.waits import attribute_waits, blame_starved_transfers
@@ -102,15 +103,17 @@ def analyze_across_ranks(
     nodes: Sequence[NodeResult],
     place: SpillLocation = IN_MEMORY,
     limits: Mapping[str, Any] | None = None,
+    run_map: RunMap = map,
 ) -> JobState:
     """Match the operations of all ranks and attribute the waiting time in them to causes.
 
     place: where the analysis of the nodes has stored the operations. When they cannot be
     read back, all waiting time stays "peers": compared with only part of the ranks, the
     others would count as unknown. limits: bound limits object per cause id; None = the
-    defaults.
+    defaults. run_map: applies a module-level function to items that can be pickled, and yields
+    the results in their order.
     """
-    state = JobState(tuple(nodes), place, limits or build_limits({}))
+    state = JobState(tuple(nodes), place, limits or build_limits({}), run_map)
     for apply_pass in CROSS_RANK_PASSES:
         state = apply_pass(state)
     return state

@@ -13,6 +13,7 @@ from clusterprof.analysis.cross_rank.observers import (
     LongWaitObserver,
     WhatIfObserver,
 )
+from clusterprof.analysis.cross_rank.slabs import RunMap
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, Job
 from clusterprof.analysis.node.analyze import NodeResult
@@ -46,6 +47,8 @@ class JobState:
     """Where the analysis of the nodes has stored the operations of their ranks."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Bound limits object per cause id."""
+    run_map: RunMap = map
+    """Runs the parts of passes that can be divided, in processes or not."""
     jobs: tuple[Job, ...] = ()
     clock: NodeClockAlignment | None = None
     """Maps the times of every node to the common clock, in the order of `nodes`."""

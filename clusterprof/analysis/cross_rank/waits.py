@@ -5,14 +5,13 @@
 
 The ledger of every rank keeps its sums: the time booked as "peers" becomes the causes
 for which the rank waited there. Operations are read from where the analysis of each
-node has stored them, and blamed block by block.
+node has stored them, and blamed slab by slab (analysis.cross_rank.slabs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,8 +35,6 @@ from clusterprof.analysis.attribution.wait_for.blame import (
     UNKNOWN,
     UNKNOWN_PEER,
     WORK,
-    BlockBlame,
-    blame_waits,
     list_causes,
 )
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
@@ -49,28 +46,30 @@ from clusterprof.analysis.cross_rank.implicit_collectives import (
     subtract_waits_from_reasons,
     sum_by_family,
 )
-from clusterprof.analysis.cross_rank.network import NetworkResult, TransferObserver
+from clusterprof.analysis.cross_rank.network import (
+    NetworkResult,
+    TransferObserver,
+    make_transfer_totals,
+)
 from clusterprof.analysis.cross_rank.observers import (
     CulpritObserver,
     LongWaitObserver,
     WhatIfObserver,
+    make_culprit_sums,
 )
+from clusterprof.analysis.cross_rank.slab_plan import plan_slabs
+from clusterprof.analysis.cross_rank.slabs import BlameColumns, BlameSums, blame_in_slabs
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks, map_ranks, with_ranks
-from clusterprof.analysis.spill import SpillReader
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
-from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
-from clusterprof.analysis.timeline.collectives.stream import OperationStream
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
 from clusterprof.report.model import Grade
 
 GROUP_ANNOUNCED = "group-announced"
 CATEGORIES = (*CLAIMABLE_CAUSES, UNEXPLAINED, WORK)
-BLOCK_ROWS = 32_000
-"""Rows that are blamed at once: their working set stays in the CPU caches."""
 _MARKED_GRADE: Grade = "B"  # durations of marked spans; no counter confirms them
 
 _NumberedRank = tuple[int, NodeResult, RankResult]
@@ -93,24 +92,24 @@ def attribute_waits(state: JobState) -> JobState:
     ]
     if any(lost):
         return replace(state, not_compared=max(lost))
-    observers = _build_observers(state.nodes, state.limits)
+    sums = _make_sums(state.nodes)
     try:
-        unmatched = _observe_blame(state, with_operations, observers)
+        unmatched = _observe_blame(state, with_operations, sums)
     except OSError as error:
         return replace(state, not_compared=str(error))
     clock = _require_clock(state)
-    network = observers.network.result()
+    network = TransferObserver(state.nodes, state.limits, sums.transfers).result()
     return replace(
         state,
-        nodes=_with_attributed_waits(state, with_operations, observers, network),
+        nodes=_with_attributed_waits(state, with_operations, sums, network),
         unmatched=unmatched,
         clock_bound_ns=clock.bound_ns,
         clock_reason=clock.reason,
         notes=(*state.notes, *clock.notes, *state.barriers.notes),
         network=network,
-        observer=observers.culprits,
-        long_waits=observers.long_waits,
-        what_if=observers.what_if,
+        observer=CulpritObserver(list_ranks(state.nodes), sums.totals.causes, sums.culprits),
+        long_waits=sums.long_waits,
+        what_if=sums.what_if,
     )
 
 
@@ -131,95 +130,46 @@ def _select_ranks_with_operations(nodes: Sequence[NodeResult]) -> list[_Numbered
 # --- observing the blame ---
 
 
-class BlameObserver(Protocol):
-    """Accumulates the results of blame, block after block."""
-
-    def add(self, ops: Operations, blamed: BlockBlame) -> None:
-        """Add one block of operations and the blame for each wait in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _WaitObservers:
-    """What is accumulated while the waits of all ranks are blamed."""
-
-    totals: WaitTotals
-    network: TransferObserver
-    bubbles: PipelineBubbles
-    jitter: Jitter
-    culprits: CulpritObserver
-    long_waits: LongWaitObserver | None
-    """None where no history was requested."""
-    what_if: WhatIfObserver
-    """Takes the columns of spent time too, so it is not among `list_all`."""
-
-    def list_all(self) -> list[BlameObserver]:
-        """List the observers in the order in which they take each block."""
-        own: list[BlameObserver] = [
-            self.totals,
-            self.network,
-            self.bubbles,
-            self.jitter,
-            self.culprits,
-        ]
-        return own if self.long_waits is None else [*own, self.long_waits]
-
-
-def _build_observers(nodes: Sequence[NodeResult], limits: Mapping[str, Any]) -> _WaitObservers:
+def _make_sums(nodes: Sequence[NodeResult]) -> BlameSums:
     ranks = list_ranks(nodes)
-    totals = WaitTotals(len(ranks), CATEGORIES)
+    causes = list_causes(CATEGORIES)
     has_history = any(rank.history is not None for rank in ranks)
-    return _WaitObservers(
-        totals=totals,
-        network=TransferObserver(nodes, CATEGORIES, limits),
+    numbered = [(node, rank) for node in nodes for rank in node.ranks]
+    return BlameSums(
+        totals=WaitTotals(len(ranks), CATEGORIES),
+        transfers=make_transfer_totals(nodes, CATEGORIES),
         bubbles=PipelineBubbles(len(ranks), CATEGORIES),
         jitter=Jitter(len(ranks), CATEGORIES),
-        culprits=CulpritObserver([(node, rank) for node in nodes for rank in node.ranks], totals),
-        long_waits=LongWaitObserver(ranks, totals.causes) if has_history else None,
+        culprits=make_culprit_sums(numbered, len(causes)),
+        long_waits=LongWaitObserver(ranks, causes) if has_history else None,
         what_if=WhatIfObserver([rank.job for rank in ranks], CATEGORIES),
     )
 
 
 def _observe_blame(
-    state: JobState, with_operations: Sequence[_NumberedRank], observers: _WaitObservers
+    state: JobState, with_operations: Sequence[_NumberedRank], sums: BlameSums
 ) -> Mapping[str, int]:
-    """Read and blame operations block by block; return unmatched spans by reason.
+    """Read and blame operations slab by slab; return unmatched spans by reason.
 
     Raises: OSError when the operations cannot be read back.
     """
-    with SpillReader(state.place) as reader:
-        entries = _build_rank_entries(with_operations, state.nodes, _require_clock(state))
-        members = {**_read_group_members(with_operations), **state.barriers.members}
-        return _blame_blocks(entries, members, len(list_ranks(state.nodes)), reader, observers)
-
-
-def _blame_blocks(
-    entries: Sequence[RankEntry],
-    members: Mapping[tuple[int, int], Int],
-    ranks: int,
-    reader: SpillReader,
-    observers: _WaitObservers,
-) -> Mapping[str, int]:
+    entries = _build_rank_entries(with_operations, state.nodes, _require_clock(state))
+    members = {**_read_group_members(with_operations), **state.barriers.members}
     blocks = (block for entry in entries for block in entry.operations.blocks)
     spent = sorted(
         {int(c) for block in blocks for c in (*block.arrive_categories, *block.leave_categories)}
     )
     # Most categories have no time at all; work, the last one, is always requested.
-    columns = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]
-    hidden = observers.what_if.begin(columns, spent)
-    used_causes, all_causes = list_causes([CATEGORIES[c] for c in columns]), list_causes(CATEGORIES)
-    number = np.array([all_causes.index(name) for name in used_causes])
-    stream = OperationStream(entries, members, [*columns, *hidden], reader.get)
-    carry = None
-    own = slice(len(columns))
-    for ops, arrive, leave in stream.read_batches(BLOCK_ROWS):
-        blamed, carry = blame_waits(ops, arrive[:, own], leave[:, own], ranks, carry)
-        observers.what_if.add(ops, blamed, arrive, leave)
-        savings_ns = np.zeros((len(all_causes), blamed.savings_ns.shape[1]), np.int64)
-        savings_ns[number[: len(blamed.savings_ns)]] = blamed.savings_ns
-        blamed = replace(blamed, cause=number[blamed.cause], savings_ns=savings_ns)
-        for observer in observers.list_all():
-            observer.add(ops, blamed)
-    return stream.unmatched
+    used = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]
+    columns = BlameColumns(CATEGORIES, tuple(used), tuple(sums.what_if.begin(used, spent)))
+    return blame_in_slabs(
+        plan_slabs(entries, members),
+        sums,
+        columns,
+        len(list_ranks(state.nodes)),
+        state.place,
+        state.run_map,
+    )
 
 
 def _build_rank_entries(
@@ -244,7 +194,7 @@ def _read_group_members(with_operations: Sequence[_NumberedRank]) -> dict[tuple[
             if event.kind == GROUP_ANNOUNCED:
                 attributes = event.attributes
                 job = jobs.get((node.facts.key, attributes["pid"]))
-                if job is not None:
+                if job is not None and (job, attributes["group"]) not in members:
                     members[job, attributes["group"]] = np.array(attributes["ranks"], np.int64)
     return members
 
@@ -274,12 +224,10 @@ class _RankWaits:
 def _with_attributed_waits(
     state: JobState,
     with_operations: Sequence[_NumberedRank],
-    observers: _WaitObservers,
+    sums: BlameSums,
     network: NetworkResult,
 ) -> tuple[NodeResult, ...]:
     """Return the nodes with the waits of their ranks in operations moved to causes."""
-    observers.bubbles.finish()
-    observers.jitter.finish()
     ranks, barriers = list_ranks(state.nodes), state.barriers
     limits_ns = limit_transfer_ns(
         ranks, state.faulty_jobs, barriers.common_wait_ns, measure_sending_ns(state.nodes)
@@ -288,7 +236,7 @@ def _with_attributed_waits(
         job.number for job in state.jobs if job.world_size and not job.missing
     }
     for at, _, rank in with_operations:
-        waits = _measure_rank_waits(at, observers, network, rank.job in complete_jobs)
+        waits = _measure_rank_waits(at, sums, network, rank.job in complete_jobs)
         if rank.job in barriers.jobs:
             waits = _generalize_step_waits(waits, limits_ns.get(rank.job))
             taken_ns = subtract_waits_from_reasons(
@@ -301,14 +249,14 @@ def _with_attributed_waits(
 
 
 def _measure_rank_waits(
-    at: int, observers: _WaitObservers, network: NetworkResult, complete: bool
+    at: int, sums: BlameSums, network: NetworkResult, complete: bool
 ) -> _RankWaits:
     """Measure the waits of the rank with this number.
 
     complete: no rank of its job is missing; where one seems to be, its operations or steps could
     not be matched.
     """
-    totals, bubbles, jitter = observers.totals, observers.bubbles, observers.jitter
+    totals, bubbles, jitter = sums.totals, sums.bubbles, sums.jitter
     victim_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.victim_ns[at]) if ns}
     culprit_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.culprit_ns[at]) if ns}
     unknown_ns = sum(

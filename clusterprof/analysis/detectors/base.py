@@ -146,7 +146,9 @@ def measure_claimed_growth(
     growth = rank.chunk.shared.get((_GROWTH_KEY, name, device))
     if growth is None:
         growth = rank.chunk.shared[_GROWTH_KEY, name, device] = compute_growth(series.values)
-    return float(np.nansum(evaluate_increase(growth, claimed.locate(series.t_ns))))
+    increase = evaluate_increase(growth, claimed.locate(series.t_ns))
+    total = float(increase.sum())
+    return total if total == total else float(np.nansum(increase))
 
 
 class _ClaimedSegments:

@@ -92,17 +92,22 @@ def with_comparisons(
     )
 
 
-def with_culprit_groups(
-    findings: Iterable[Finding], nodes: Sequence[NodeResult], ranks: Sequence[RankResult]
-) -> tuple[Finding, ...]:
-    """Return the findings about work with the named group of ranks that are all alike slow."""
+def list_named_groups(nodes: Iterable[NodeResult]) -> tuple[CulpritGroup, ...]:
+    """List the process groups to which the job gave a name, without duplicates."""
     groups = {
         CulpritGroup(event.attributes["name"], tuple(event.attributes.get("ranks", ())))
         for node in nodes
         for event in node.loaded.events
         if event.kind == GROUP_ANNOUNCED and isinstance(event.attributes.get("name"), str)
     }
-    slow = [group for group in sorted(groups, key=repr) if _is_slow_group(group, ranks)]
+    return tuple(sorted(groups, key=repr))
+
+
+def with_culprit_groups(
+    findings: Iterable[Finding], nodes: Sequence[NodeResult], ranks: Sequence[RankResult]
+) -> tuple[Finding, ...]:
+    """Return the findings about work with the named group of ranks that are all alike slow."""
+    slow = [group for group in list_named_groups(nodes) if _is_slow_group(group, ranks)]
     return tuple(
         replace(finding, culprit_group=next((g for g in slow if _has_caused(g, finding)), None))
         if finding.cause.id in (IMBALANCE, SLOW_COMPUTE)

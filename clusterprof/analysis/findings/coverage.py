@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clusterprof.analysis.attribution.accumulator import merge_accumulators
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.claims import MISSING_TRACE_DATA
 from clusterprof.analysis.cross_rank.implicit_collectives import UNVERIFIED_BUSY
@@ -163,7 +162,10 @@ _RECORD_INSTEAD = "record the same job with clusterprof record"
 
 def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
     """Report causes that could not be checked on any rank."""
-    combined = merge_accumulators(*(rank.accumulator for rank in ranks))
+    evaluated, missing = (
+        {key for rank in ranks for key in getattr(rank.accumulator, name)}
+        for name in ("evaluated", "missing")
+    )
     out = []
     unmarked = [rank for rank in ranks if not rank.marked]
     if unmarked:
@@ -172,8 +174,8 @@ def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
         out.append(CoverageGap("causes below family level", "absent", message, remedy))
     for detector in DETECTORS:
         id_ = detector.cause.id
-        needs = sorted(need for cause, need in combined.missing if cause == id_)
-        if id_ not in combined.evaluated and needs:
+        needs = sorted(need for cause, need in missing if cause == id_)
+        if id_ not in evaluated and needs:
             lacking = ", ".join(need for need in needs if need) or "a measure of it"
             if needs == [MISSING_TRACE_DATA]:  # of an imported trace: many causes, one reason
                 message = f"cannot be determined: the trace has no {MISSING_TRACE_DATA}"

@@ -17,7 +17,7 @@ Nothing changed when rank 0 ended, except that it is no longer counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from clusterprof.analysis.cross_rank.wait_totals import (
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.spill import SpillLocation, SpillReader
-from clusterprof.analysis.timeline.collectives.int_table import unpack_table
+from clusterprof.analysis.timeline.collectives.int_table import read_table_shape, unpack_table
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED
@@ -351,10 +351,15 @@ class _RankTable:
     edges: Int
     """Edges of its time bins on the clock of the run; int64[bins + 1], ns."""
     times: RankTimeHistory
-    whole: Int
-    rest: Int
+    packed: bytes
+    """Its amounts, packed until they are needed: those of all ranks would take a GiB."""
     clock: NodeClockAlignment
     node: int
+
+    def read_amounts(self) -> tuple[Int, Int]:
+        """Read lost time by name and time bin: whole ns, and the rest in 1/SHARE ns."""
+        table = unpack_table(self.packed).reshape(len(self.times.names), 2, -1)
+        return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
 
 
 def _load_rank_table(
@@ -363,12 +368,11 @@ def _load_rank_table(
     times = rank.history
     if times is None or times.place is None or not times.names:
         return None
-    table = unpack_table(reader.get(times.place, times.length))
-    count = len(times.names)
-    table = table.reshape(count, 2, -1)
-    edges = times.begin_ns + (times.first_bin + np.arange(table.shape[2] + 1)) * times.bin_ns
-    whole, rest = np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
-    return _RankTable(clock.to_common_ns(node, edges), times, whole, rest, clock, node)
+    packed = reader.get(times.place, times.length)
+    rows, columns = read_table_shape(packed)
+    bins = rows * columns // (2 * len(times.names))
+    edges = times.begin_ns + (times.first_bin + np.arange(bins + 1)) * times.bin_ns
+    return _RankTable(clock.to_common_ns(node, edges), times, packed, clock, node)
 
 
 def _build_rank_history(
@@ -382,7 +386,7 @@ def _build_rank_history(
     if table is None:
         none = (0,) * (at_ns.size - 1)
         return RankHistory(at, none, (), ())
-    rows = LossRows(table.times.names, *align_to_bins(table.edges, table.whole, table.rest, at_ns))
+    rows = LossRows(table.times.names, *align_to_bins(table.edges, *table.read_amounts(), at_ns))
     lost = allocate_lost_time(rank, own, rows)
     order = sorted(lost, key=lambda name: (-int(lost[name].sum()), name))
     stride, start_ns, reader = marks
@@ -477,32 +481,53 @@ class _EventBuilder:
         """Return the slowest steps of all jobs, slowest first."""
         last = {} if observer is None else observer.last_arrivals()
         out = [
-            self._build_slow_step(job, number, last)
+            step
             for job, numbers in list_slowest_steps(ranks).items()
-            for number in numbers
+            for step in self._build_slow_steps(job, numbers, last)
         ]
         out.sort(key=lambda step: (-step.duration_ns, step.number))
         return tuple(out[:MAX_SLOW_STEPS])
 
-    def _build_slow_step(
-        self, job: int, number: int, last: Mapping[tuple[int, int], int]
-    ) -> SlowStep:
-        lost: dict[str, int] = {}
-        longest, rank = (0, 0, 0), None
+    def _build_slow_steps(
+        self, job: int, numbers: Sequence[int], last: Mapping[tuple[int, int], int]
+    ) -> list[SlowStep]:
+        """Build the steps with these numbers of a job, in one pass over its ranks."""
+        sums = {number: _SlowStepSum() for number in numbers}
         for at, (_, result) in enumerate(self.pairs):
             if result.job != job or result.history is None:
                 continue
-            for column in np.flatnonzero(result.history.slowest[0] == number)[:1].tolist():
+            columns: dict[int, int] = {}
+            for column, number in enumerate(result.history.slowest[0].tolist()):
+                if number in sums:
+                    columns.setdefault(number, column)
+            if not columns:
+                continue
+            lines = [_find_ledger_line(result, name) for name in result.history.names]
+            for number, column in columns.items():
                 _, start_ns, duration_ns, *amounts = result.history.slowest[:, column].tolist()
-                longest = max(longest, (duration_ns, -at, start_ns))
-                rank = last.get((at, start_ns), rank)
-                for name, ns in zip(result.history.names, amounts):
-                    id_ = _find_ledger_line(result, name)
+                step = sums[number]
+                step.longest = max(step.longest, (duration_ns, -at, start_ns))
+                step.rank = last.get((at, start_ns), step.rank)
+                for id_, ns in zip(lines, amounts):
                     if id_ and ns:
-                        lost[id_] = lost.get(id_, 0) + ns
-        duration, at, start = longest[0], -longest[1], longest[2]
-        lines = tuple(sorted(lost.items(), key=lambda line: (-line[1], line[0])))
-        return SlowStep(number, self._to_run_ns(at, start), duration, rank, lines)
+                        step.lost[id_] = step.lost.get(id_, 0) + ns
+        return [self._finish_slow_step(number, step) for number, step in sums.items()]
+
+    def _finish_slow_step(self, number: int, step: _SlowStepSum) -> SlowStep:
+        duration, at, start = step.longest[0], -step.longest[1], step.longest[2]
+        lines = tuple(sorted(step.lost.items(), key=lambda line: (-line[1], line[0])))
+        return SlowStep(number, self._to_run_ns(at, start), duration, step.rank, lines)
+
+
+@dataclass(slots=True)
+class _SlowStepSum:
+    """Sums over the ranks of one step."""
+
+    longest: tuple[int, int, int] = (0, 0, 0)
+    """Duration, minus the place of the rank, and start on its clock, ns."""
+    rank: int | None = None
+    """Place of the rank that arrived last."""
+    lost: dict[str, int] = field(default_factory=dict)
 
 
 def _find_reported_id(cause: str, ids: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis.attribution.accumulator import merge_accumulators
+from clusterprof.analysis.attribution.accumulator import sum_field
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.network.comm_threads import (
     DELAYED,
@@ -363,7 +363,7 @@ def compute_rate(ranks: Sequence[RankResult], job_ns: int | None, unit: str) -> 
     """
     if not job_ns:
         return Rate(None, NO_STEPS)
-    totals = merge_accumulators(*(rank.accumulator for rank in ranks)).totals
+    totals = sum_field((rank.accumulator for rank in ranks), "totals")
     count, known = totals.get(unit, 0), totals.get(f"{unit}_steps", 0)
     steps = known + totals.get(f"{unit}_unknown_steps", 0)
     if not known or not count:

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from clusterprof.analysis.advice.context import MIN_JUDGED_NS
-from clusterprof.analysis.attribution.accumulator import merge_accumulators
+from clusterprof.analysis.attribution.accumulator import sum_field
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.step_blocks import REPORTED, SAMPLES, TOKENS
 from clusterprof.analysis.attribution.taxonomy import CAUSES
@@ -36,6 +36,7 @@ from clusterprof.analysis.cross_rank.wait_totals import (
 from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.findings.code import build_code
 from clusterprof.analysis.findings.comparisons import (
+    list_named_groups,
     with_comparisons,
     with_culprit_groups,
     with_onsets,
@@ -387,13 +388,15 @@ def add_impact(state: ReportState) -> ReportState:
 def _find_culprit_savings(state: ReportState) -> CulpritSavings | None:
     """Find what fixing one culprit saves, from the replay that the impact comes from."""
     model, leaves = SavingsModel(state.ranks, state.across.what_if), collect_leaves(state.ranks)
-    places = [(rank.ledger.node, rank.ledger.rank) for rank in state.ranks]
+    numbers: dict[tuple[str, int | None], list[int]] = {}
+    for number, rank in enumerate(state.ranks):
+        numbers.setdefault((rank.ledger.node, rank.ledger.rank), []).append(number)
 
     def estimate(finding: Finding, culprit: Culprit) -> int | None:
-        place, id_ = (culprit.node, culprit.rank), finding.cause.id
-        if places.count(place) != 1:
+        places, id_ = numbers.get((culprit.node, culprit.rank), []), finding.cause.id
+        if len(places) != 1:
             return None
-        return model.estimate_culprit(places.index(place), id_, leaves.get(id_, ())).ns
+        return model.estimate_culprit(places[0], id_, leaves.get(id_, ())).ns
 
     return estimate if model.has_groups else None
 
@@ -402,7 +405,12 @@ def describe_job(state: ReportState) -> ReportState:
     """Add the facts of the job and the fingerprint of the run."""
     across = state.across
     job = build_job_facts(across.nodes, across.clock_bound_ns, across.clock_reason)
-    return _with_report(state, job=job, likeness=build_fingerprint(across.nodes, job))
+    return _with_report(
+        state,
+        job=job,
+        likeness=build_fingerprint(across.nodes, job),
+        groups=list_named_groups(across.nodes),
+    )
 
 
 def report_coverage(state: ReportState) -> ReportState:
@@ -477,7 +485,7 @@ def _report_unmatched_operations(across: JobState) -> tuple[CoverageGap, ...]:
 def _build_tail(across: JobState, ranks: Sequence[RankResult]) -> Tail | None:
     if len(ranks) < 2 or across.observer is None:
         return None
-    return across.observer.tail(merge_accumulators(*(rank.accumulator for rank in ranks)).steps)
+    return across.observer.tail(sum_field((rank.accumulator for rank in ranks), "steps"))
 
 
 def _describe_copies(left_out: Sequence[SkippedInput]) -> tuple[str, ...]:

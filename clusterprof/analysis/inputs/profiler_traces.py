@@ -236,21 +236,27 @@ def read_dumps(folders: Iterable[Path]) -> tuple[list[Dump], list[str]]:
 
     Returns the latest dump of each rank by rank, and why other dumps could not be read.
     """
-    dumps: dict[int, Dump] = {}
+    dumps: list[Dump] = []
     unread = []
     for folder in folders:
         for path in sorted((folder / DUMP_FOLDER).glob("*"))[:MAX_DUMP_FILES]:
             if path.suffix in (".log", ".jsonl") or not path.is_file():
                 continue
             try:
-                dump = read_dump(path)
+                dumps.append(read_dump(path))
             except Unavailable as why:
                 unread.append(why.message)
-                continue
-            known = dumps.get(dump.rank)
-            if known is None or known.at_ns < dump.at_ns:
-                dumps[dump.rank] = dump
-    return [dumps[rank] for rank in sorted(dumps)], unread
+    return select_latest_dumps(dumps), unread
+
+
+def select_latest_dumps(dumps: Iterable[Dump]) -> list[Dump]:
+    """Select the latest dump of each rank; the list is sorted by rank."""
+    latest: dict[int, Dump] = {}
+    for dump in dumps:
+        known = latest.get(dump.rank)
+        if known is None or known.at_ns < dump.at_ns:
+            latest[dump.rank] = dump
+    return [latest[rank] for rank in sorted(latest)]
 
 
 def describe_dumps(dumps: Sequence[Dump], unread: Sequence[str]) -> tuple[str, ...]:

@@ -24,7 +24,12 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, compute_wall_clock_offset_ns
 from clusterprof.analysis.node.analyze import NodeResult
-from clusterprof.analysis.timeline.clock_sync import UNALIGNED, ClockAlignment, align_clocks
+from clusterprof.analysis.timeline.clock_sync import (
+    UNALIGNED,
+    ClockAlignment,
+    align_clocks,
+    split_rows_by_node,
+)
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset
 from clusterprof.analysis.timeline.collectives.rows import SampledLeaves, combine_leaves
 from clusterprof.analysis.timeline.model import Int
@@ -140,8 +145,8 @@ def _check_clock_order(
     for component in np.unique(clocks.component[clocks.component != UNALIGNED]):
         rows = np.flatnonzero(clocks.component[clock] == component)
         own, a, b = clock[rows], arrive[rows].copy(), leave[rows].copy()
-        for number in np.unique(own):
-            mine = own == number
+        by_clock = split_rows_by_node(own)
+        for number, mine in by_clock:
             a[mine], b[mine] = (
                 clocks.to_common_ns(number, a[mine]),
                 clocks.to_common_ns(number, b[mine]),
@@ -150,8 +155,10 @@ def _check_clock_order(
         shared = np.bincount(op)[op] > 1
         ahead = b - _find_max_of_others(op, a)
         back = -_find_max_of_others(op, -b) - a
-        for number in np.unique(own[shared]):
-            mine = shared & (own == number)
+        for number, all_mine in by_clock:
+            mine = all_mine[shared[all_mine]]
+            if not mine.size:
+                continue
             allowed = 2 * int(clocks.bound(number, leave[rows][mine]).max())
             early = np.minimum(ahead[mine], back[mine]) < -allowed
             impossible[number] = float(early.mean()) > _IMPOSSIBLE_RATIO
@@ -164,20 +171,20 @@ def _check_clock_order(
 
 def _compute_clock_room_ns(clock: Int, op: Int, arrive: Int, leave: Int, ahead: Int) -> int:
     """Compute how far (ns) any two clocks of a component could be shifted against each other."""
-    own = np.unique(clock)
-    if own.size == 2:
-        return max(0, *(int(ahead[clock == number].min()) for number in own))
+    by_clock = split_rows_by_node(clock)
+    if len(by_clock) == 2:
+        return max(0, *(int(ahead[mine].min()) for _, mine in by_clock))
     size = np.bincount(op)
     last = np.full(size.size, np.iinfo(np.int64).min)
     first = np.full(size.size, np.iinfo(np.int64).max)
     np.maximum.at(last, op, leave)
     np.minimum.at(first, op, arrive)
-    whole = size == own.size
+    whole = size == len(by_clock)
     if whole.any():
         return max(0, int((last - first)[whole].min()))
     # No operation has all clocks: relate two of them through a clock that two operations share.
     span = (last - first)[op]
-    return 2 * max(0, *(int(span[clock == number].min()) for number in own))
+    return 2 * max(0, *(int(span[mine].min()) for _, mine in by_clock))
 
 
 def _find_max_of_others(op: Int, value: Int) -> Int:
@@ -243,11 +250,10 @@ class _AlignmentSummary:
     @property
     def median_leave_ns(self) -> list[int]:
         """Return the median of the sampled leave times of each clock, ns."""
-        n = len(self.clocks.lines)
-        return [
-            int(np.median(self.leave[self.clock == number])) if (self.clock == number).any() else 0
-            for number in range(n)
-        ]
+        medians = [0] * len(self.clocks.lines)
+        for number, rows in split_rows_by_node(self.clock):
+            medians[number] = int(np.median(self.leave[rows]))
+        return medians
 
     def bound(self, room_ns: int, impossible: NDArray[np.bool_]) -> tuple[int | None, str]:
         """Return the widest bound between two clocks in ns, and what it does not hold for."""
@@ -263,12 +269,15 @@ class _AlignmentSummary:
             reason = f"{parts} sets of nodes have no operation in common" + (
                 f"; {reason}" if reason else ""
             )
-        each = sorted(self._clock_bound_ns(number) for number in range(n) if number not in apart)
+        rows_of = dict(split_rows_by_node(self.clock))
+        aligned = set(range(n)) - set(apart)
+        each = sorted(
+            int(self.clocks.bound(number, self.leave[rows_of[number]]).max())
+            if number in rows_of
+            else 0
+            for number in aligned
+        )
         return room_ns + sum(each[-2:]), reason
-
-    def _clock_bound_ns(self, clock: int) -> int:
-        rows = self.leave[self.clock == clock]
-        return int(self.clocks.bound(clock, rows).max()) if rows.size else 0
 
     def _explain_unaligned(self, apart: Sequence[int], impossible: NDArray[np.bool_]) -> str:
         few = [number for number in apart if not impossible[number]]

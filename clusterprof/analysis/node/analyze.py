@@ -9,7 +9,7 @@ Keep the state of one rank while its node is read, and build its result at the e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
 from clusterprof.analysis.attribution.taxonomy import CLAIMABLE_CAUSES
 from clusterprof.analysis.node.observations import EndingTracker, HostNotes, RankEnding
 from clusterprof.analysis.node.selection import observe_window, watch_chunks
-from clusterprof.analysis.node.setup import NodeSetup, SetupCollector
+from clusterprof.analysis.node.setup import NodeSetup, SetupCollector, find_rack
+from clusterprof.analysis.node.transport import pack_fields, unpack_fields, with_short_groups
 from clusterprof.analysis.spill import IN_MEMORY, SpillLocation, SpillWriter
 from clusterprof.analysis.timeline.collectives.rows import Store
 from clusterprof.analysis.timeline.load.buffers import LOOKBACK_NS
@@ -92,14 +93,14 @@ def update_rank(
     if open_rank is None:
         state = RankState(settled_ns=request.since_ns)
         open_rank = OpenRank(
-            state, EMPTY_ACCUMULATOR, EMPTY_ACCUMULATOR, rank, *_create_accumulators(request)
+            state, EMPTY_ACCUMULATOR, EMPTY_ACCUMULATOR, rank, *_create_accumulators(rank, request)
         )
         return _settle_segments(open_rank, rank, request.limits, last)
     if rank.marked and not open_rank.rank.marked:
         # The first span: what was guessed of the time before is dropped, it was start-up.
         state = RankState(first_ns=open_rank.state.first_ns, last_ns=open_rank.state.last_ns)
         open_rank = OpenRank(
-            state, EMPTY_ACCUMULATOR, EMPTY_ACCUMULATOR, rank, *_create_accumulators(request)
+            state, EMPTY_ACCUMULATOR, EMPTY_ACCUMULATOR, rank, *_create_accumulators(rank, request)
         )
     # A chunk without records of a rank does not make it a rank without a probe or a device.
     rank = replace(
@@ -113,9 +114,10 @@ def update_rank(
 
 
 def _create_accumulators(
-    request: NodeRequest,
+    rank: Rank, request: NodeRequest
 ) -> tuple[TimeSpent, ImplicitSteps, StepBlocks, HistoryBuilder | None, CodeSums, Selection]:
-    spending = TimeSpent(CLAIMABLE_CAUSES, request.store)
+    ranks = parse_identity(rank.main.registration).world_size or 1
+    spending = TimeSpent(CLAIMABLE_CAUSES, request.store, ranks)
     times = HistoryBuilder(request.store) if request.history else None
     barrier = ImplicitSteps(spending.categories, request.store)
     return spending, barrier, StepBlocks(), times, CodeSums(), request.window
@@ -169,16 +171,17 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
         place=place,
         started_ticks=rank.main.started_ticks,
     )
-    result = build_rank_result(
-        name, open_rank.state, open_rank.partial, open_rank.spending.operations()
-    )
+    operations = open_rank.spending.operations()
+    if operations is not None:
+        operations = operations.with_clock_leaves(not rank.device or rank.emulated)
+    result = build_rank_result(name, open_rank.state, open_rank.partial, operations)
     steps, suspected = open_rank.frontier.operations()
     times = None if open_rank.times is None else open_rank.times.finish()
     period, blocks = open_rank.frontier.period(), open_rank.blocks.finish()
     return replace(
         result,
-        implicit_steps=steps,
-        suspected_steps=suspected,
+        implicit_steps=steps and steps.with_clock_leaves(None),
+        suspected_steps=suspected and suspected.with_clock_leaves(None),
         period=period,
         history=times,
         blocks=blocks,
@@ -208,6 +211,15 @@ class NodeResult:
     """Notes on its host."""
     setup: NodeSetup = field(default_factory=NodeSetup)
     """How the node and its ranks were set up."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to pickle it: packed (analysis.node.transport)."""
+        values = [getattr(self, part.name) for part in fields(self)]
+        return _unpack_result, (pack_fields(values),)
+
+
+def _unpack_result(data: bytes) -> NodeResult:
+    return NodeResult(*unpack_fields(data))
 
 
 def list_ranks(nodes: Iterable[NodeResult]) -> list[RankResult]:
@@ -273,6 +285,7 @@ def analyze_load(
     with SpillWriter(place) as shelf:
         ranks = analyze_ranks(chunks, limits, shelf, history, window, since_ns)
     loaded = load.facts()
+    loaded = replace(loaded, events=with_short_groups(loaded.events))
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
         name=loaded.header.node.get("display") or loaded.header.node.get("hostname", ""),
@@ -285,6 +298,7 @@ def analyze_load(
         named=loaded.header.node.get("hostname") != "",
         is_window=loaded.header.node.get("covers") == "window",
         has_time_unit=loaded.header.node.get("time_unit") != "unknown",
+        rack=find_rack(loaded.header.launcher.get("variables")),
     )
     return NodeResult(
         facts,

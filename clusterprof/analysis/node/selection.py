@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import WHOLE_RUN, Selection
-from clusterprof.analysis.spill import measure_size_bytes
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.model import Chunk, Process, Series
 from clusterprof.analysis.timeline.network_counters import NetworkMeter
@@ -56,14 +55,23 @@ class PartOfRun:
 ENTIRE_RUN = PartOfRun()
 
 
-def build_windows(folders: Sequence[Path], part: PartOfRun) -> list[Selection]:
+StartTimes = tuple[int, int]
+"""When a node's recording began: ns on its own clock, ns by the wall clock."""
+
+
+def build_windows(
+    folders: Sequence[Path],
+    part: PartOfRun,
+    read_starts: Callable[[Sequence[Path]], Iterable[StartTimes]] | None = None,
+) -> list[Selection]:
     """Build the window of each node on its own clock.
 
     Times of the run count from the first start of a recording, by the nodes' wall clocks.
+    read_starts: reads the start times of the folders in order; None = read_start_times.
     """
     if part.since is None and part.until is None:
         return [Selection(None, None, part.first_step, part.end_step)] * len(folders)
-    starts = [_read_start_times(folder) for folder in folders]
+    starts = list(map(read_start_times, folders) if read_starts is None else read_starts(folders))
     first_ns = min((wall for _, wall in starts), default=0)
     out = []
     for own_ns, wall_ns in starts:
@@ -83,7 +91,7 @@ def build_windows(folders: Sequence[Path], part: PartOfRun) -> list[Selection]:
     return out
 
 
-def _read_start_times(folder: Path) -> tuple[int, int]:
+def read_start_times(folder: Path) -> StartTimes:
     """Read when a node's recording began: ns on its own clock, ns by the wall clock."""
     for number, records in enumerate(NodeReader(folder).frames()):
         for record in records:
@@ -177,36 +185,29 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class ProgressReporter:
-    """Adds up what was read, node after node, and reports it."""
+    """Adds up what was read of all nodes, in whatever order, and reports it."""
 
-    def __init__(self, folders: Sequence[Path], tell: ProgressCallback | None) -> None:
-        """Start with nothing read; `tell` None = report nothing, and look up no sizes."""
-        self._tell = tell
-        self._sizes = (
-            [measure_size_bytes([folder]) for folder in folders] if tell is not None else []
-        )
+    def __init__(self, sizes: Sequence[int], on_progress: ProgressCallback | None) -> None:
+        """Start with nothing read; sizes: bytes of each node; on_progress None = report nothing."""
+        self._on_progress = on_progress
+        self._sizes = sizes
         self._nodes = 0
+        self._done_bytes = 0
 
-    def update_node(self, read_bytes: int) -> None:
-        """Report the bytes read of the current node."""
-        if self._tell is not None:
-            done_bytes, node_bytes = sum(self._sizes[: self._nodes]), self._sizes[self._nodes]
-            all_bytes = sum(self._sizes)
-            self._tell(
-                Progress(
-                    done_bytes + min(read_bytes, node_bytes),
-                    all_bytes,
-                    self._nodes,
-                    len(self._sizes),
-                )
-            )
+    def update_node(self, number: int, read_bytes: int) -> None:
+        """Report the bytes read of a node that is not complete."""
+        self._report(min(read_bytes, self._sizes[number]))
 
-    def finish_node(self) -> None:
-        """Report that the current node was read completely."""
+    def finish_node(self, number: int) -> None:
+        """Report that a node was read completely, or cannot be read."""
         self._nodes += 1
-        if self._tell is not None:
-            before, whole = sum(self._sizes[: self._nodes]), sum(self._sizes)
-            self._tell(Progress(before, whole, self._nodes, len(self._sizes)))
+        self._done_bytes += self._sizes[number]
+        self._report(0)
+
+    def _report(self, read_bytes: int) -> None:
+        if self._on_progress is not None:
+            done_bytes, all_bytes = self._done_bytes + read_bytes, sum(self._sizes)
+            self._on_progress(Progress(done_bytes, all_bytes, self._nodes, len(self._sizes)))
 
 
 def watch_chunks(load: NodeLoader, within: Callable[[int], None] | None) -> Iterable[Chunk]:

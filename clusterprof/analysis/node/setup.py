@@ -75,6 +75,21 @@ class _RankObservations:
     has_optimizer: bool = False
 
 
+def find_rack(variables: object) -> str:
+    """Find the leaf switch of a node in its launcher variables; "" when they state none.
+
+    SLURM_TOPOLOGY_ADDR has the switches from the top down to the node, and
+    SLURM_TOPOLOGY_ADDR_PATTERN what each is: "spine.leaf7.node12", "switch.switch.node".
+    Source: https://slurm.schedmd.com/sbatch.html, output environment variables.
+    """
+    values = variables if isinstance(variables, Mapping) else {}
+    address = str(values.get("SLURM_TOPOLOGY_ADDR", "")).split(".")
+    kinds = str(values.get("SLURM_TOPOLOGY_ADDR_PATTERN", "")).split(".")
+    if len(address) != len(kinds) or kinds[-2:] != ["switch", "node"]:
+        return ""
+    return address[-2]
+
+
 class SetupCollector:
     """Collects how a node and its ranks were set up."""
 

@@ -136,6 +136,16 @@ def align_clocks(operation: Int, node: Int, leave_ns: Int, nodes: int) -> ClockA
     return ClockAlignment(tuple(lines), component)
 
 
+def split_rows_by_node(node: Int) -> list[tuple[int, Int]]:
+    """Split rows by node: (node, its rows ascending, int64[k]), ascending by node.
+
+    node: int64[n]. One sort instead of a pass over all rows for each node.
+    """
+    order = np.argsort(node, kind="stable")
+    numbers, first = np.unique(node[order], return_index=True)
+    return list(zip(numbers.tolist(), np.split(order, first[1:]))) if numbers.size else []
+
+
 @dataclass(frozen=True, slots=True)
 class _NodeLeaves:
     """One row per operation and node, sorted by operation."""
@@ -202,10 +212,9 @@ def _align_connected_nodes(
     aligned = np.flatnonzero(known & np.isin(op, op[new]))
     common = np.empty(aligned.size, np.int64)
     worst = 0.0
-    for node in np.unique(rows.node[aligned]):
+    for node, at in split_rows_by_node(rows.node[aligned]):
         line = lines[node]
         assert line is not None
-        at = rows.node[aligned] == node
         t_ns = rows.leave_ns[aligned][at]
         common[at] = t_ns - np.rint(line.offset(t_ns)).astype(np.int64)
         worst = max(worst, float(line.bound(t_ns).max()))
@@ -229,9 +238,8 @@ def _fit_node_lines(
 ) -> Int:
     """Fit the lines of the nodes of these rows; return the components."""
     out = component.copy()
-    for node in np.unique(rows.node[seed]):
-        at = rows.node[seed] == node
-        if int(at.sum()) < MIN_KNOT_OPERATIONS:
+    for node, at in split_rows_by_node(rows.node[seed]):
+        if at.size < MIN_KNOT_OPERATIONS:
             continue
         lines[node] = fit_offset_line(rows.leave_ns[seed][at], offset_ns[at], inherited_ns)
         out[node] = number

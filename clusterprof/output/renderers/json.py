@@ -4,6 +4,9 @@ Times are integer nanoseconds, so that the sums of the ledger can be recomputed 
 Unknown values are null, never 0. Only ASCII is written, and every string passes `escape_text`,
 so that even `jq -r` prints nothing that controls a terminal.
 
+Above 512 ranks it has ledgers of the ranks that the report names, and sums of the others by node
+(`report.aggregate`); `full` lists every rank. Both add up to the ledger of the job exactly.
+
 A history per rank would grow with the job; `export --to parquet` and the HTML page have it. Here
 its size is bounded: at most 240 time bins of 16 causes, 20 slow steps and 20 waits. Sums are
 exact: over all time bins they equal the ledger. Stacks of lost time are bounded in the same way.
@@ -13,10 +16,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from operator import attrgetter, itemgetter
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from msgspec import inspect
@@ -25,13 +30,15 @@ from clusterprof.output.renderers.text.code import sum_lines
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.trend import detect_trend
 from clusterprof.output.renderers.text.wording import sum_buckets
-from clusterprof.report import document
+from clusterprof.report import aggregate, document, document_base
 from clusterprof.report.code import CodeProfile, StackTime
 from clusterprof.report.history import WAITING_FOR_RANKS, History, StepStats
-from clusterprof.report.model import RankLedger, Report
+from clusterprof.report.impact import DeviceUtilization
+from clusterprof.report.model import Finding, RankLedger, Report
 from clusterprof.util.ranges import format_host_list
 
 MAX_ENDED_RANKS = 64
+_UTILIZATION_FIELDS = ("busy_ns", "lost_ns", "filled_ns", "underfilled_ns", "unmeasured_ns")
 OTHER_CAUSES = "others"
 """Name of the row that sums the smallest causes."""
 
@@ -42,29 +49,65 @@ class Json:
     name: ClassVar[str] = "json"
     suffix: ClassVar[str] = ".json"
 
+    def __init__(self, full: bool = False) -> None:
+        """full: list every rank, however many there are."""
+        self._full = full
+
     def render(self, report: Report) -> str:
         """Return one JSON document."""
-        return json.dumps(build_document(report), indent=2, allow_nan=False) + "\n"
+        document_ = build_document(report, self._full)
+        return json.dumps(document_, indent=2, allow_nan=False) + "\n"
 
 
-def build_document(report: Report) -> dict[str, Any]:
-    """Build the document as plain values, keys in the order of the schema."""
-    names = (escape_text(node.name, document.MAX_TEXT_CHARACTERS) for node in report.nodes)
+def build_document(report: Report, full: bool = False) -> dict[str, Any]:
+    """Build the document as plain values, keys in the order of the schema.
+
+    full: list every rank; else above 512 ranks those that the report names.
+    """
+    few = aggregate.is_aggregated(report) and not full
+    places = aggregate.select_listed_ranks(report) if few else range(len(report.ranks))
+    listed = tuple(report.ranks[at] for at in places)
+    names = (escape_text(node.name, document_base.MAX_TEXT_CHARACTERS) for node in report.nodes)
     source = _Changed(
         report,
-        format=document.FORMAT,
+        format=document_base.FORMAT,
         job=report.job and _Changed(report.job, hosts=format_host_list(names)),
         main_cause=report.main_cause and report.main_cause.cause.id,
         ledger=_Changed(report, buckets=tuple(sum_buckets(report).items())),
         steps=report.steps and _Changed(report.steps, lengths=_format_lengths(report.steps)),
         history=report.history and _summarize_history(report, report.history),
-        findings=tuple(
-            _Changed(finding, lines=finding.lines[: document.MAX_LINES])
-            for finding in report.findings
-        ),
-        code=report.code and _summarize_code(report.code),
+        findings=tuple(_limit_finding(finding, few) for finding in report.findings),
+        ranks=listed,
+        unlisted=aggregate.sum_unlisted_ranks(report, places) if few else report.unlisted,
+        groups=aggregate.sum_groups(report) if few else (),
+        underfill=report.underfill and _limit_utilization(report.underfill, listed, few),
+        code=report.code and _summarize_code(report.code, places, few),
     )
-    return _convert_object(source, _list_document_keys(), document.MAX_TEXT_CHARACTERS)
+    return _convert_object(source, _list_document_keys(), document_base.MAX_TEXT_CHARACTERS)
+
+
+def _limit_finding(finding: Finding, few: bool) -> _Changed:
+    """Limit the lines of a finding, and with `few` its culprits; the rest of these is summed."""
+    if not few or len(finding.culprits) <= aggregate.MAX_LISTED_CULPRITS:
+        kept, left_out = finding.culprits, None
+    else:
+        kept = finding.culprits[: aggregate.MAX_LISTED_CULPRITS]
+        left_out = document.CulpritSum(*aggregate.sum_culprits(finding))
+    lines = finding.lines[: document_base.MAX_LINES]
+    return _Changed(finding, lines=lines, culprits=kept, culprits_left_out=left_out)
+
+
+def _limit_utilization(
+    utilization: DeviceUtilization, listed: Sequence[RankLedger], few: bool
+) -> _Changed:
+    """Limit the utilization ledgers to listed ranks; the others are summed."""
+    if not few:
+        return _Changed(utilization, unlisted=None)
+    kept, others = aggregate.split_utilization(utilization, listed)
+    sums = {name: sum(getattr(rank, name) for rank in others) for name in _UTILIZATION_FIELDS}
+    reasons = aggregate.sum_amounts(rank.reasons for rank in others)
+    unlisted = SimpleNamespace(ranks=len(others), reasons=reasons, **sums) if others else None
+    return _Changed(utilization, ranks=kept, unlisted=unlisted)
 
 
 class _Changed:
@@ -109,7 +152,7 @@ def _list_keys(type_: inspect.Type) -> tuple[_Key, ...]:
     for at, field in enumerate(type_.fields):
         marks = (field.type.extra or {}) if isinstance(field.type, inspect.Metadata) else {}
         path = marks.get("source", field.name)
-        read = itemgetter(at) if issubclass(type_.cls, document.Row) else attrgetter(path)
+        read = itemgetter(at) if issubclass(type_.cls, document_base.Row) else attrgetter(path)
         keys.append(_Key(field.name, read, _list_keys(field.type), marks.get("characters")))
     return tuple(keys)
 
@@ -149,14 +192,14 @@ def _summarize_history(report: Report, history: History) -> _Changed:
         return report.ranks[at] if at is not None and 0 <= at < len(report.ranks) else None
 
     longest = sorted(history.waits, key=lambda wait: (-wait.duration_ns, wait.start_ns))
-    waits = sorted(longest[: document.MAX_WAITS], key=lambda wait: wait.start_ns)
+    waits = sorted(longest[: document_base.MAX_WAITS], key=lambda wait: wait.start_ns)
     return _Changed(
         history,
         in_step_ns=_sum_columns([rank.in_step_ns for rank in history.ranks], history.stretches),
         lost=_sum_lost_by_cause(history),
         slow_steps=tuple(
-            _Changed(step, rank=get_rank(step.rank), lost=step.lost[: document.MAX_CAUSES])
-            for step in history.slow_steps[: document.MAX_SLOW_STEPS]
+            _Changed(step, rank=get_rank(step.rank), lost=step.lost[: document_base.MAX_CAUSES])
+            for step in history.slow_steps[: document_base.MAX_SLOW_STEPS]
         ),
         waits=tuple(
             _Changed(wait, victim=get_rank(wait.victim), culprit=get_rank(wait.culprit))
@@ -167,23 +210,36 @@ def _summarize_history(report: Report, history: History) -> _Changed:
     )
 
 
-def _summarize_code(code: CodeProfile) -> _Changed:
-    """Limit the stacks to the largest, and the places to theirs; the rest is summed."""
+def _summarize_code(code: CodeProfile, listed: Sequence[int], few: bool) -> _Changed:
+    """Limit the stacks to the largest, and the places to theirs; the rest is summed.
+
+    listed: places of the listed ranks in `Report.ranks`. With `few`, stacks of other ranks are
+    summed by cause.
+    """
     totals = sum_lines(code)
-    kept = code.stacks[: document.MAX_STACKS]
-    used = sorted({place for stack in kept for place in stack.places[-document.MAX_FRAMES :]})
+    shown: tuple[StackTime, ...] = code.stacks
+    others: list[StackTime] = []
+    if few:
+        at = {place: number for number, place in enumerate(listed)}
+        shown = tuple(replace(s, rank=at[s.rank]) for s in code.stacks if s.rank in at)
+        others = _sum_stacks(replace(s, rank=0) for s in code.stacks if s.rank not in at)
+    kept = shown[: document_base.MAX_STACKS]
+    used = sorted({place for stack in kept for place in stack.places[-document_base.MAX_FRAMES :]})
     number_of = {place: number for number, place in enumerate(used)}
     stacks = [
-        _Changed(stack, places=tuple(number_of[at] for at in stack.places[-document.MAX_FRAMES :]))
+        _Changed(
+            stack, places=tuple(number_of[at] for at in stack.places[-document_base.MAX_FRAMES :])
+        )
         for stack in kept
     ]
     return _Changed(
         code,
-        lines=totals.lines[: document.MAX_LINE_TOTALS],
-        lines_left_out=max(len(totals.lines) - document.MAX_LINE_TOTALS, 0),
+        lines=totals.lines[: document_base.MAX_LINE_TOTALS],
+        lines_left_out=max(len(totals.lines) - document_base.MAX_LINE_TOTALS, 0),
         places=tuple(code.places[place] for place in used),
         is_library=tuple(code.is_library[place] for place in used),
-        stacks=(*stacks, *_sum_stacks(code.stacks[document.MAX_STACKS :])),
+        stacks=(*stacks, *_sum_stacks(shown[document_base.MAX_STACKS :])),
+        unlisted_stacks=tuple(others),
     )
 
 
@@ -206,9 +262,9 @@ def _sum_lost_by_cause(history: History) -> tuple[tuple[str, tuple[int, ...]], .
         (cause, _sum_columns(cause_rows, history.stretches)) for cause, cause_rows in rows.items()
     ]
     sums.sort(key=lambda line: (-sum(line[1]), line[0] != WAITING_FOR_RANKS, line[0]))
-    if len(sums) <= document.MAX_CAUSES:
+    if len(sums) <= document_base.MAX_CAUSES:
         return tuple(sums)
-    kept, rest = sums[: document.MAX_CAUSES - 1], sums[document.MAX_CAUSES - 1 :]
+    kept, rest = sums[: document_base.MAX_CAUSES - 1], sums[document_base.MAX_CAUSES - 1 :]
     return (*kept, (OTHER_CAUSES, _sum_columns([ns for _, ns in rest], history.stretches)))
 
 

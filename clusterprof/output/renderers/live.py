@@ -345,6 +345,8 @@ def list_live_warnings(live: LiveView) -> list[str]:
         out.append(f"{format_quantity(damaged, 'bytes')} could not be read")
     if live.trouble:
         out.append(escape_text(live.trouble))
+    if live.reading:
+        out.append(escape_text(live.reading))
     return out
 
 

@@ -28,6 +28,7 @@ from clusterprof.output.renderers.text.tables import (
     build_tables,
     format_exact_seconds,
 )
+from clusterprof.report.aggregate import name_full_list
 from clusterprof.report.model import Finding, Report
 from clusterprof.units import format_quantity
 
@@ -126,7 +127,8 @@ class Plain:
                 yield f"  {'  ' * row.depth}{row.label}: {format_exact_seconds(row.ns[index])}"
         hidden = len(report.ranks) - most
         if hidden > 0:
-            yield f"Ledger: {hidden:,} ranks that lost less are omitted; --json lists them all."
+            options = name_full_list(report)
+            yield f"Ledger: {hidden:,} ranks that lost less are omitted; {options} lists them all."
 
 
 def _render_finding(

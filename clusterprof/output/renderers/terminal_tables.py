@@ -38,6 +38,7 @@ from clusterprof.output.renderers.text.tables import (
     format_exact_seconds,
     sort_by_lost_time,
 )
+from clusterprof.report.aggregate import name_full_list
 from clusterprof.report.model import Finding, Report
 from clusterprof.units import format_quantity
 
@@ -354,7 +355,8 @@ def _render_ranks(report: Report, width: int, most_ranks: int) -> Iterator[Rende
     yield indent(grid, right=0)
     hidden = len(report.ranks) - most_ranks
     if hidden > 0:
-        yield indent(Prose(f"… and {hidden:,} ranks that lost less: --json lists them all"))
+        options = name_full_list(report)
+        yield indent(Prose(f"… and {hidden:,} ranks that lost less: {options} lists them all"))
 
 
 def _render_ledger(report: Report, width: int, most_ranks: int) -> Iterator[RenderableType]:

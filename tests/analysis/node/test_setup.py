@@ -6,9 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from clusterprof.analysis.advice.context import Disk, LoaderSettings, Machine, Mount
-from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, SetupCollector, detect_launcher
+from clusterprof.analysis.node.setup import (
+    NodeSetup,
+    ProcessSetup,
+    SetupCollector,
+    detect_launcher,
+    find_rack,
+)
 from clusterprof.analysis.timeline.model import Chunk, Placement, Process
 from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, STEP, WORKER_START
 from tests.support.builders import activity, chunk, counter, gauge, header, process, spans, thread
@@ -137,3 +144,20 @@ def test_who_began_the_job() -> None:
     assert detect_launcher({"SLURM_JOB_ID": "7", "RANK": "0"}) == "slurm"
     assert detect_launcher({"JOB_COMPLETION_INDEX": "0"}) == "kubernetes"
     assert detect_launcher({"RANK": "0"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "rack"),
+    [
+        ("spine.leaf7.node12", "switch.switch.node", "leaf7"),
+        ("leaf7.node12", "switch.node", "leaf7"),
+        ("node12", "node", ""),  # no topology
+        ("spine.leaf7.node12", "switch.node", ""),  # a name with a dot in it: which part is what?
+        ("block3.node12", "block.node", ""),
+        ("spine.leaf7.node12", "", ""),
+    ],
+)
+def test_the_rack_is_the_leaf_switch(address: str, pattern: str, rack: str) -> None:
+    variables = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    assert find_rack(variables) == rack
+    assert find_rack(None) == find_rack({}) == ""

@@ -12,6 +12,8 @@ from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
+from clusterprof.report import aggregate
+from tests.support.cluster_report import cluster
 from tests.support.reports import ALL
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -24,20 +26,43 @@ OUTPUTS: dict[str, Renderer] = {
 }
 # 128 ranks are 8,500 lines; "two-nodes" has one of everything that they have
 LEFT_OUT = {("cluster", "report.json")}
+LARGE = ["terminal.txt", "plain.txt", "report.md"]
+"""Outputs of 10,000 ranks: none grows with them."""
+FEW = "few-listed.report.json"
 WANTED = [(name, output) for name in ALL for output in OUTPUTS if (name, output) not in LEFT_OUT]
 
 
 @pytest.mark.parametrize(("name", "output"), WANTED)
 def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
-    file = GOLDEN / f"{name}.{output}"
-    text = OUTPUTS[output].render(ALL[name]())
+    check(f"{name}.{output}", OUTPUTS[output].render(ALL[name]()))
+
+
+def check(name: str, text: str) -> None:
+    file = GOLDEN / name
     if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("output", LARGE)
+def test_ten_thousand_ranks_are_as_accepted(output: str) -> None:
+    check(f"ten-thousand.{output}", OUTPUTS[output].render(cluster(1250, 8)))
+
+
+def test_few_listed_ranks_are_as_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above 512 ranks, with limits that 6 ranks on 3 nodes exceed.
+
+    Listed are rank 0, which caused most, 4, the first culprit of preprocessing, and 5, which lost
+    most. Summed are 1, beside 0 on its node, and 2 and 3.
+    """
+    for limit, value in (("LISTED_RANKS", 4), ("LISTED_CULPRITS", 1), ("OUTLIERS", 1)):
+        monkeypatch.setattr(aggregate, f"MAX_{limit}", value)
+    check(FEW, Json().render(cluster(3, 2)))
+
+
 def test_no_golden_file_is_left_over() -> None:
-    wanted = {f"{name}.{output}" for name, output in WANTED}
+    wanted = {f"{name}.{output}" for name, output in WANTED} | {FEW}
+    wanted |= {f"ten-thousand.{output}" for output in LARGE}
     assert {file.name for file in GOLDEN.iterdir()} == wanted
 
 

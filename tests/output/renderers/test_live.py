@@ -145,6 +145,13 @@ def test_emulated_devices_are_reported() -> None:
         assert "EMULATED accelerators" in text
 
 
+def test_nodes_that_are_read_directly_are_reported() -> None:
+    reading = "1 of 16 nodes are read directly: 1 damaged"
+    live = live_of("cluster", reading=reading)
+    assert f" ! {reading}" in draw_screen(live, View(80, 24), False)
+    assert reading in describe_screen(live, "lost", "auto")
+
+
 def test_sentences() -> None:
     text = describe_screen(live_of("two-nodes"))
     assert text.splitlines()[:2] == [

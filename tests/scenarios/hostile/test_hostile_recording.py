@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.live import LiveJob
+from clusterprof.analysis.live.job import LiveJob
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.base import RENDERERS
 from clusterprof.output.renderers.live import View, describe_screen, draw_screen

@@ -119,7 +119,20 @@ class CodeSums:
 
         shares: int64[n] of its lost intervals per cause, and the rest: in 1/SHARE_SCALE.
         """
-        amounts = _split_loss(lost, shares, unclaimed)
+        if any(process.stacks is not None for process in (rank.main, *rank.workers)):
+            self._add_samples(rank, segment, lost, _split_loss(lost, shares, unclaimed), breakdown)
+        if not segment.provisional:
+            self.confirm()
+
+    def _add_samples(
+        self,
+        rank: Rank,
+        segment: Segment,
+        lost: LostTime,
+        amounts: Mapping[str, Float],
+        breakdown: DataWaitBreakdown,
+    ) -> None:
+        """Add the samples of the threads that train and load; amounts: float64[n] each, ns."""
         in_wait = lost.phase == PHASE_DATA_WAIT
         by_worker = in_wait & (breakdown.worker_pid > 0) & (breakdown.worker_pid != rank.pid)
         main = _select_samples(rank.main, segment.start_ns, segment.end_ns)
@@ -132,8 +145,6 @@ class CodeSums:
             if worker is not None:
                 rows = by_worker & (breakdown.worker_pid == pid)
                 self._add_worker(worker, lost, amounts, rows)
-        if not segment.provisional:
-            self.confirm()
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""

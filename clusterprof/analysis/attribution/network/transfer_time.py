@@ -70,6 +70,11 @@ class TransferCell:
         return compute_ring_bytes(self.operation, self.bytes / self.operations, self.members)
 
     @property
+    def key(self) -> tuple[frozenset[int], int, int, int, bool]:
+        """What identifies the cell."""
+        return self.nodes, self.operation, self.members, self.size_class, self.overlapped
+
+    @property
     def shape(self) -> tuple[int, int, int, int, bool]:
         """Attributes that cells must share to be compared."""
         return self.operation, self.size_class, self.members, len(self.nodes), self.overlapped
@@ -119,6 +124,27 @@ class TransferTotals:
             cell[row_op[known]] * _MAX_CLASS + compute_duration_classes(ns[known])
         ) * self.node.size
         self._count_rows(code + ops.rank[known], ns[known])
+
+    def merge(self, other: TransferTotals) -> None:
+        """Add the transfers of other operations."""
+        self.victim_ns += other.victim_ns
+        key, count, ns = other._merge()
+        if not other.cells:
+            return
+        number = np.array([self._get_cell(cell.key) for cell in other.cells], np.int64)
+        for at, cell in zip(number.tolist(), other.cells):
+            if at < 0:
+                continue
+            own = self.cells[at]
+            own.operations += cell.operations
+            own.bytes += cell.bytes
+            for duration_class, operations in cell.durations.items():
+                own.durations[duration_class] = own.durations.get(duration_class, 0) + operations
+        cell_of_row, rest = np.divmod(key, _MAX_CLASS * self.node.size)
+        known = number[cell_of_row] >= 0
+        key = number[cell_of_row[known]] * (_MAX_CLASS * self.node.size) + rest[known]
+        self._new.append((key, count[known], ns[known]))
+        self._merge()
 
     def _find_cells(self, ops: Operations, size: Int) -> Int:
         """Return the index of each operation's cell; -1 if the operation is no evidence."""
@@ -181,12 +207,14 @@ class TransferTotals:
         if sum(key.size for key, _, _ in self._new) > self._rows[0].size + _MAX_UNMERGED_ROWS:
             self._merge()
 
-    def _merge(self) -> None:
+    def _merge(self) -> tuple[Int, Int, Int]:
         """Merge new rows; deferred, because sorting all rows for every block would cost more than
         the blocks.
         """
-        self._rows = _sum_by_key(*(np.concatenate(c) for c in zip(self._rows, *self._new)))
-        self._new = []
+        if self._new:
+            self._rows = _sum_by_key(*(np.concatenate(c) for c in zip(self._rows, *self._new)))
+            self._new = []
+        return self._rows
 
     def find_expected_ns(self) -> list[float | None]:
         """Return per cell the duration expected of its shape without a rate, ns; None = too few
@@ -205,9 +233,7 @@ class TransferTotals:
 
     def sum_cell_ns(self) -> Int:
         """Return int64[cells]: time of all ranks in the transfers of each cell, ns."""
-        if self._new:
-            self._merge()
-        key, _, ns = self._rows
+        key, _, ns = self._merge()
         sums = np.zeros(len(self.cells), np.int64)
         np.add.at(sums, key // (_MAX_CLASS * max(self.node.size, 1)), ns)
         return sums
@@ -219,9 +245,7 @@ class TransferTotals:
         """
         out: dict[frozenset[int], Any] = {}
         ranks = max(self.node.size, 1)
-        if self._new:
-            self._merge()
-        key, count, ns = self._rows
+        key, count, ns = self._merge()
         cell = key // (_MAX_CLASS * ranks)
         limit = np.full(len(self.cells) + 1, np.inf)
         for number, limit_ns in expected_ns.items():

@@ -27,8 +27,8 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,7 +42,15 @@ from clusterprof.analysis.attribution.rank.device_activity import (
     get_sample_times,
 )
 from clusterprof.analysis.timeline.collectives.operations import select_unfinished
-from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series, ThreadTable
+from clusterprof.analysis.timeline.model import (
+    Chunk,
+    Int,
+    Process,
+    ProcessIo,
+    Rank,
+    Series,
+    ThreadTable,
+)
 from clusterprof.analysis.timeline.spans import (
     ExposedCollectiveSpans,
     SpanTable,
@@ -344,7 +352,7 @@ def select_carry_over(chunk: Chunk, from_ns: int) -> Chunk:
     """Return the part of a chunk from this instant on, including the last reading before it."""
     return replace(
         chunk,
-        series={key: _trim_series(series, from_ns) for key, series in chunk.series.items()},
+        series=_trim_all_series(chunk.series, from_ns),
         processes={
             pid: _trim_process(process, from_ns)
             for pid, process in chunk.processes.items()
@@ -355,19 +363,15 @@ def select_carry_over(chunk: Chunk, from_ns: int) -> Chunk:
 
 
 Spans = TypeVar("Spans", bound=SpanTimes)
+Samples = TypeVar("Samples", ThreadTable, ProcessIo)
+Table = TypeVar("Table", bound=Any)
+SeriesByKey = Mapping[tuple[str, str], Series]
 
 
 def concat_chunks(kept: Chunk | None, chunk: Chunk) -> Chunk:
     """Return the chunk preceded by what was kept of the previous one."""
     if kept is None:
         return chunk
-    series = dict(kept.series)
-    for key, series_of_chunk in chunk.series.items():
-        series[key] = (
-            _concat_samples(kept.series[key], series_of_chunk)
-            if key in kept.series
-            else series_of_chunk
-        )
     processes = dict(kept.processes)
     for pid, process in chunk.processes.items():
         before = kept.processes.get(pid)
@@ -380,7 +384,7 @@ def concat_chunks(kept: Chunk | None, chunk: Chunk) -> Chunk:
         chunk,
         start_ns=min(kept.start_ns, chunk.start_ns),
         first=kept.first,
-        series=series,
+        series=_concat_all_series(kept.series, chunk.series),
         processes=processes,
         events=(*old, *chunk.events),
     )
@@ -405,33 +409,63 @@ def _concat_processes(before: Process, process: Process) -> Process:
     )
 
 
-def _concat_samples(before: Any, after: Any) -> Any:
+def _concat_all_series(before: SeriesByKey, after: SeriesByKey) -> SeriesByKey:
+    """Concatenate each series; times that several series share are concatenated once."""
+    joined: dict[tuple[int, int], tuple[int, Int]] = {}
+    out = dict(before)
+    for key, new in after.items():
+        old = before.get(key)
+        if old is None or not new.t_ns.size:
+            out[key] = new if old is None else old
+            continue
+        times = id(old.t_ns), id(new.t_ns)
+        if times not in joined:
+            end = int(old.t_ns.searchsorted(new.t_ns[0]))
+            joined[times] = end, np.concatenate([old.t_ns[:end], new.t_ns]) if end else new.t_ns
+        end, t_ns = joined[times]
+        values = np.concatenate([old.values[:end], new.values]) if end else new.values
+        out[key] = Series(t_ns, values, new.is_counter)
+    return out
+
+
+def _trim_all_series(series_by_key: SeriesByKey, from_ns: int) -> SeriesByKey:
+    """Trim each series; times that several series share are trimmed once."""
+    trimmed: dict[int, tuple[int, Int]] = {}
+    out = {}
+    for key, series in series_by_key.items():
+        times = id(series.t_ns)
+        if times not in trimmed:
+            first = _find_reading_before(series.t_ns, from_ns)
+            trimmed[times] = first, series.t_ns[first:]
+        first, t_ns = trimmed[times]
+        out[key] = Series(t_ns, series.values[first:], series.is_counter)
+    return out
+
+
+def _concat_samples(before: Samples, after: Samples) -> Samples:
     """Concatenate two tables with a `t_ns`; where they overlap the later one is taken."""
     if not after.t_ns.size:
         return before
-    end = int(np.searchsorted(before.t_ns, after.t_ns[0], side="left"))
+    end = int(before.t_ns.searchsorted(after.t_ns[0]))
     if end == 0:
         return after
-    return _with_columns(
-        after, lambda name: np.concatenate([getattr(before, name)[:end], getattr(after, name)])
-    )
+    return _map_columns(lambda old, new: np.concatenate([old[:end], new]), after, before)
 
 
 def _concat_spans(before: Spans, after: Spans) -> Spans:
     shared = after.sequence[after.start_ns <= before.start_ns[-1]]  # later spans cannot be in both
-    new = ~np.isin(before.sequence, shared)
-    if not new.any():
-        return after
-    start = np.concatenate([before.start_ns[new], after.start_ns])
+    if shared.size:
+        shared = np.sort(shared)
+        row = np.minimum(shared.searchsorted(before.sequence), shared.size - 1)
+        new = shared[row] != before.sequence
+        if not new.any():
+            return after
+        before = _select_spans(before, new)
+    start = np.concatenate([before.start_ns, after.start_ns])
+    if (start[1:] >= start[:-1]).all():
+        return _map_columns(lambda old, new: np.concatenate([old, new]), after, before)
     order = np.argsort(start, kind="stable")
-    return _with_columns(
-        after,
-        lambda name: np.concatenate([getattr(before, name)[new], getattr(after, name)])[order],
-    )
-
-
-def _trim_series(series: Series, from_ns: int) -> Series:
-    return _trim_samples(series, from_ns)  # type: ignore[no-any-return]
+    return _map_columns(lambda old, new: np.concatenate([old, new])[order], after, before)
 
 
 def _is_active_after(process: Process, from_ns: int) -> bool:
@@ -498,16 +532,21 @@ def _select_spans(table: Spans, keep: NDArray[np.bool_]) -> Spans:
     return table if keep.all() else table.select(keep)
 
 
-def _trim_samples(table: Any, from_ns: int) -> Any:
-    first = max(0, int(np.searchsorted(table.t_ns, from_ns, side="right")) - 1)
-    return table if first == 0 else _with_columns(table, lambda name: getattr(table, name)[first:])
+def _trim_samples(table: Samples, from_ns: int) -> Samples:
+    first = _find_reading_before(table.t_ns, from_ns)
+    return table if first == 0 else _map_columns(lambda column, _: column[first:], table, table)
 
 
-def _with_columns(table: Any, column: Any) -> Any:
-    """Return a table of the same kind with every array column replaced."""
-    changed = {
-        field.name: column(field.name)
-        for field in fields(table)
-        if isinstance(getattr(table, field.name), np.ndarray)
-    }
-    return replace(table, **changed)
+def _find_reading_before(t_ns: Int, from_ns: int) -> int:
+    """Find the row of the last reading up to an instant; 0 if there is none."""
+    return max(0, int(t_ns.searchsorted(from_ns, "right")) - 1)
+
+
+def _map_columns(function: Callable[[Int, Int], Int], table: Table, before: Table) -> Table:
+    """Return a table of the same kind, its array columns replaced by `function(before, table)`."""
+    columns = [
+        function(getattr(before, name), column) if isinstance(column, np.ndarray) else column
+        for name in type(table).__match_args__
+        for column in (getattr(table, name),)
+    ]
+    return type(table)(*columns)

@@ -43,6 +43,7 @@ busy-waiting apart:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -218,8 +219,8 @@ NO_PROFILE = StepProfile()
 class DeviceActivity:
     """Activity of one device in its busy windows so far, and its usual activity."""
 
-    counts: tuple[int, ...] = ()
-    """Number of windows per activity bin."""
+    counts: bytes = bytes(8 * (_BINS + 1))
+    """Number of windows per activity bin, int64[bins]."""
     windows_seen: int = 0
     usual: float = 0.0
     """Usual activity as of the last update; 0 = not known yet."""
@@ -356,12 +357,12 @@ def _estimate_busy_wait(
             suspected[window_range] = np.where(
                 judged[window_range] & is_below, np.rint(ratio * length[window_range]), 0
             )
+        profile = known.profile
         if parts is not None:
             columns = parts[window_range], value[window_range], busy[window_range]
-            known = replace(known, profile=_add_to_profile(known.profile, *columns))
-        known = _update_activity(
-            replace(known, previous=float(relative[-1])), level[window_range][counted[window_range]]
-        )
+            profile = _add_to_profile(profile, *columns)
+        known = replace(known, profile=profile, previous=float(relative[-1]))
+        known = _update_activity(known, level[window_range][counted[window_range]])
         at = end
     work = length - windows.idle_ns
     return np.minimum(confirmed, work), np.minimum(suspected, work), known
@@ -392,10 +393,10 @@ def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
     """Count the activity of windows, and update the usual activity when due."""
     if not level.size:
         return known
-    counts = np.array(known.counts or (0,) * (_BINS + 1), np.int64)
-    counts += np.bincount(np.rint(level * _BINS).astype(np.int64), minlength=_BINS + 1)
+    counts = np.bincount(np.rint(level * _BINS).astype(np.int64), minlength=_BINS + 1)
+    counts += np.frombuffer(known.counts, np.int64)
     windows_seen = known.windows_seen + level.size
-    known = replace(known, counts=tuple(counts.tolist()), windows_seen=windows_seen)
+    known = replace(known, counts=counts.tobytes(), windows_seen=windows_seen)
     if windows_seen != _compute_next_update(windows_seen - 1):
         return known
     return update_levels(known)
@@ -406,14 +407,14 @@ def update_levels(known: DeviceActivity) -> DeviceActivity:
     windows_seen = known.windows_seen
     if not windows_seen:
         return known
-    until = np.cumsum(known.counts)
-    usual = float(np.searchsorted(until, USUAL_QUANTILE * windows_seen)) / _BINS
+    until = np.frombuffer(known.counts, np.int64).cumsum()
+    usual = float(until.searchsorted(USUAL_QUANTILE * windows_seen)) / _BINS
     busy_wait_windows = int(until[int(usual * BUSY_WAIT_RATIO * _BINS)])
     enough = max(MIN_BUSY_WAIT_WINDOWS, MIN_BUSY_WAIT_WINDOWS_RATIO * windows_seen)
-    busy_wait_level = float(np.searchsorted(until, max(1, busy_wait_windows // 8))) / _BINS
+    busy_wait_level = float(until.searchsorted(max(1, busy_wait_windows // 8))) / _BINS
     confirmed = usual > 0 and busy_wait_windows >= enough
     partial_ratio = _compute_partial_ratio(until, round(usual * _BINS), windows_seen)
-    quarter = float(np.searchsorted(until, NEAR_USUAL_RATIO * windows_seen)) / _BINS
+    quarter = float(until.searchsorted(NEAR_USUAL_RATIO * windows_seen)) / _BINS
     # A device that is equally active in all windows mixes nothing, whatever the fit of parts says.
     fitted = _find_levels_in_steps(known.profile) if quarter < MAX_PARTIAL_RATIO * usual else None
     if fitted is not None:  # a window that busy-waited for most of its time shows no level alone
@@ -527,9 +528,14 @@ def _compute_partial_ratio(until: Int, usual: int, windows_seen: int) -> float:
     distribution a quarter lies within 0.7 standard deviations of its 90 % quantile, and one
     window in 400 lies 6 times that below it. until: number of windows up to each bin.
     """
-    width = np.arange(1, max(usual, 2))
-    low, high = np.maximum(usual - width - 1, 0), np.minimum(usual + width, _BINS)
-    near = np.flatnonzero(until[high] - until[low] >= NEAR_USUAL_RATIO * windows_seen)
-    if not near.size or windows_seen < MIN_SEEN_WINDOWS or not usual:
+    if windows_seen < MIN_SEEN_WINDOWS or not usual:
         return PARTIAL_RATIO
-    return float(np.clip(1 - 6 * width[near[0]] / usual, PARTIAL_RATIO, MAX_PARTIAL_RATIO))
+
+    def count_near(width: int) -> int:
+        return int(until[min(usual + width, _BINS)] - until[max(usual - width - 1, 0)])
+
+    widths = range(1, max(usual, 2))
+    row = bisect_left(widths, NEAR_USUAL_RATIO * windows_seen, key=count_near)
+    if row == len(widths):
+        return PARTIAL_RATIO
+    return min(max(1 - 6 * widths[row] / usual, PARTIAL_RATIO), MAX_PARTIAL_RATIO)

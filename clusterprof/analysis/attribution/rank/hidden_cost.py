@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.taxonomy import CAUSES, FAMILY_CLAIMS, PRECEDENCE
+from clusterprof.analysis.detectors.base import select_phases
 from clusterprof.analysis.timeline.data_wait.split import (
     find_data_waits,
     list_distinct,
@@ -134,21 +134,21 @@ def compute_hidden_cost(rank: Rank, lost: LostTime, shares: Mapping[str, Int]) -
     production_ratio = _compute_production_ratio(rank, lost)
     if production_ratio is None:
         production_ratio = np.ones(lost.lost_ns.size)
-    removable, syncs = (
-        _find_removable_intervals(lost, shares),
-        attribute_syncs_to_pauses(rank, lost, shares),
-    )
-    out, most = {}, np.zeros(lost.lost_ns.size)
+    claimed = sum(shares.values(), start=np.zeros(lost.lost_ns.size, np.int64))
+    claimed_part = claimed / SHARE_SCALE
+    # Intervals that disappear with their causes: no waits for data or ranks.
+    removable = ~select_phases(lost, PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_BUSY_WAIT)
+    removable &= claimed >= MAIN_CAUSE_RATIO * SHARE_SCALE
+    divisor = np.where(removable, claimed_part, 1.0)
+    syncs = attribute_syncs_to_pauses(rank, lost, shares)
+    out: dict[int, Int] = {}
+    most: Float = np.zeros(lost.lost_ns.size)
     for number, share in candidates:
         part = share / SHARE_SCALE
         if HIDDEN_COLUMNS[number] in BATCH_CAUSES:
             whole = np.minimum(part * production_ratio, 1.0)
         else:  # the rest of an interval disappears with all its causes; all of it with the main one
-            whole = np.where(
-                removable & (part >= MAIN_CAUSE_RATIO),
-                1.0,
-                part / _compute_claimed_part(shares, removable),
-            )
+            whole = np.where(removable & (part >= MAIN_CAUSE_RATIO), 1.0, part / divisor)
         more = np.rint(lost.lost_ns * (whole - part))
         more = np.minimum(
             more + syncs.get(HIDDEN_COLUMNS[number], 0), np.rint(lost.lost_ns * (1 - part))
@@ -157,24 +157,11 @@ def compute_hidden_cost(rank: Rank, lost: LostTime, shares: Mapping[str, Int]) -
         if more.any():
             out[number] = more.astype(np.int64)
     # Together no more than the interval: other causes claim most of what one cause removes.
-    unclaimed = lost.lost_ns - np.rint(lost.lost_ns * (sum(shares.values()) / SHARE_SCALE))
-    most = np.minimum(most, unclaimed).astype(np.int64)
+    unclaimed = lost.lost_ns - np.rint(lost.lost_ns * claimed_part)
+    most = np.minimum(most, unclaimed)
     if most.any():
-        out[HIDDEN_COLUMNS.index(ALL_CAUSES)] = most
+        out[HIDDEN_COLUMNS.index(ALL_CAUSES)] = most.astype(np.int64)
     return out
-
-
-def _find_removable_intervals(lost: LostTime, shares: Mapping[str, Int]) -> NDArray[np.bool_]:
-    """Return which intervals disappear with their causes: no waits for data or ranks."""
-    out = np.isin(lost.phase, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_BUSY_WAIT), invert=True)
-    claimed = sum(shares.values(), start=np.zeros(lost.lost_ns.size, np.int64))
-    return out & (claimed >= MAIN_CAUSE_RATIO * SHARE_SCALE)
-
-
-def _compute_claimed_part(shares: Mapping[str, Int], removable: NDArray[np.bool_]) -> Float:
-    """Return which part of each removable interval its causes claimed; 1 for other intervals."""
-    claimed = sum(shares.values(), start=np.zeros(removable.size, np.int64)) / SHARE_SCALE
-    return np.where(removable, claimed, 1.0)
 
 
 def _compute_production_ratio(rank: Rank, lost: LostTime) -> Float | None:
@@ -215,22 +202,27 @@ class HiddenCostSums:
     def __init__(self) -> None:
         self._sums = np.zeros(len(HIDDEN_COLUMNS), np.int64)
 
-    def add(self, lost: LostTime, amounts: Mapping[int, Int], *times: Int) -> tuple[Int, ...]:
-        """Add a segment; return int64[columns, m], the sums up to each of the given times in it."""
-        (used,) = self._sums.nonzero()
-        out = tuple(np.zeros((self._sums.size, t_ns.size), np.int64) for t_ns in times)
-        for table in out:
-            table[used] = self._sums[used, None]
-        if not amounts:
-            return out
+    def add(
+        self,
+        lost: LostTime,
+        amounts: Mapping[int, Int],
+        t_ns: Int | None = None,
+        out: Int | None = None,
+    ) -> None:
+        """Add a segment; also add the sums up to given times in it to `out`.
+
+        t_ns: int64[m], ns. out: int64[columns, m], ns.
+        """
         sums = {number: np.concatenate([[0], np.cumsum(ns)]) for number, ns in amounts.items()}
-        start, length = lost.start_ns, np.maximum(lost.end_ns - lost.start_ns, 1)
-        for t_ns, table in zip(times, out):
-            row = np.searchsorted(start, t_ns, side="right") - 1
-            at = np.maximum(row, 0)
-            part = np.where(row < 0, 0.0, np.minimum((t_ns - start[at]) / length[at], 1.0))
-            for number, ns in amounts.items():
-                table[number] += sums[number][at] + np.floor(ns[at] * part).astype(np.int64)
-        for number, ns in sums.items():
-            self._sums[number] += ns[-1]
-        return out
+        if t_ns is not None and out is not None:
+            (used,) = self._sums.nonzero()
+            out[used] += self._sums[used, None]
+            if amounts:
+                start, length = lost.start_ns, np.maximum(lost.end_ns - lost.start_ns, 1)
+                row = start.searchsorted(t_ns, "right") - 1
+                at = np.maximum(row, 0)
+                part = np.where(row < 0, 0.0, np.minimum((t_ns - start[at]) / length[at], 1.0))
+                for number, ns in amounts.items():
+                    out[number] += sums[number][at] + np.floor(ns[at] * part).astype(np.int64)
+        for number, total in sums.items():
+            self._sums[number] += total[-1]

@@ -33,7 +33,11 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
-from clusterprof.analysis.attribution.rank.hidden_cost import HiddenCostSums, compute_hidden_cost
+from clusterprof.analysis.attribution.rank.hidden_cost import (
+    HIDDEN_COLUMNS,
+    HiddenCostSums,
+    compute_hidden_cost,
+)
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.time_spent import CONTENTION, RunningSums, split_amounts
 from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
@@ -221,7 +225,7 @@ class _SettledSteps:
             block = np.searchsorted(edges, start, side="right")
             out[MEASURED] = _sum_by_block(block, measured, edges.size)
             out[IDLE] = _sum_by_block(block, idle, edges.size)
-        out[LOST] = self._by_block(edges, self._certain_ns)
+        out[LOST] = _sum_by_block(self._find_blocks(edges), self._certain_ns, edges.size)
         if self.ends.size:
             block = (self.first + np.arange(self.ends.size)) // width - self.first // width
             out[STEPS] = np.bincount(block, minlength=edges.size + 1)
@@ -237,12 +241,11 @@ class _SettledSteps:
 
     def losses(self, edges: Int) -> list[tuple[str, Int]]:
         """Return (cause, int64[edges + 1]) of the claimed time, ns."""
-        return [(cause, self._by_block(edges, ns)) for cause, ns in self._claims.items()]
+        block = self._find_blocks(edges)
+        return [(cause, _sum_by_block(block, ns, edges.size)) for cause, ns in self._claims.items()]
 
-    def _by_block(self, edges: Int, ns: Int) -> Int:
-        return _sum_by_block(
-            np.searchsorted(edges, self._lost.start_ns, side="right"), ns, edges.size
-        )
+    def _find_blocks(self, edges: Int) -> Int:
+        return edges.searchsorted(self._lost.start_ns, "right")
 
 
 def compute_length_bins(lengths_ns: Int) -> Int:
@@ -306,7 +309,11 @@ class _StepArrivals:
             _find_step_ends(rank, segment) if rank.marked else _find_grid_ends(rank, segment)
         )
         before = _sum_waits_before(lost, waited_ns, end)
-        (hidden,) = self._hidden.add(lost, compute_hidden_cost(rank, lost, shares), end)
+        t_ns = np.append(end, segment.end_ns)
+        spent = np.zeros((self._sums.size + len(HIDDEN_COLUMNS), t_ns.size), np.int64)
+        self._sums = sums.sum_until(t_ns, spent[: self._sums.size])[:, -1].copy()
+        hidden_cost = compute_hidden_cost(rank, lost, shares)
+        self._hidden.add(lost, hidden_cost, t_ns, spent[self._sums.size :])
         if end.size:
             stay = np.diff(before, prepend=0)
             stay[0] += self._waited_ns
@@ -323,12 +330,11 @@ class _StepArrivals:
                     stay,
                 ]
             )
-            self._tentative.append((table, np.concatenate([sums.sum_until(end), hidden])))
+            self._tentative.append((table, spent[:, :-1]))
         else:
             self._waited_ns += int(waited_ns.sum())
         if not segment.provisional:
             self.confirm()
-        self._sums = sums.sum_to_end()
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""

@@ -44,7 +44,12 @@ from clusterprof.analysis.timeline.collectives.operations import (
     apply_device_times,
     find_device_waits,
 )
-from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder, Store
+from clusterprof.analysis.timeline.collectives.rows import (
+    RankOperations,
+    RankRowBuilder,
+    Store,
+    choose_block_rows,
+)
 from clusterprof.analysis.timeline.model import (
     PHASE_BUSY_WAIT,
     PHASE_COLLECTIVE,
@@ -63,7 +68,7 @@ MIN_RUNNABLE_RATIO = 0.02  # less is the normal cost of every scheduler
 class RunnableSums:
     """Running sums of one settled segment; the delay between two samples is spread evenly."""
 
-    def __init__(self, rank: Rank, segment: Segment, work_until: Callable[[Int], Float]) -> None:
+    def __init__(self, rank: Rank, segment: Segment, work_until: Callable[[Int], Int]) -> None:
         """work_until: returns the work in the segment before each time, ns."""
         edges, rate = _estimate_runnable_rates(rank, segment)
         self._edges, self._rate = edges, rate
@@ -72,7 +77,7 @@ class RunnableSums:
             self._work = work_until(edges)
             self._before = np.concatenate([[0.0], np.cumsum(rate * np.diff(self._work))])
 
-    def sum_until(self, t_ns: Int, work_ns: Float) -> Float | float:
+    def sum_until(self, t_ns: Int, work_ns: Int) -> Float | float:
         """Return how much of the work before each time was waiting for a CPU: float64[n], ns."""
         if self._idle:
             return 0.0
@@ -189,13 +194,17 @@ itself.
 class TimeSpent:
     """Running sums of what one rank spends, recorded at its operations."""
 
-    def __init__(self, causes: tuple[str, ...], store: Store) -> None:
-        """causes: the possible causes; categories are these, UNEXPLAINED and work."""
+    def __init__(self, causes: tuple[str, ...], store: Store, ranks: int = 1) -> None:
+        """causes: the possible causes; categories are these, UNEXPLAINED and work.
+
+        ranks: number of ranks of the job.
+        """
         self.categories = (*causes, UNEXPLAINED, WORK)
         self._contention = causes.index(CONTENTION) if CONTENTION in causes else None
         self._sums = np.zeros(len(self.categories), np.int64)
-        self._rows = RankRowBuilder(store)
+        self._rows = RankRowBuilder(store, choose_block_rows(ranks))
         self._tentative: list[tuple[Int, Int, Int]] = []
+        self._open: dict[_SpanKey, tuple[int, Int]] = {}
         self._hidden = HiddenCostSums()
         self._own = OwnLosses(causes)
 
@@ -206,29 +215,60 @@ class TimeSpent:
         categories.
         shares: int64[n] of its lost intervals per cause, in 1/SHARE_SCALE.
         """
-        spans = _select_ended_spans(_get_operations(rank), segment)
+        operations = _get_operations(rank)
+        spans = _select_ended_spans(operations, segment)
+        ongoing = _select_ongoing(operations, segment)
         inside = lost.phase == PHASE_COLLECTIVE
         own_ns = np.where(inside | (lost.phase == PHASE_BUSY_WAIT), 0, lost.lost_ns)
         amounts = split_amounts(self.categories, own_ns, lost, shares)
         sums = RunningSums(self._sums, rank, segment, lost, amounts, self._contention)
         hidden_cost = compute_hidden_cost(rank, lost, shares)
+        t_ns = [np.array([segment.end_ns], np.int64)]
+        if ongoing is not None:
+            t_ns = [np.maximum(ongoing.start_ns, segment.start_ns), *t_ns]
         if spans is not None:
+            t_ns = [np.maximum(spans.start_ns, segment.start_ns), spans.end_ns, *t_ns]
+        times = np.concatenate(t_ns)
+        spent = np.zeros((self._sums.size + len(HIDDEN_COLUMNS), times.size), np.int64)
+        self._sums = sums.sum_until(times, spent[: self._sums.size])[:, -1].copy()
+        self._hidden.add(lost, hidden_cost, times, spent[self._sums.size :])
+        if spans is not None:
+            count = spans.start_ns.size
+            at_arrive, at_leave = spent[:, :count].copy(), spent[:, count : 2 * count]
             blocked_ns = _measure_blocked_time(spans, segment, lost, inside)
+            self._add_open(spans, segment, blocked_ns, at_arrive)
             columns = spans.group, spans.number, spans.bytes, spans.code, blocked_ns
             table = np.stack([spans.start_ns, spans.end_ns, *columns])
-            times = np.maximum(spans.start_ns, segment.start_ns), spans.end_ns
-            at_arrive, at_leave = (
-                np.concatenate([sums.sum_until(t_ns), hidden])
-                for t_ns, hidden in zip(times, self._hidden.add(lost, hidden_cost, *times))
-            )
             self._tentative.append((table, at_arrive, at_leave))
-        else:
-            self._hidden.add(lost, hidden_cost)
+        if ongoing is not None:
+            until = _make_lost_time_sum(lost, np.flatnonzero(inside))
+            arrived = spent[:, -1 - ongoing.start_ns.size : -1]
+            self._keep_open(
+                ongoing, segment, _measure_ongoing(ongoing, spans, segment, until), arrived
+            )
         if not has_peers(rank):
             self._own.add(rank, segment, lost, shares, hidden_cost)
         if not segment.provisional:
             self.confirm()
-        self._sums = sums.sum_to_end()
+
+    def _keep_open(
+        self, spans: CollectiveSpans, segment: Segment, blocked_ns: Int, at_arrive: Int
+    ) -> None:
+        """Keep what spans that end after the segment have so far."""
+        for at, key in enumerate(_list_keys(spans)):
+            before_ns, arrived = self._open.get(key, (0, at_arrive[:, at].copy()))
+            self._open[key] = before_ns + int(blocked_ns[at]), arrived
+
+    def _add_open(
+        self, spans: CollectiveSpans, segment: Segment, blocked_ns: Int, at_arrive: Int
+    ) -> None:
+        """Add to ended spans, in place, what they had in earlier segments."""
+        rows = np.flatnonzero(spans.start_ns < segment.start_ns)
+        for at, key in zip(rows.tolist(), _list_keys(spans.select(rows)) if rows.size else ()):
+            before = self._open.pop(key, None)
+            if before is not None:
+                blocked_ns[at] += before[0]
+                at_arrive[:, at] = before[1]
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
@@ -290,15 +330,17 @@ class RunningSums:
         self._contention = contention
         if contention is not None:
             self._runnable = RunnableSums(
-                rank, segment, lambda t_ns: self._sum_in_segment(t_ns)[-1]
+                rank, segment, lambda t_ns: self._sum_work(t_ns, *self._locate(t_ns))
             )
 
-    def sum_until(self, t_ns: Int) -> Int:
+    def sum_until(self, t_ns: Int, out: Int | None = None) -> Int:
         """Return what had been spent at each time, by category: int64[K, m], ns.
 
         All intervals before each time, and the part before it of the interval that contains it.
+        out: zeros to write into, int64[K, m]; None = new ones.
         """
-        table = self._sum_in_segment(t_ns)
+        table = np.zeros((self._before.size, t_ns.size), np.int64) if out is None else out
+        self._add_in_segment(t_ns, table)
         if self._contention is not None:
             delayed = np.rint(self._runnable.sum_until(t_ns, table[-1])).astype(np.int64)
             table[self._contention] += delayed
@@ -307,29 +349,34 @@ class RunningSums:
         table[used] += self._before[used, None]
         return table
 
-    def _sum_in_segment(self, t_ns: Int) -> Int:
-        """Return the sums since the beginning of the segment, with all time that was not lost as
+    def _add_in_segment(self, t_ns: Int, table: Int) -> None:
+        """Add the sums since the beginning of the segment, with all time that was not lost as
         work.
         """
-        table = np.zeros((self._before.size, t_ns.size), np.int64)
-        table[-1] = t_ns - self._region.start_ns
+        row, part = self._locate(t_ns)
+        for column, (ns, sums) in self._parts.items():
+            table[column] += np.rint(sums[row] + ns[row] * part).astype(np.int64)
+        table[-1] += self._sum_work(t_ns, row, part)
+
+    def _locate(self, t_ns: Int) -> tuple[Int, Float]:
+        """Return the last interval that began before each time, and which part of it is over."""
         start, end = self._lost.start_ns, self._lost.end_ns
         if not start.size:
-            return table
-        row = np.searchsorted(start, t_ns, side="right") - 1
+            return np.zeros(t_ns.size, np.int64), np.zeros(t_ns.size)
+        row = start.searchsorted(t_ns, "right") - 1
         at = np.maximum(row, 0)
-        part = np.minimum((t_ns - start[at]) / np.maximum(end[at] - start[at], 1), 1.0)
+        first = start[at]
+        part = np.minimum((t_ns - first) / np.maximum(end[at] - first, 1), 1.0)
         part[row < 0] = 0.0  # before the first interval
-        for column, (ns, sums) in self._parts.items():
-            table[column] += np.rint(sums[at] + ns[at] * part).astype(np.int64)
-        lost_ns, sums = self._all
-        # What was not lost is work.
-        table[-1] -= np.rint(sums[at] + lost_ns[at] * part).astype(np.int64)
-        return table
+        return at, part
 
-    def sum_to_end(self) -> Int:
-        """Return what had been spent at the end of the segment: int64[K], ns."""
-        return self.sum_until(np.array([self._region.end_ns]))[:, 0]
+    def _sum_work(self, t_ns: Int, row: Int, part: Float) -> Int:
+        """Return the time in the segment before each time that was not lost, int64[m], ns."""
+        work_ns: Int = t_ns - self._region.start_ns
+        if self._lost.start_ns.size:
+            lost_ns, sums = self._all
+            work_ns -= np.rint(sums[row] + lost_ns[row] * part).astype(np.int64)
+        return work_ns
 
 
 def _compute_running_sum(ns: Float | Int) -> Float:
@@ -362,6 +409,52 @@ def _select_ended_spans(spans: CollectiveSpans | None, segment: Segment) -> Coll
     return replace(ended_spans, code=code)
 
 
+_SpanKey = tuple[int, int, int, int]
+"""Start, end, group and number of a span."""
+
+
+def _list_keys(spans: CollectiveSpans) -> list[_SpanKey]:
+    columns = spans.start_ns, spans.end_ns, spans.group, spans.number
+    return list(zip(*(column.tolist() for column in columns)))
+
+
+def _select_ongoing(spans: CollectiveSpans | None, segment: Segment) -> CollectiveSpans | None:
+    """Return the spans of known groups that continue after a segment, by end; None without any."""
+    if spans is None:
+        return None
+    rows = np.flatnonzero(
+        (spans.start_ns < segment.end_ns) & (spans.end_ns > segment.end_ns) & (spans.group != 0)
+    )
+    if not rows.size:
+        return None
+    return spans.select(rows[np.argsort(spans.end_ns[rows], kind="stable")])
+
+
+def _measure_ongoing(
+    ongoing: CollectiveSpans,
+    ended: CollectiveSpans | None,
+    segment: Segment,
+    until: Callable[[Int], Int],
+) -> Int:
+    """Return lost time in operations inside spans that continue after a segment: int64[n], ns.
+
+    Each nanosecond counts once, for the span that ends first, after those that end in the segment.
+    """
+    reach_ns = segment.start_ns
+    if ended is not None:
+        waits = ended.form != layout.ISSUE
+        reach_ns = max(reach_ns, int(ended.end_ns[waits].max(initial=reach_ns)))
+    blocked_ns = np.zeros(ongoing.start_ns.size, np.int64)
+    covered_ns = segment.end_ns
+    for at in np.flatnonzero(ongoing.form != layout.ISSUE).tolist():
+        begin_ns = max(int(ongoing.start_ns[at]), reach_ns)
+        if begin_ns < covered_ns:
+            first, last = until(np.array([begin_ns, covered_ns], np.int64)).tolist()
+            blocked_ns[at] = min(max(last - first, 0), covered_ns - begin_ns)
+            covered_ns = begin_ns
+    return blocked_ns
+
+
 def _measure_blocked_time(
     spans: CollectiveSpans, segment: Segment, lost: LostTime, inside: np.ndarray
 ) -> Int:
@@ -373,9 +466,11 @@ def _measure_blocked_time(
     # Spans that touch share an interval: the part inside each span counts.
     until = _make_lost_time_sum(lost, np.flatnonzero(inside))
     # Both are rounded: the difference may be a nanosecond too large.
-    blocked_ns = np.clip(until(end) - until(begin), 0, np.maximum(end - begin, 0))
-    enclosing = waits & (spans.start_ns < np.append(segment.start_ns, reach[:-1]))
-    enclosing &= spans.start_ns < np.append(segment.start_ns, np.maximum.accumulate(begin)[:-1])
+    until_end, until_begin = np.split(until(np.concatenate([end, begin])), 2)
+    blocked_ns = np.clip(until_end - until_begin, 0, np.maximum(end - begin, 0))
+    start = np.maximum(spans.start_ns, segment.start_ns)
+    enclosing = waits[1:] & (start[1:] < reach[:-1])
+    enclosing &= start[1:] < np.maximum.accumulate(begin)[:-1]
     if enclosing.any():
         _add_time_before_enclosed(blocked_ns, spans, segment, waits, until)
     return blocked_ns

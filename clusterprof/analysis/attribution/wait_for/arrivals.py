@@ -276,9 +276,15 @@ def _sum_per_rank(
         out[by_rank] = sums
         return out
 
+    # Between rows of earlier blocks others may have been dropped.
+    number = rows.ordinal[by_rank]
+    step = np.ones(by_rank.size, np.int64)
+    both = np.flatnonzero((by_rank[1:] < first_new) & (by_rank[:-1] < first_new))
+    step[both + 1] = number[both + 1] - number[both]
+    count = np.cumsum(step)
     ordinal = np.empty_like(by_rank)
     begin = np.where(old, rows.ordinal[head], 1)
-    ordinal[by_rank] = np.arange(by_rank.size) + np.repeat(begin - heads, length)
+    ordinal[by_rank] = count + np.repeat(begin - count[heads], length)
     return replace(
         rows,
         waited_ns=running_sum(rows.wait_ns, rows.waited_ns),

@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.wait_for import chains, excess
 from clusterprof.analysis.attribution.wait_for.arrivals import (
+    MAX_LOOK_BACK_OPERATIONS,
     ArrivalIndex,
     ArrivalRows,
     append_block_rows,
@@ -183,6 +184,12 @@ class BlameCarryOver:
     entries: BlameEntries
     operations: int
     """Number of operations in all blocks so far."""
+    first_ordinal: int = 0
+    """Rows of ranks with lower ordinals are context: nothing is known of what was between them."""
+    looked_back: bool = False
+    """True if a wait goes back to an operation before that: its blame is not known."""
+    unresolved: bool = False
+    """True if no common leave was found for ranks of which that operation could have been it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +267,7 @@ def blame_waits(
     wait = ops.blocked_ns - np.repeat(shortest, members)
     waiting = np.flatnonzero(wait > 0)
     late = fresh + np.repeat(last, members)[waiting]
-    blame_table, no_last, work_deficit = _attribute_waits(
+    blame_table, no_last, work_deficit, context = _attribute_waits(
         index, usual_work, ops, (fresh + waiting, late, wait[waiting]), carry_over
     )
     block_deficit = np.where(wait < 0, UNKNOWN_WORK_DEFICIT, 0)
@@ -272,6 +279,7 @@ def blame_waits(
         index.rows.take(kept_rows),
         _select_kept_entries(kept_rows, all_rows.op.size, entries),
         carry_over.operations + ops.process_group.size,
+        *_join_checks(carry_over, context),
     )
     new = slice(int(np.searchsorted(entries.row, fresh)), None)
     width = at_arrive.shape[1] - 1 + len(BLAME_CAUSES)
@@ -306,12 +314,12 @@ def _attribute_waits(
     ops: Operations,
     waits: tuple[Int, Int, Int],
     carry_over: BlameCarryOver,
-) -> tuple[chains.BlameTable, NDArray[np.bool_], Int]:
+) -> tuple[chains.BlameTable, NDArray[np.bool_], Int, tuple[bool, bool]]:
     """Attribute every wait of the block; the table holds the entries of earlier blocks too.
 
     waits: rows that waited, rows they waited for, and the waits in ns. Also returns which
-    operations have no last arrival (has_no_last_arrival), and the work
-    deficit of each row.
+    operations have no last arrival (has_no_last_arrival), the work deficit of each row, and
+    what _check_context returns.
     """
     waiting, late, wait = waits
     rows = index.rows
@@ -357,7 +365,33 @@ def _attribute_waits(
         blame_table,
         has_no_last_arrival(op, wait, skew_ns, ops.process_group.size),
         _compute_work_deficit(rows, wait_pairs, wait),
+        _check_context(rows, wait_pairs, carry_over.first_ordinal),
     )
+
+
+def _join_checks(carry_over: BlameCarryOver, context: tuple[bool, bool]) -> tuple[int, bool, bool]:
+    """Return what the carry-over of a block keeps of the checks of all blocks so far."""
+    return (
+        carry_over.first_ordinal,
+        carry_over.looked_back or context[0],
+        carry_over.unresolved or context[1],
+    )
+
+
+def _check_context(rows: ArrivalRows, pairs: WaitPairs, first_ordinal: int) -> tuple[bool, bool]:
+    """Return whether two ranks were compared since an operation before those fully known, and
+    whether none was found although the first of these is not too far back.
+    """
+    if not first_ordinal:
+        return False, False
+    known = pairs.waiting_since >= 0
+    looked_back = any(
+        bool((rows.ordinal[since[known]] < first_ordinal).any())
+        for since in (pairs.waiting_since, pairs.late_since)
+    )
+    waiting, late = (rows.ordinal[side[~known]] for side in (pairs.waiting, pairs.late))
+    near = np.maximum(waiting, late) - first_ordinal <= MAX_LOOK_BACK_OPERATIONS
+    return looked_back, bool(near.any())
 
 
 def _blame_unrecorded_members(

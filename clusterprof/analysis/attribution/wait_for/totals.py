@@ -1,4 +1,4 @@
-"""Sum the blamed waits of all blocks: by rank, by step, by what ending them saves, by time.
+"""Sum the blamed waits of all blocks: by rank, by step, by what ending them saves.
 
 `WaitTotals` sums by victim and by culprit, `VictimCounts` by pair of ranks.
 
@@ -26,23 +26,11 @@ which may be too much.
 Without a cause, for all ranks that it made late, an operation of this kind ends earlier
 by the time between the last arrival and the arrival that would then be last
 (estimate_savings_by_category): 50 above, because rank 0 is in time.
-
-`WaitTimeBins` judges the persistence of waits: one steady culprit, a transient one, or
-changing ones.
-
-    time bins of the run      1    2    3    4    5    6    7    8
-    rank 3 caused            90   80   95   85   90   90   80   90     steady
-    rank 3 caused             0    0    0   95   90    0    0    0     transient
-    rank 0, 1, 2, … caused   r3   r0   r6   r1   r7   r3   r2   r5     wandering
-
-Waits are summed per time bin of the run, cause and culprit. A bin is one second long at
-first; its length doubles whenever there would be too many bins, so memory does not grow
-with the run. The order of blocks does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -52,9 +40,9 @@ from clusterprof.analysis.attribution.wait_for.blame import (
     BlockBlame,
     list_causes,
 )
+from clusterprof.analysis.attribution.wait_for.time_bins import CellSums
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Float, Int
-from clusterprof.report.model import Persistence
 
 
 class WaitTotals:
@@ -100,6 +88,12 @@ class WaitTotals:
         np.add.at(self.last_arrivals, blamed.last_arrival[known], 1)
         np.add.at(self.late_peers, blamed.last_arrival[known], blamed.late_peers[known])
 
+    def merge(self, other: WaitTotals) -> None:
+        """Add the totals of other operations."""
+        for name in ("victim_ns", "culprit_ns", "recoverable_ns", "late_peers", "last_arrivals"):
+            sums = getattr(self, name)
+            sums += getattr(other, name)
+
 
 def _sum_into_table(rank: Int, cause: Int, ns: Int | Float, shape: tuple[int, ...]) -> Int:
     """Sum into a table; row -1 is the last. Floats are exact up to 2**53 ns (104 days)."""
@@ -118,16 +112,19 @@ class VictimCounts:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._waited_ns = np.zeros(ranks * ranks if ranks <= MAX_COUNTED_RANKS else 0)
+        self._waited = CellSums()
+        """Cell: culprit * ranks + victim."""
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
         """Add one block of operations and its blame."""
-        known = np.flatnonzero(blamed.culprit >= 0)
-        if not known.size:
-            return
-        row, culprit, ns = blamed.row[known], blamed.culprit[known], blamed.ns[known]
-        if self._waited_ns.size:
-            np.add.at(self._waited_ns, culprit * self._ranks + ops.rank[row], ns.astype(float))
+        if self._ranks <= MAX_COUNTED_RANKS:
+            known = np.flatnonzero(blamed.culprit >= 0)
+            cell = blamed.culprit[known] * self._ranks + ops.rank[blamed.row[known]]
+            self._waited.add(cell, blamed.ns[known])
+
+    def merge(self, other: VictimCounts) -> None:
+        """Add what was counted in other operations."""
+        self._waited.merge(other._waited)
 
     def count_victims(self, culprit: int) -> int | None:
         """Count the ranks that waited for the culprit at least a tenth as long as its longest
@@ -135,10 +132,11 @@ class VictimCounts:
 
         None if victims were not counted.
         """
-        if not self._waited_ns.size:
+        if self._ranks > MAX_COUNTED_RANKS:
             return None
-        waited = self._waited_ns[culprit * self._ranks : (culprit + 1) * self._ranks].copy()
-        waited[culprit] = 0
+        cell, ns = self._waited.sums()
+        low, high = np.searchsorted(cell, (culprit * self._ranks, (culprit + 1) * self._ranks))
+        waited = ns[low:high][cell[low:high] != culprit * (self._ranks + 1)]
         longest = waited.max(initial=0)
         return int(np.count_nonzero(waited >= _MIN_WAIT_RATIO * longest)) if longest else 0
 
@@ -173,7 +171,9 @@ class SlowSteps:
         self.rank = self._rank = rank
         self._start_ns = np.array([start for start, _ in order], np.int64)
         self.length_ns = np.array([ns for _, ns in order], np.int64)
-        self._caused_ns = np.zeros((len(order), ranks), np.int64)
+        self._ranks = ranks
+        self._caused = CellSums()
+        """Cell: step * ranks + culprit."""
         self._met = np.zeros(ranks, np.bool_)
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
@@ -191,7 +191,19 @@ class SlowSteps:
         self._met[ops.rank[of_op[op] >= 0]] = True
         entry = of_op[op[blamed.row]]
         known = np.flatnonzero((entry >= 0) & (blamed.culprit >= 0))
-        np.add.at(self._caused_ns, (entry[known], blamed.culprit[known]), blamed.ns[known])
+        self._caused.add(entry[known] * self._ranks + blamed.culprit[known], blamed.ns[known])
+
+    def merge(self, other: SlowSteps) -> None:
+        """Add the waits of other operations in the same steps."""
+        self._caused.merge(other._caused)
+        self._met |= other._met
+
+    def _caused_ns(self) -> Int:
+        """Return what each culprit caused in each step, int64[steps, ranks], ns."""
+        cell, ns = self._caused.sums()
+        out = np.zeros(self.length_ns.size * self._ranks, np.int64)
+        out[cell] = ns
+        return out.reshape(self.length_ns.size, self._ranks)
 
     def count_steps_by_culprit(self, median_ns: float) -> dict[int, int]:
         """Count the slow steps that each rank delayed: rank -> steps.
@@ -200,7 +212,7 @@ class SlowSteps:
         """
         others = self._count_others()
         out: dict[int, int] = {}
-        for length_ns, caused_ns in zip(self.length_ns, self._caused_ns):
+        for length_ns, caused_ns in zip(self.length_ns, self._caused_ns()):
             if length_ns < SLOW_STEP_FACTOR * median_ns:
                 continue
             rank = int(np.argmax(caused_ns))
@@ -217,7 +229,7 @@ class SlowSteps:
         others = self._count_others()
         out: dict[int, int] = {}
         for start_ns, length_ns, caused_ns in zip(
-            self._start_ns.tolist(), self.length_ns.tolist(), self._caused_ns
+            self._start_ns.tolist(), self.length_ns.tolist(), self._caused_ns()
         ):
             rank = int(np.argmax(caused_ns))
             if caused_ns[rank] >= max(min_ratio * length_ns * others, 1):
@@ -294,6 +306,12 @@ class SavingsTotals:
         with_all_ranks = np.flatnonzero(np.diff(ops.first)[op[row]] == self._job_size[culprit])
         largest = self._find_largest(pair, at, cause, savings, with_all_ranks)
         self.all_ns += _sum_into_table(*largest, shape)
+
+    def merge(self, other: SavingsTotals) -> None:
+        """Add the savings of later operations, with which no rank waits any more."""
+        for name in ("others_ns", "own_ns", "all_ns", "cause_ns", "all_rank_operations"):
+            sums = getattr(self, name)
+            sums += getattr(other, name)
 
     def estimate_savings(self, culprit: int, causes: Sequence[int], own_ns: int, steps: int) -> int:
         """Estimate what all ranks save if the culprit is in time, ns, as far as these causes made
@@ -412,145 +430,3 @@ def _index_keys(key: Int) -> tuple[Int, Int]:
     keys = np.flatnonzero(number)
     number[keys] = np.arange(keys.size)
     return keys, number[key]
-
-
-FIRST_BIN_NS = 1_000_000_000
-"""Length of a time bin at first, ns."""
-MAX_TIME_BINS = 128
-"""Number of time bins above which their length doubles."""
-MIN_TIME_BINS = 8
-"""With fewer time bins persistence is not judged."""
-MAX_CELLS = 1 << 19
-"""Limit of (time bin, cause, culprit) sums; above it bins grow, and finally the smallest
-are dropped.
-"""
-RELEVANT_BINS_RATIO = 0.9
-"""The relevant bins hold this part of the waiting; jitter in between is ignored."""
-TRANSIENT_EXTENT_RATIO = 0.5
-"""Transient: the relevant bins lie within this part of the run …"""
-CONTIGUOUS_RATIO = 2 / 3
-"""… and are at least this part of the bins between the first and the last of them."""
-MAIN_CULPRITS_RATIO = 2 / 3
-"""The main culprits are the fewest that caused this part of the waiting."""
-RANKS_PER_STEADY_CULPRIT = 3
-"""Steady: the main culprits are at most one of this many ranks (rounded up), or all on one
-node …
-"""
-STEADY_PRESENCE_RATIO = 2 / 3
-"""… and are present in at least this part of the relevant bins."""
-_PRESENCE_SHARE_RATIO = 0.5  # present: at least this part of its share of the whole
-
-
-class WaitTimeBins:
-    """Waits per time bin of the run, cause and culprit."""
-
-    def __init__(self, causes: int, begin_ns: Int, node: Sequence[int]) -> None:
-        """begin_ns: per rank, begin of the run on its own clock. node: a label per rank."""
-        self._causes, self._ranks = causes, len(begin_ns)
-        self._begin_ns = begin_ns
-        self._node = np.asarray(node)
-        self.length_ns = FIRST_BIN_NS
-        self._operations = np.zeros(MAX_TIME_BINS, np.int64)
-        self._cell = np.zeros(0, np.int64)
-        self._ns = np.zeros(0, np.int64)
-
-    def add(self, ops: Operations, blamed: BlockBlame) -> None:
-        """Add one block of operations and its blame."""
-        if not ops.process_group.size:
-            return
-        head = ops.first[:-1]
-        when_ns = np.maximum(ops.leave_ns[head] - self._begin_ns[ops.rank[head]], 0)
-        while int(when_ns.max()) // self.length_ns >= MAX_TIME_BINS:
-            self._double_bin_length()
-        time_bin = when_ns // self.length_ns
-        self._operations += np.bincount(time_bin, minlength=MAX_TIME_BINS)
-        known = np.flatnonzero(blamed.culprit >= 0)
-        if not known.size:
-            return
-        op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))[blamed.row[known]]
-        cell = time_bin[op] * self._causes + blamed.cause[known]
-        cell, ns = _sum_by_cell(cell * self._ranks + blamed.culprit[known], blamed.ns[known])
-        self._cell, self._ns = _sum_by_cell(
-            np.concatenate([self._cell, cell]), np.concatenate([self._ns, ns])
-        )
-        while self._cell.size > MAX_CELLS and np.count_nonzero(self._operations) > 16:
-            self._double_bin_length()
-        if self._cell.size > MAX_CELLS:
-            keep = np.sort(np.argsort(-self._ns, kind="stable")[: MAX_CELLS // 2])
-            self._cell, self._ns = self._cell[keep], self._ns[keep]
-
-    def _double_bin_length(self) -> None:
-        self.length_ns *= 2
-        pairs = self._operations.reshape(-1, 2).sum(axis=1)
-        self._operations = np.concatenate([pairs, np.zeros_like(pairs)])
-        width = self._causes * self._ranks
-        time_bin, rest = np.divmod(self._cell, width)
-        self._cell, self._ns = _sum_by_cell(time_bin // 2 * width + rest, self._ns)
-
-    def persistence(self, causes: Collection[int]) -> Persistence | None:
-        """Judge the waiting for these causes together; None if the run is too short or there was
-        none.
-        """
-        used_bins = np.flatnonzero(self._operations)
-        rows = np.isin(self._cell // self._ranks % self._causes, list(causes))
-        if used_bins.size < MIN_TIME_BINS or not rows.any():
-            return None
-        cell, ns = self._cell[rows], self._ns[rows]
-        ranks, column = np.unique(cell % self._ranks, return_inverse=True)
-        line = np.searchsorted(used_bins, cell // (self._ranks * self._causes))
-        table = np.zeros((used_bins.size, ranks.size), np.int64)
-        np.add.at(table, (line, column), ns)
-        relevant = np.sort(_select_fewest(table.sum(axis=1), RELEVANT_BINS_RATIO))
-        main = _select_fewest(table.sum(axis=0), MAIN_CULPRITS_RATIO)
-        present = self._count_present_bins(table[relevant], table.sum(axis=0), ranks, main)
-        kind = self._classify(relevant, used_bins.size, ranks[main], present)
-        return Persistence(
-            kind=kind,  # type: ignore[arg-type]
-            from_ns=int(used_bins[relevant[0]]) * self.length_ns,
-            to_ns=int(used_bins[relevant[-1]] + 1) * self.length_ns,
-            stretches=relevant.size,
-            seen=used_bins.size,
-            culprits=np.unique(np.argmax(table[relevant], axis=1)).size,
-            most=present,
-        )
-
-    def _count_present_bins(self, table: Int, total: Int, ranks: Int, main: Int) -> int:
-        """Count the bins in which the main culprit, or the node of all main culprits, has its
-        usual part.
-        """
-        chosen = main if self._is_one_node(ranks[main]) else main[:1]
-        share = total[chosen].sum() / total.sum()
-        part = table[:, chosen].sum(axis=1) / table.sum(axis=1)
-        return int(np.count_nonzero(part >= _PRESENCE_SHARE_RATIO * share))
-
-    def _classify(self, relevant: Int, seen: int, main: Int, present: int) -> str:
-        extent = int(relevant[-1] - relevant[0]) + 1
-        if extent <= TRANSIENT_EXTENT_RATIO * seen and relevant.size >= CONTIGUOUS_RATIO * extent:
-            return "transient"
-        few = main.size <= -(-self._ranks // RANKS_PER_STEADY_CULPRIT) or self._is_one_node(main)
-        return "steady" if few and present >= STEADY_PRESENCE_RATIO * relevant.size else "wandering"
-
-    def _is_one_node(self, ranks: Int) -> bool:
-        """Return whether the ranks are all on one node, and it is not the only node."""
-        on_one_node = np.unique(self._node[ranks]).size == 1
-        return on_one_node and np.unique(self._node).size > 1
-
-
-def _select_fewest(total: Int, ratio: float) -> Int:
-    """Return the indices of the fewest totals that sum up to this part of all, largest first."""
-    order = np.argsort(-total, kind="stable")
-    enough = np.searchsorted(np.cumsum(total[order]), ratio * total.sum()) + 1
-    return order[:enough]
-
-
-def _sum_by_cell(cell: Int, ns: Int) -> tuple[Int, Int]:
-    """Sum by cell; cells are returned ascending. Floats are exact up to 2**53 ns per cell."""
-    if not cell.size:
-        return cell, ns
-    lowest = int(cell.min())
-    if int(cell.max()) - lowest < max(1 << 20, 2 * cell.size):
-        sums = np.bincount(cell - lowest, weights=ns)
-        cells = np.flatnonzero(sums)
-        return cells + lowest, sums[cells].astype(np.int64)
-    cells, at = np.unique(cell, return_inverse=True)
-    return cells, np.bincount(at, weights=ns).astype(np.int64)

@@ -109,10 +109,19 @@ class PipelineBubbles:
                 self._settle()
             at, entry = end, last
 
+    def begin(self, rank: Int, leave_ns: Int) -> None:
+        """Begin after operations that are not added: when each rank left the last, ns."""
+        self._begin_ns[rank] = self._latest_ns[rank] = leave_ns
+
     def finish(self) -> PipelineBubbles:
         """Evaluate the last segment; call once, at the end."""
         self._settle()
         return self
+
+    def merge(self, other: PipelineBubbles) -> None:
+        """Add the bubbles of other operations; both are finished."""
+        self.victim_ns += other.victim_ns
+        self.culprit_ns += other.culprit_ns
 
     def victim_change(self, rank: int) -> dict[str, int]:
         """Return the changes to the victim times of a rank by cause, ns; they sum to 0."""
@@ -303,8 +312,12 @@ def compute_group_medians(value: Float, group: Int, groups: int | None = None) -
     two.
     """
     size = int(group.max(initial=-1)) + 1 if groups is None else groups
-    order = np.lexsort((value, group))
     count = np.bincount(group, minlength=size)
+    if value.size and (count == count[0]).all() and (group[1:] >= group[:-1]).all():
+        middle = (int(count[0]) - 1) // 2, int(count[0]) // 2
+        parted = np.partition(value.reshape(size, -1), sorted(set(middle)), axis=1)
+        return np.asarray((parted[:, middle[0]] + parted[:, middle[1]]) / 2)
+    order = np.lexsort((value, group))
     begin = np.cumsum(count) - count
     if not value.size:
         return np.zeros(size)
@@ -334,6 +347,10 @@ class Jitter:
         negative: it gains. `culprit_ns` sums by culprit.
         """
         self.culprit_ns = np.zeros((ranks, 2), np.int64)
+        self.join_last = False
+        """Whether operations after the last full window of a group belong to that window: further
+        operations of the group follow, which are added elsewhere.
+        """
         self._groups: dict[int, tuple[int, int]] = {}
         """Process group -> (operations so far, when its lowest rank left the last of them)."""
         self._rows: list[Int] = []
@@ -380,6 +397,11 @@ class Jitter:
             self._settle(whole=False)
         return self
 
+    def merge(self, other: Jitter) -> None:
+        """Add the jitter of other operations; both are finished."""
+        self.victim_ns += other.victim_ns
+        self.culprit_ns += other.culprit_ns
+
     def jitter_ns(self, rank: int) -> int:
         """Return how much of the victim time of a rank is jitter, ns."""
         return int(self.victim_ns[rank].sum())
@@ -414,14 +436,16 @@ class Jitter:
         table = np.concatenate(self._rows, axis=1)
         group, ordinal = table[0], table[1]
         window = ordinal // WINDOW_OPERATIONS
+        groups, at = np.unique(group, return_inverse=True)
+        full_windows = np.array(
+            [self._groups[label][0] // WINDOW_OPERATIONS for label in groups.tolist()], np.int64
+        )
         if whole:
-            groups, at = np.unique(group, return_inverse=True)
-            full_windows = np.array(
-                [self._groups[label][0] // WINDOW_OPERATIONS for label in groups.tolist()], np.int64
-            )
-            ready = window < full_windows[at]
+            ready = window < full_windows[at] - self.join_last
             self._rows, table, window = [table[:, ~ready]], table[:, ready], window[ready]
         else:
+            if self.join_last:
+                window = np.minimum(window, np.maximum(full_windows[at] - 1, 0))
             self._rows = []
         self._count = self._kept = sum(rows.shape[1] for rows in self._rows)
         if table.shape[1]:
@@ -429,8 +453,9 @@ class Jitter:
 
     def _evaluate_windows(self, table: Int, window: Int) -> None:
         ranks = self._ranks
-        order = np.lexsort((table[2], table[1], table[0]))
-        table, window = table[:, order], window[order]
+        if not _is_sorted(table[:3]):
+            order = np.lexsort((table[2], table[1], table[0]))
+            table, window = table[:, order], window[order]
         group, ordinal, rank, work_deficit, last_arrival, imbalance, slow, period = table
         opens = np.append(True, (group[1:] != group[:-1]) | (ordinal[1:] != ordinal[:-1]))
         operation = np.cumsum(opens) - 1
@@ -461,6 +486,14 @@ class Jitter:
         for column, ns in enumerate((from_imbalance, from_slow)):
             np.add.at(self.victim_ns[:, column], rank, ns)
             np.add.at(self.culprit_ns[:, column], last_arrival, ns)
+
+
+def _is_sorted(keys: Int) -> bool:
+    """Return whether the columns of int64[k, n] are sorted by the first row, then by the next."""
+    ascending = np.ones(max(keys.shape[1] - 1, 0), np.bool_)
+    for key in keys[::-1]:
+        ascending = (key[1:] > key[:-1]) | (key[1:] == key[:-1]) & ascending
+    return bool(ascending.all())
 
 
 def _compute_random_ratio(work_deficit: Int, usual_ns: Float, most_ns: Float) -> Float:

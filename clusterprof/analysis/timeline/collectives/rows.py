@@ -20,12 +20,13 @@ recording.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.timeline.collectives.cuts import CutSampler
 from clusterprof.analysis.timeline.collectives.int_table import pack_table, unpack_table
 from clusterprof.analysis.timeline.collectives.operations import (
     ON_DEVICE,
@@ -177,6 +178,10 @@ class SampledLeaves(NamedTuple):
     leave_ns: Int
 
 
+_NO_ROWS = np.zeros(0, np.int64)
+NO_LEAVES = SampledLeaves(0, _NO_ROWS, _NO_ROWS, _NO_ROWS)
+
+
 class LeaveSampler:
     """Samples the operations of one rank, block by block."""
 
@@ -240,7 +245,10 @@ def combine_leaves(samples: Sequence[tuple[int, SampledLeaves]]) -> tuple[Int, I
     return key[consistent], last[consistent], first[consistent]
 
 
-BLOCK_ROWS = 2048
+BLOCK_ROWS, MIN_BLOCK_ROWS = 2048, 128
+"""Rows of a block, and of one in a very large job."""
+MAX_ROWS_AT_ONCE = 1_000_000
+"""The blame reads a block of each rank at once: with more ranks blocks are smaller."""
 MAX_PENDING_ISSUES = 4096
 """Limit of issued asynchronous operations of a rank whose end has not been seen."""
 NO_NUMBER = np.iinfo(np.int64).max
@@ -304,10 +312,24 @@ class RankOperations:
     barriers: SampledLeaves
     """The corresponding sample of barriers only: in these the host itself waits, not only
     the
-    device.
+    device. A result has only one of both (`with_clock_leaves`).
     """
     why_lost: str = ""
     """Reason why blocks are missing although there were operations; "" if all are there."""
+    cuts: Int = field(default_factory=lambda: np.zeros((2, 0), np.int64))
+    """int64[2, m]: channel and number of operations after which the run may be cut."""
+
+    def with_clock_leaves(self, host_waits: bool | None) -> RankOperations:
+        """Return the operations with only the sample of leaves that aligns clocks.
+
+        host_waits: the host waits in every operation, so `leaves` is kept; otherwise it waits only
+        in barriers, so `barriers` is kept. None: these operations align no clocks.
+        """
+        return replace(
+            self,
+            leaves=self.leaves if host_waits else NO_LEAVES,
+            barriers=self.barriers if host_waits is False else NO_LEAVES,
+        )
 
 
 def select_sampled(number: Int) -> NDArray[np.bool_]:
@@ -317,6 +339,11 @@ def select_sampled(number: Int) -> NDArray[np.bool_]:
     """
     top = np.left_shift(1, np.frexp(np.maximum(number, 1).astype(np.float64))[1] - 1)
     return (number % SAMPLE_EVERY < SAMPLE_RUN) | (number - top < SAMPLE_RUN)
+
+
+def choose_block_rows(ranks: int) -> int:
+    """Choose how many rows a block has in a job of so many ranks."""
+    return min(max(MAX_ROWS_AT_ONCE // max(ranks, 1), MIN_BLOCK_ROWS), BLOCK_ROWS)
 
 
 class RankRowBuilder:
@@ -334,6 +361,7 @@ class RankRowBuilder:
         self._samples: list[Int] = []
         self._left_out: dict[str, int] = {}
         self._leaves, self._barriers = LeaveSampler(), LeaveSampler((BARRIER,))
+        self._cuts = CutSampler()
         self._why_lost = ""
 
     def add(self, spans: Int, at_arrive: Int, at_leave: Int) -> None:
@@ -391,6 +419,7 @@ class RankRowBuilder:
             self._leaves.leaves(),
             self._barriers.leaves(),
             self._why_lost,
+            self._cuts.cuts(),
         )
 
     def _leave_out(self, reason: str, count: int) -> None:
@@ -425,6 +454,7 @@ class RankRowBuilder:
         channel = self._channels.assign(spans[GROUP], peer, direction, spans[START], spans[NUMBER])
         self._record_totals(channel, spans)
         spans, at_arrive = _delay_hidden_arrivals(spans, at_arrive, at_leave)
+        self._cuts.add(channel, spans[NUMBER], spans[START], spans[END], direction == 0)
         duration = spans[END] - spans[START]
         arrived = at_arrive.any(axis=1)
         (used,) = (arrived | at_leave.any(axis=1)).nonzero()  # most categories have no time at all

@@ -302,10 +302,17 @@ class OperationStream:
         announced: Mapping[tuple[int, int], Int],
         categories: Sequence[int],
         get: GetBlock,
+        directory: ChannelDirectory | None = None,
     ) -> None:
-        """Set up the stream. categories: of time spent, to include. get: reads stored data."""
+        """Set up the stream.
+
+        categories: of time spent, to include. get: reads stored data. directory: that of these
+        ranks, if it is known already.
+        """
         self._people, self._get = ranks, get
-        self._book: ChannelDirectory = build_directory(ranks, announced)
+        self._book = build_directory(ranks, announced) if directory is None else directory
+        self._channel = np.append(self._book.channel, -1)
+        """Channel of each entry; one more, the last, for rows that are left out."""
         max_category = max((int(c) for c in categories), default=-1)
         self._slot = np.full(max_category + 1, -1)
         self._slot[list(categories)] = np.arange(len(categories))
@@ -317,6 +324,7 @@ class OperationStream:
         self._table = np.zeros((self._rows, 0), np.int64)
         self._held = np.zeros(len(ranks), np.int64)
         self._passed = np.zeros(self._book.process_group.size, np.int64)
+        self._wanted = np.ones(len(ranks), np.bool_)
         self.unmatched = dict(self._book.unmatched)
         for entry in ranks:
             self._count(entry.operations.left_out)
@@ -330,14 +338,13 @@ class OperationStream:
 
         Batches have up to `most_rows` rows, or one operation.
         """
-        wanted = np.ones(len(self._people), np.bool_)
         while (self._read < self._blocks).any():
-            yield from self._split_batches(*self._settle_next(wanted), most_rows)
-            wanted = self._wanted
+            self._load(self._wanted & (self._read < self._blocks))
+            yield from self._split_batches(*self._settle_held(), most_rows)
         assert not self._table.shape[1]
 
-    def _settle_next(self, wanted: np.ndarray) -> tuple[Operations, Int]:
-        self._load(wanted & (self._read < self._blocks))
+    def _settle_held(self) -> tuple[Operations, Int]:
+        """Settle the rows that were read, and decide which ranks are read next."""
         book, table = self._book, self._table
         rank_index = np.repeat(np.arange(len(self._people)), self._held)
         rank = np.array([entry.rank for entry in self._people])[rank_index]
@@ -389,14 +396,18 @@ class OperationStream:
             out = table[:, begin + waiting_rows : int(ends[number])]
             read_block(self._get(block.location, block.length), block, self._slot, out)
             out[CHANNEL] += book.base[number]
+            self._trim(number, int(self._read[number]), out)
             self._read[number] += 1
             lowest = self._people[number].operations.lowest[self._read[number]]
             self._unread[book.base[number] : book.base[number + 1]] = lowest
         self._table, self._held = self._drop_unmatched(table, sizes)
 
+    def _trim(self, number: int, block_number: int, rows: Int) -> None:
+        """Mark rows of a block that are left out, by the last entry of channels; here none."""
+
     def _drop_unmatched(self, table: Int, sizes: Int) -> tuple[Int, Int]:
         """Drop rows of channels left out, and rows too late for operations already settled."""
-        channel = self._book.channel[table[CHANNEL]]
+        channel = self._channel[table[CHANNEL]]
         keep = channel >= 0
         if self._passed.any():
             late = keep & (table[SEQUENCE] < self._passed[channel])

@@ -65,8 +65,24 @@ UNREGISTERED = ProcessIdentity()
 """Identity of a process that never registered."""
 
 
+_MAX_PARSED = 1024
+_parsed: dict[int, tuple[Mapping[str, Any], ProcessIdentity]] = {}
+"""Registrations parsed before, by id: each is asked for in every chunk, many times."""
+
+
 def parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
     """Parse the identity of a process from the attributes of its registration."""
+    known = _parsed.get(id(registration))
+    if known is not None and known[0] is registration:
+        return known[1]
+    if len(_parsed) >= _MAX_PARSED:
+        _parsed.clear()
+    identity = _parse_identity(registration)
+    _parsed[id(registration)] = registration, identity
+    return identity
+
+
+def _parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
     variables = registration.get("variables") or {}
 
     def parse_number(name: str, variable_names: tuple[str, ...]) -> int | None:

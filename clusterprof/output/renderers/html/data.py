@@ -9,7 +9,8 @@ Rows of everything drawn over time: ranks, or nodes if there are too many ranks.
 
 In a large job each node has a row with the mean of its ranks, and so do the few ranks
 that the report is about. If there are more nodes than can be drawn, adjacent nodes
-share a row.
+share a row. Tables list nodes, racks and process groups, and open them to their ranks;
+above MAX_EMBEDDED_RANKS the ranks that the report does not name are summed by node.
 
 `Report.history` packed as bytes: lost shares of equal time bins, by row and cause.
 
@@ -32,6 +33,7 @@ from clusterprof.output.renderers.html.code import build_code_document
 from clusterprof.output.renderers.html.markup import get_color
 from clusterprof.output.renderers.text import culprits
 from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.report import aggregate
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory
 from clusterprof.report.model import UNATTRIBUTED, Finding, Report
 
@@ -41,7 +43,7 @@ class ChartRows:
     """Parallel lists with one entry per row."""
 
     MAX_ROWS: ClassVar[int] = 1024
-    """Limit of the rows of nodes, and of ranks if rows are ranks."""
+    """Limit of the rows of nodes. Up to `aggregate.MAX_LISTED_RANKS` ranks rows are ranks."""
     MAX_SINGLE_RANKS: ClassVar[int] = 32
     """Rows of single ranks in addition to those of nodes."""
 
@@ -62,7 +64,7 @@ def build_chart_rows(nodes: Sequence[int], node_count: int, wanted: Sequence[int
 
     nodes: index of the node of each rank.
     """
-    if len(nodes) <= ChartRows.MAX_ROWS:
+    if len(nodes) <= aggregate.MAX_LISTED_RANKS:
         places = list(range(len(nodes)))
         return ChartRows("rank", list(nodes), list(nodes), places, [[at] for at in places])
     each = -(-node_count // ChartRows.MAX_ROWS)
@@ -262,18 +264,41 @@ _ROWS_PER_FINDING = 4  # culprits of a finding with a row of their own
 _MAX_CHARACTERS = 1_700_000  # limit of the document
 _SPARSE_FACTOR = 3  # a value with its rank number takes three times the room
 _UINT16_MAX = 65535
+_MAX_GROUP_MEMBERS = 50_000  # members of all process groups together
+MAX_EMBEDDED_RANKS = 12_288
+"""Ranks up to which the page has amounts of every rank by cause: about 60 bytes each."""
 
 
-def build_script_json(report: Report) -> str:
-    """Build the document as JSON that cannot end the script element around it."""
-    text = _encode_json(build_chart_document(report))
+def build_script_json(report: Report, full: bool = False) -> str:
+    """Build the document as JSON that cannot end the script element around it.
+
+    full: embed every rank, however many there are.
+    """
+    text = _encode_json(build_chart_document(report, full))
     for character in "<>&":  # non-ASCII characters are already escaped
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def build_chart_document(report: Report) -> dict[str, Any]:
-    """Build the document as plain values."""
+def count_embedded_ranks(report: Report, full: bool = False) -> int:
+    """Count the ranks of which the document has details; the others are summed by node."""
+    if full or len(report.ranks) <= MAX_EMBEDDED_RANKS:
+        return len(report.ranks)
+    return len(aggregate.select_listed_ranks(report))
+
+
+def build_chart_document(report: Report, full: bool = False) -> dict[str, Any]:
+    """Build the document as plain values.
+
+    full: embed every rank, however many there are.
+    """
+    groups = _list_groups(report)
+    counts: tuple[int, ...] = ()
+    if count_embedded_ranks(report, full) < len(report.ranks):
+        groups = []  # their members are merged
+        report, counts = aggregate.merge_unlisted_ranks(
+            report, aggregate.select_listed_ranks(report)
+        )
     names = list_node_names(report)
     number_of = {name: at for at, name in enumerate(names)}
     nodes = [number_of[rank.node] for rank in report.ranks]
@@ -284,8 +309,9 @@ def build_chart_document(report: Report) -> dict[str, Any]:
         "version": 1,
         "causes": _convert_causes(report, causes),
         "nodes": [_escape_name(name) for name in names],
-        "ranks": _convert_ranks(report, nodes),
-        "felt": _pack_matrix([rank.buckets for rank in report.ranks], causes),
+        "ranks": {**_convert_ranks(report, nodes), "counts": list(counts)},
+        "groups": groups,
+        "lost_by_cause": _pack_matrix([rank.buckets for rank in report.ranks], causes),
         "caused": _pack_matrix([rank.caused for rank in report.ranks], causes),
         "compared": any(rank.caused for rank in report.ranks),
         "findings": [
@@ -303,6 +329,33 @@ def build_chart_document(report: Report) -> dict[str, Any]:
     room = (_MAX_CHARACTERS - len(_encode_json(made))) * 3 // 4  # base64: 3 bytes -> 4
     made["history"] = build_history_document(report, causes, rows, room)
     return made
+
+
+def _list_groups(report: Report) -> list[dict[str, Any]]:
+    """List racks, as places of their nodes, and named process groups, as places of their ranks."""
+    if not aggregate.is_aggregated(report):
+        return []
+    place = {name: at for at, name in enumerate(list_node_names(report))}
+    racks: dict[str, list[int]] = {}
+    for node in report.nodes:
+        if node.name in place:
+            racks.setdefault(node.rack, []).append(place[node.name])
+    listed: list[dict[str, Any]] = []
+    if set(racks) != {""}:
+        for name, nodes in sorted(racks.items()):
+            named = _escape_name(name) or "no rack known"
+            listed.append({"of": "rack", "name": named, "nodes": nodes, "ranks": []})
+    numbers = {rank.rank: at for at, rank in enumerate(report.ranks)}
+    if None in numbers or len(numbers) < len(report.ranks):
+        return listed
+    room = _MAX_GROUP_MEMBERS
+    for group in report.groups:
+        ranks = [numbers[number] for number in group.ranks if number in numbers]
+        room -= len(ranks)
+        if ranks and room >= 0:
+            name = _escape_name(group.name)
+            listed.append({"of": "group", "name": name, "nodes": [], "ranks": ranks})
+    return listed
 
 
 def _encode_json(value: dict[str, Any]) -> str:
@@ -351,7 +404,7 @@ def _convert_ranks(report: Report, nodes: Sequence[int]) -> dict[str, Any]:
     return {
         "node": list(nodes),
         "rank": [rank.rank for rank in ranks],
-        "pid": [rank.pid if rank.rank is None else 0 for rank in ranks],
+        "pid": [rank.pid for rank in ranks] if any(rank.rank is None for rank in ranks) else [],
         "lost_ns": _pack_floats([rank.lost_ns for rank in ranks]),
         "caused_ns": _pack_floats([sum(ns for _, ns in rank.caused) for rank in ranks]),
         "in_step_ns": _pack_floats([rank.in_step_ns for rank in ranks]),

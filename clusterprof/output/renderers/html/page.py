@@ -16,7 +16,7 @@ from importlib import resources
 from typing import ClassVar
 
 from clusterprof.output.renderers.html.code import render_code
-from clusterprof.output.renderers.html.data import build_script_json
+from clusterprof.output.renderers.html.data import build_script_json, count_embedded_ranks
 from clusterprof.output.renderers.html.markup import (
     Markup,
     build_element,
@@ -74,9 +74,13 @@ class Html:
     name: ClassVar[str] = "html"
     suffix: ClassVar[str] = ".html"
 
-    def __init__(self, gpu_price_per_hour: float | None = None, currency: str = "USD") -> None:
+    def __init__(
+        self, gpu_price_per_hour: float | None = None, currency: str = "USD", full: bool = False
+    ) -> None:
+        """full: embed the details of every rank, however many there are."""
         self._price = gpu_price_per_hour
         self._currency = currency
+        self._full = full
 
     def render(self, report: Report) -> str:
         """Return the page; ASCII only, so that no change of encoding can damage it."""
@@ -95,14 +99,17 @@ class Html:
             render_verdict(report, self._price, self._currency),
             render_causes(report),
             _render_timeline(),
-            _render_ranks(report),
+            _render_ranks(report, self._full),
             render_code(report, _render_script_note()),
             render_utilization(report),
             render_coverage_gaps(report),
             render_details(report),
         )
         data = build_element(
-            "script", mark_trusted(build_script_json(report)), type="application/json", id="data"
+            "script",
+            mark_trusted(build_script_json(report, self._full)),
+            type="application/json",
+            id="data",
         )
         code = build_element("script", mark_trusted(load_script()))
         return build_element(
@@ -177,10 +184,22 @@ def _render_timeline() -> Markup:
     )
 
 
-def _render_ranks(report: Report) -> Markup:
+def _render_ranks(report: Report, full: bool) -> Markup:
+    count = count_embedded_ranks(report, full)
+    left_out = None
+    if count < len(report.ranks):
+        left_out = build_element(
+            "p",
+            f"Of {len(report.ranks):,} ranks {count:,} are listed one by one: culprits, and those"
+            " that lost or caused most. The others are summed by node; all sums are exact. ",
+            build_element("code", "clusterprof analyze RUN --format html --full -o report.html"),
+            " lists all, and so does --json with --full.",
+            class_="note",
+        )
     return build_element(
         "section",
         build_element("h2", "Who: nodes, and ranks by cause"),
+        left_out,
         build_element("div", _render_script_note(), id="who-body"),
         render_slow_steps(report),
         id="who",

@@ -17,6 +17,7 @@ from clusterprof.output.renderers.text.tables import (
     build_ledger_rows,
     format_exact_seconds,
 )
+from clusterprof.report.aggregate import name_full_list
 from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
 
@@ -214,7 +215,7 @@ def _render_ledger(report: Report) -> Markup | None:
         for row in build_ledger_rows(columns)
     ]
     left = len(report.ranks) - _MAX_RANKS
-    more = f"{left:,} ranks that lost less are omitted; --json lists them all." if left > 0 else ""
+    more = f"{left:,} ranks that lost less are omitted; {name_full_list(report)} lists them all."
     table = build_element(
         "table",
         build_element("thead", build_element("tr", *head)),
@@ -222,5 +223,5 @@ def _render_ledger(report: Report) -> Markup | None:
         class_="ledger",
     )
     return build_element(
-        "div", table, build_element("p", more, class_="note") if more else None, class_="scroll"
+        "div", table, build_element("p", more, class_="note") if left > 0 else None, class_="scroll"
     )

@@ -23,6 +23,7 @@ from clusterprof.output.renderers.html.markup import (
 from clusterprof.output.renderers.text import advice, code, culprits, summary, trend, wording
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.tables import format_cell
+from clusterprof.report.aggregate import MAX_LISTED_CULPRITS
 from clusterprof.report.model import EFFORTS, UNATTRIBUTED, Advice, Culprit, Finding, Report
 from clusterprof.units import format_quantity
 
@@ -497,11 +498,9 @@ def _render_culprits(finding: Finding) -> Markup | None:
     head += [build_element("th", word, scope="col", class_="n") for word, _ in amounts]
     rows = [_render_culprit_row(culprit, [field for _, field in amounts]) for culprit in shown]
     left = len(finding.culprits) - len(rows)
-    more = (
-        build_element("p", f"and {left:,} more; --json lists them all", class_="note")
-        if left
-        else None
-    )
+    options = "--json --full" if len(finding.culprits) > MAX_LISTED_CULPRITS else "--json"
+    note = f"and {left:,} more; {options} lists them all"
+    more = build_element("p", note, class_="note") if left else None
     table = build_element(
         "table", build_element("thead", build_element("tr", *head)), build_element("tbody", *rows)
     )

@@ -32,15 +32,22 @@ class Kept:
         return data
 
 
-def record(operations: list[Operation], idle: list[tuple[float, float, float]]) -> RankOperations:
-    """The operations of a rank; `idle`: intervals in operations and what was lost in each."""
+def record(
+    operations: list[Operation], idle: list[tuple[float, float, float]], cuts: tuple[int, ...] = ()
+) -> RankOperations:
+    """The operations of a rank; `idle`: intervals in operations and what was lost in each.
+
+    cuts: when a segment ends and the next one begins.
+    """
     table = spans(
         *((start, end, GROUP, at, 0, code) for at, (start, end, code) in enumerate(operations))
     )
     timeline = rank(END_S, process(100, spans={layout.COLLECTIVE: table}))
     spending = TimeSpent(("storage-local",), Kept())
-    pieces = lost(*((*piece, PHASE_COLLECTIVE) for piece in idle))
-    spending.add(timeline, Segment(0, ns(END_S), False), pieces, {})
+    for begin, end in zip((0, *cuts), (*cuts, END_S)):
+        here = [piece for piece in idle if begin <= piece[0] < end]
+        pieces = lost(*((*piece, PHASE_COLLECTIVE) for piece in here))
+        spending.add(timeline, Segment(ns(begin), ns(end), False), pieces, {})
     result = spending.operations()
     assert result is not None
     return result
@@ -53,6 +60,30 @@ def blocked_s(operations: list[Operation], *idle: tuple[float, float, float]) ->
     assert isinstance(block.location, bytes)
     read_block(block.location, block, np.arange(3), table)
     return (table[BLOCKED] / 1e9).tolist()
+
+
+def read_table(operations: RankOperations) -> list[list[int]]:
+    (block,) = operations.blocks
+    table = np.zeros((HEAD_ROWS + 2 * 3, block.rows), np.int64)
+    assert isinstance(block.location, bytes)
+    read_block(block.location, block, np.arange(3), table)
+    return table.tolist()
+
+
+def test_an_operation_that_is_cut_keeps_what_it_lost_before() -> None:
+    # [10, 70) loses 20 before 50 and 10 after it; at its arrival the rank had worked for 10.
+    operations = [(10, 70, layout.ALL_REDUCE), (80, 90, layout.ALL_REDUCE)]
+    idle = [(20, 40, 20), (60, 70, 10), (85, 90, 5)]
+    whole = read_table(record(operations, idle))
+    assert [ns / 1e9 for ns in whole[BLOCKED]] == [30, 5]
+    assert read_table(record(operations, idle, (50,))) == whole
+    assert read_table(record(operations, idle, (45, 55, 85))) == whole  # in the middle of it, too
+
+
+def test_operations_side_by_side_are_cut_where_each_ends_first() -> None:
+    operations = [(0, 60, OTHER), (40, 100, layout.ALL_REDUCE)]
+    idle = [(0, 50, 50), (50, 100, 50)]
+    assert read_table(record(operations, idle, (50,))) == read_table(record(operations, idle))
 
 
 def test_an_enclosed_operation_and_the_time_around_it() -> None:

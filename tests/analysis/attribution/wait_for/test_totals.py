@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.analysis.attribution.wait_for import totals
+from clusterprof.analysis.attribution.wait_for import time_bins
 from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
-from clusterprof.analysis.attribution.wait_for.totals import SlowSteps, VictimCounts, WaitTimeBins
+from clusterprof.analysis.attribution.wait_for.time_bins import WaitTimeBins
+from clusterprof.analysis.attribution.wait_for.totals import SlowSteps, VictimCounts
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.report.model import Persistence
 
@@ -162,7 +163,7 @@ def test_other_causes_are_not_counted() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(totals, "MAX_CELLS", 64)
+    monkeypatch.setattr(time_bins, "MAX_CELLS", 64)
     stretches = WaitTimeBins(CAUSES, np.zeros(16, np.int64), [0] * 16)
     for begin in range(0, 400, 50):
         waits: list[Waits] = [[(3, 90 * MS), (at % 16, MS)] for at in range(50)]

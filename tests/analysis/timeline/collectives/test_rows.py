@@ -10,6 +10,7 @@ import pytest
 from clusterprof.analysis.timeline.collectives.rows import (
     ChannelNumbering,
     RankRowBuilder,
+    choose_block_rows,
     read_block,
 )
 from clusterprof.probe.layout import ALL_REDUCE, OTHER_THREAD
@@ -131,3 +132,10 @@ class Kept:
 
     def put(self, data: bytes) -> bytes:
         return data
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows"), [(0, 2048), (1, 2048), (488, 2048), (489, 2044), (2000, 500), (10_000, 128)]
+)
+def test_blocks_of_a_very_large_job_are_smaller(ranks: int, rows: int) -> None:
+    assert choose_block_rows(ranks) == rows

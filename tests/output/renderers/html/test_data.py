@@ -13,6 +13,7 @@ import pytest
 from clusterprof.output.renderers.html import data
 from clusterprof.output.renderers.html.data import ChartRows, build_chart_rows
 from clusterprof.output.renderers.html.page import Html
+from clusterprof.report import aggregate
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
 from clusterprof.report.model import Report
 from tests.support.cluster_report import cluster
@@ -115,9 +116,9 @@ def test_ranks_by_cause() -> None:
     assert made["nodes"] == ["node-a"] and made["compared"] is False
     assert made["ranks"]["node"] == [0, 0] and made["ranks"]["rank"] == [0, 1]
     assert unpacked(made["ranks"]["lost_ns"], "<f8") == [90 * S + 7, 136 * S]
-    felt = made["felt"]
-    assert felt["full_ns"] == 120 * S
-    assert {cause["cause"]: unpacked(cause["bytes"], "<u2") for cause in felt["causes"]} == {
+    lost = made["lost_by_cause"]
+    assert lost["full_ns"] == 120 * S
+    assert {cause["cause"]: unpacked(cause["bytes"], "<u2") for cause in lost["causes"]} == {
         0: [43690, 65535],
         1: [3823, 7646],
         4: [1638, 1092],
@@ -226,3 +227,36 @@ def test_a_job_of_many_nodes_stays_small() -> None:
 @pytest.mark.long
 def test_a_thousand_nodes_of_eight_stay_below_two_megabytes() -> None:
     assert len(Html().render(hour(1000, 8, 360, 200))) < 2_000_000
+
+
+def test_ranks_that_are_not_embedded_are_summed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 ranks 0 caused most, 4 is the first of its finding, 6 and 7 lost most; 4 are summed."""
+    monkeypatch.setattr(data, "MAX_EMBEDDED_RANKS", 7)
+    limits = {"MAX_LISTED_RANKS": 7, "MAX_LISTED_CULPRITS": 1, "MAX_OUTLIERS": 2}
+    for name, limit in {**limits, "_MAX_WAITS": 0, "_MAX_SLOW_STEPS": 0}.items():
+        monkeypatch.setattr(aggregate, name, limit)
+    report = with_history(cluster(2, 4), 10, 20)
+    few, whole = (data.build_chart_document(report, full) for full in (False, True))
+    # A node's sum stands at the place of its first rank that is not listed.
+    assert few["ranks"]["rank"] == [0, None, 4, None, 6, 7]
+    assert few["ranks"]["counts"] == [1, 3, 1, 1, 1, 1]
+    assert few["ranks"]["node"] == [0, 0, 1, 1, 1, 1]
+    assert whole["ranks"]["rank"] == list(range(8)) and whole["ranks"]["counts"] == []
+    lost = [unpacked(made["ranks"]["lost_ns"], "<f8") for made in (few, whole)]
+    assert lost[0] == [lost[1][0], sum(lost[1][1:4]), *lost[1][4:]]
+    victims = [[wait[2] for wait in made["history"]["waits"]] for made in (few, whole)]
+    assert victims[0] == [[0, 1, 1, 1, 2, 3, 4, 5][victim] for victim in victims[1]]
+
+
+def test_folded_histories_keep_their_sums() -> None:
+    report = with_history(cluster(2, 4), 10, 20)
+    merged, counts = aggregate.merge_unlisted_ranks(report, [0, 4])
+    assert counts == (1, 3, 1, 3)
+    before, after = report.history, merged.history
+    assert before is not None and after is not None
+    assert after.ranks[2] == dataclasses.replace(before.ranks[4], rank=2)
+    others = before.ranks[1:4]
+    assert after.ranks[1].in_step_ns == tuple(map(sum, zip(*(r.in_step_ns for r in others))))
+    for cause, ns in after.ranks[1].lost:
+        assert ns == tuple(map(sum, zip(*(dict(rank.lost)[cause] for rank in others))))
+    assert {cause for cause, _ in after.ranks[1].lost} == {c for r in others for c, _ in r.lost}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterprof.output.renderers.html.page import Html
-from clusterprof.report.model import Report
+from clusterprof.report.model import CulpritGroup, Report
 from clusterprof.units import format_quantity
 from tests.support.browser import NAMES, Browser, program
 from tests.support.histories import hour
@@ -231,7 +231,33 @@ def test_a_thousand_nodes_can_be_looked_at(show: Any) -> None:
     chips = "[...document.querySelectorAll('#filters button')].map(b => b.textContent)"
     assert page.evaluate(chips) == ["node gpu-a0004 \u00d7"]
     rows = "[...document.querySelectorAll('.heat tbody tr')].map(r => r.firstChild.textContent)"
-    assert sorted(page.evaluate(rows)) == ["rank 6", "rank 7"]
+    # Above 512 ranks rows are nodes; the chosen one is open.
+    shown = page.evaluate(rows)
+    assert shown[0] == "\u25be gpu-a0004" and sorted(shown[1:]) == ["rank 6", "rank 7"]
+
+
+def test_rows_of_nodes_and_racks_open_to_their_ranks(show: Any) -> None:
+    report = hour(300, 2, 60, 50)
+    nodes = [
+        dataclasses.replace(node, rack=f"leaf{at // 100}") for at, node in enumerate(report.nodes)
+    ]
+    groups = (CulpritGroup("stage 0", (0, 7)),)
+    page = show(dataclasses.replace(report, nodes=tuple(nodes), groups=groups))
+    rows = "[...document.querySelectorAll('.heat tbody tr')].map(r => r.firstChild.textContent)"
+    assert page.evaluate(rows)[0] == "\u25b8 gpu-a005"  # the fifth node: ranks 8 and 9, the culprit
+    page.evaluate("document.querySelector('.heat tbody button').click()")
+    page.frame()
+    assert page.evaluate(rows)[:2] == ["\u25be gpu-a005", "rank 9"]
+    assert sorted(page.evaluate(rows)[1:4])[:2] == ["rank 8", "rank 9"]
+    for by, expected in (("rack", ["leaf0", "leaf2", "leaf1"]), ("group", ["stage 0"])):
+        page.evaluate(
+            "(() => { const rows = document.querySelector('select[aria-label=Rows]');"
+            f" rows.value = '{by}'; rows.dispatchEvent(new Event('change')); }})()"
+        )
+        page.frame()
+        assert page.evaluate(rows) == [f"\u25b8 {name}" for name in expected]
+    counts = "[...document.querySelectorAll('.heat tbody tr')].map(r => r.children[1].textContent)"
+    assert page.evaluate(counts) == ["2"]
 
 
 def test_without_scripts_the_words_are_still_there(browser: Browser, tmp_path: Path) -> None:

@@ -36,12 +36,14 @@ function unpackMatrix(matrix) {
     return [cause, all];
   }));
 }
-D.feltBy = unpackMatrix(D.felt);
+D.lostBy = unpackMatrix(D.lost_by_cause);
 D.causedBy = unpackMatrix(D.caused);
 
 function rankName(at) {
-  const number = D.ranks.rank[at];
-  return number === null ? 'pid ' + D.ranks.pid[at] : 'rank ' + number;
+  const [number, stands] = [D.ranks.rank[at], D.ranks.counts[at] || 1];
+  if (stands > 1) return stands + ' other ranks';
+  if (number !== null) return 'rank ' + number;
+  return D.ranks.pid[at] ? 'pid ' + D.ranks.pid[at] : '1 other rank';
 }
 
 function fullRankName(at) {

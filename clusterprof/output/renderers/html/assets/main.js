@@ -77,11 +77,13 @@ function who() {
     body.replaceChildren(el('p', { class: 'note' }, 'No rank was recorded.'));
     return;
   }
-  const modes = [['felt', 'What each lost itself'], ['caused', 'What each made all lose']];
+  const modes = [['lost', 'What each lost itself'], ['caused', 'What each made all lose']];
+  const kinds = kindsOfRows();
   const most = el('span', { class: 'most' });
   body.replaceChildren(
     el('div', { class: 'controls' },
       D.compared ? choice('Amounts', modes, () => S.mode, (mode) => set({ mode })) : null,
+      kinds.length > 1 ? choice('Rows', kinds, () => S.by, (by) => set({ by })) : null,
       el('span', { class: 'scale' }, '0 %', el('i'), most, '\u25c6 culprit')),
     ...(D.nodes.length > 1 ? [nodeMap()] : []),
     heatMap());

@@ -22,7 +22,7 @@ function nodeMap() {
     if (key === shown) return;
     shown = key;
     const { shares, most } = nodeShares();
-    const full = Math.max(most, S.mode === 'felt' ? PALE : 1e-9);
+    const full = Math.max(most, S.mode === 'lost' ? PALE : 1e-9);
     const guilty = guiltyNodes();
     buttons.forEach((button, node) => {
       const part = shares[node] / full;
@@ -57,7 +57,7 @@ function nodeShares() {
   }
   let most = 0;
   shares.forEach((ns, node) => {
-    const all = S.mode === 'felt' ? whole[node] : LOST;
+    const all = S.mode === 'lost' ? whole[node] : LOST;
     shares[node] = all ? ns / all : 0;
     most = Math.max(most, shares[node]);
   });
@@ -65,12 +65,12 @@ function nodeShares() {
 }
 
 function shareOf() {
-  return S.mode === 'felt' ? 'of the time in steps lost' : 'of all lost time caused';
+  return S.mode === 'lost' ? 'of the time in steps lost' : 'of all lost time caused';
 }
 
 function amounts(mode, cause) {
-  if (cause < 0) return mode === 'felt' ? D.ranks.lost_ns : D.ranks.caused_ns;
-  return (mode === 'felt' ? D.feltBy : D.causedBy).get(cause) || new Float64Array(D.count);
+  if (cause < 0) return mode === 'lost' ? D.ranks.lost_ns : D.ranks.caused_ns;
+  return (mode === 'lost' ? D.lostBy : D.causedBy).get(cause) || new Float64Array(D.count);
 }
 
 function guiltyNodes() {

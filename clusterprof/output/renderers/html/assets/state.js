@@ -1,9 +1,11 @@
 // What is shown: one object, also in the address (#node=...&t=a-b&finding=...), drawn once a frame.
 
+const LARGE = 512; // ranks above which rows of tables are sums of ranks
 const SPAN = D.H ? D.H.span_s : 0;
 const S = {
   node: -1, from: 0, to: SPAN, cause: -1, wait: -1, row: -1, time: -1,
-  sort: '', mode: D.compared ? 'caused' : 'felt', links: true,
+  sort: '', by: D.count > LARGE && D.nodes.length > 1 ? 'node' : 'rank',
+  mode: D.compared ? 'caused' : 'lost', links: true,
 };
 const drawers = [];
 let asked = false;

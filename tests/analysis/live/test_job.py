@@ -8,40 +8,10 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.live import SILENT_NS, LiveJob
+from clusterprof.analysis.live.job import SILENT_NS, LiveJob
 from clusterprof.errors import NoRecording
-from clusterprof.trace.schema import Clock, Event
-from clusterprof.trace.writer import RecordingWriter
-from tests.support.recordings import SECOND, Script, _header, seconds, training
-
-# 20 steps of 1 s without a wait, then 20 that wait for 0.4 s, half of it for the disk.
-STEPS = [(0.0, 1.0)] * 20 + [(0.4, 0.6)] * 20
-WINDOW_NS = 10 * SECOND
-
-
-class Growing:
-    """A recording that is written up to a given time."""
-
-    def __init__(self, script: Script, folder: Path) -> None:
-        self._seconds = list(enumerate(seconds(script)))
-        self._now_ns = 0
-        self._writer = RecordingWriter(
-            folder, _header(script, folder.name), self._clock, keep_free_bytes=0
-        )
-
-    def _clock(self) -> Clock:
-        return Clock(self._now_ns, self._now_ns, self._now_ns)
-
-    def until(self, second: int) -> None:
-        while self._seconds and self._seconds[0][0] < second:
-            number, records = self._seconds.pop(0)
-            self._now_ns = number * SECOND
-            self._writer.append(*records)
-
-    def stop(self) -> None:
-        event = Event(self._now_ns, "recorder-stopped", {"reason": "the duration is over"})
-        self._writer.append(event, self._clock())
-        self._writer.close()
+from tests.support.growing import STEPS, WINDOW_NS, Growing
+from tests.support.recordings import SECOND, training
 
 
 @pytest.fixture
@@ -80,7 +50,7 @@ def test_a_dense_window_in_many_chunks_is_reported_as_one(
     growing.until(25)
     monkeypatch.setattr("clusterprof.analysis.timeline.load.chunks.MAX_CHUNK_ROWS", (50, 50))
     whole = job.update(0)  # what makes a chunk of a recording does not cut a window
-    monkeypatch.setattr("clusterprof.analysis.live._MAX_ROWS", 50)
+    monkeypatch.setattr("clusterprof.analysis.live.window._MAX_ROWS", 50)
     cut = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
     (item,), (other,) = whole.ranks.values(), cut.ranks.values()
     # Of 10 s the last four steps wait for 0.4 s each.

@@ -1,0 +1,1 @@
+"""Run the tasks of an analysis: in this process, in several, or on the workers of a cluster."""

@@ -1,0 +1,1 @@
+"""Recordings of whole clusters with known truth: `python -m clusterprof_lab cluster --help`."""

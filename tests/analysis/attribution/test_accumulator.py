@@ -1,0 +1,30 @@
+"""Sums of accumulators."""
+
+from __future__ import annotations
+
+from clusterprof.analysis.attribution.accumulator import (
+    MAX_SLOWEST_STEPS,
+    Accumulator,
+    merge_accumulators,
+    select_slowest,
+    sum_field,
+)
+
+
+def test_the_sum_of_one_field_is_that_of_the_merged_accumulators() -> None:
+    parts = [
+        Accumulator(totals={"lost": 3, "busy": 1}, steps={100: 2}),
+        Accumulator(totals={"lost": 4}),
+        Accumulator(),
+    ]
+    assert sum_field(parts, "totals") == {"lost": 7, "busy": 1} == merge_accumulators(*parts).totals
+    assert sum_field([], "totals") == {}
+    assert parts[0].totals == {"lost": 3, "busy": 1}, "the first is not changed"
+
+
+def test_the_longest_steps_stay_and_of_equal_ones_the_earliest() -> None:
+    first, second = {10: 5, 20: 7}, {10: 6, 30: 7, 40: 1}
+    assert list(select_slowest(first, second).items()) == [(20, 7), (30, 7), (10, 6), (40, 1)]
+    assert first == {10: 5, 20: 7}
+    many = {start: 1 for start in range(100)}
+    assert list(select_slowest({}, many)) == list(range(MAX_SLOWEST_STEPS))
