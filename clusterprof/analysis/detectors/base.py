@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
+from clusterprof.analysis.timeline.device_sync import (
+    find_samples_in_waits,
+    measure_device_sync,
+    measure_increase_outside_waits,
+)
 from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
@@ -33,7 +38,7 @@ from clusterprof.analysis.timeline.series import (
     evaluate_increase,
     locate_intervals,
 )
-from clusterprof.analysis.timeline.spans import HostWorkSpans, SyncSpans
+from clusterprof.analysis.timeline.spans import HostWorkSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 from clusterprof.signals import Signal
@@ -225,7 +230,7 @@ def measure_main_thread(rank: Rank, column: str, lost: LostTime, rows: NDArray[n
     """Measure the share of each selected segment by which a main-thread counter rose.
 
     Returns float64[n]. column: "on_cpu_ns" or "run_delay_ns". rows: bool[n]. NaN where not selected
-    or unknown.
+    or unknown. What it rose by in marked waits for the device does not count.
     """
     thread = rank.main.threads.get(rank.pid)
     if thread is None or not rows.any():
@@ -237,6 +242,9 @@ def measure_main_thread(rank: Rank, column: str, lost: LostTime, rows: NDArray[n
             positions = locate_intervals(thread.t_ns, lost.start_ns, lost.end_ns)
             lost.shared[_MAIN_KEY] = positions
         ratio = evaluate_increase(compute_growth(getattr(thread, column)), positions)
+        outside_ns = measure_increase_outside_waits(rank, column, lost.start_ns, lost.end_ns)
+        if outside_ns is not None:
+            ratio = np.where(np.isnan(ratio), np.nan, outside_ns)
         ratio = np.clip(ratio / np.maximum(lost.end_ns - lost.start_ns, 1), 0.0, 1.0)
         lost.shared[_MAIN_KEY + column] = ratio
     return np.where(rows, ratio, np.nan)
@@ -384,7 +392,6 @@ def find_certain_idle_time(asleep_ns: Float, busy_ns: Float) -> Float:
 
 _SLEEP_STATES = (ord("S"), ord("D"))
 _MOVE_WINDOW_NS = 1_000_000_000
-_MIN_SYNC_RATIO = 0.5  # of a device-sync span must be waiting for its samples to count
 
 
 def measure_sleep(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
@@ -470,36 +477,6 @@ def list_host_functions(
     return [(name, ns) for name, ns in functions if ns.any()]
 
 
-def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
-    """Measure how long the host was in marked waits for the device: float64[n], ns.
-
-    start_ns, end_ns: int64[n].
-    """
-    syncs = rank.main.get_spans(SyncSpans)
-    if syncs is None or not syncs.start_ns.size:
-        return np.zeros(start_ns.size)
-    order = np.argsort(syncs.start_ns, kind="stable")
-    start, length = syncs.start_ns[order], (syncs.end_ns - syncs.start_ns)[order]
-    edges = np.stack([start, start + length], axis=1).ravel()
-    so_far = np.cumsum(np.minimum(syncs.waited_ns[order], length).astype(np.float64))
-    before = np.append(0.0, so_far[:-1])
-    sums = np.stack([before, so_far], axis=1).ravel()
-    return np.interp(end_ns, edges, sums) - np.interp(start_ns, edges, sums)
-
-
-def _find_sync_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
-    """Find the instants at which the host was in a marked wait for the device: bool[n]."""
-    syncs = rank.main.get_spans(SyncSpans)
-    if syncs is None or not syncs.start_ns.size:
-        return np.zeros(t_ns.size, np.bool_)
-    order = np.argsort(syncs.start_ns, kind="stable")
-    start, end, waited = syncs.start_ns[order], syncs.end_ns[order], syncs.waited_ns[order]
-    row = np.searchsorted(start, t_ns, side="right") - 1
-    at = np.maximum(row, 0)
-    mostly = waited[at] >= _MIN_SYNC_RATIO * (end[at] - start[at])
-    return np.asarray((row >= 0) & (t_ns < end[at]) & mostly, np.bool_)
-
-
 def compute_place_ratios(
     rank: Rank, lost: LostTime, rows: NDArray[np.bool_], at_place: NDArray[np.bool_]
 ) -> Float:
@@ -530,7 +507,7 @@ def select_sleep_samples(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) ->
     inside = row >= 0
     inside[inside] = thread.t_ns[inside] < end[row[inside]]
     asleep = inside & np.isin(thread.state, _SLEEP_STATES) & (thread.wchan >= 0)
-    return asleep & ~_find_sync_samples(rank, thread.t_ns)
+    return asleep & ~find_samples_in_waits(rank.main, thread.t_ns)
 
 
 def compute_sample_ratio(samples: NDArray[np.bool_], selected: NDArray[np.bool_]) -> float:

@@ -163,6 +163,7 @@ PHASE_SUSPECTED_BUSY_WAIT = 12
 PHASE_HIDDEN_COLLECTIVE = 13  # launches work while another thread is in a collective operation
 PHASE_COPY = 14  # the device copied from or to its host, and did nothing else
 PHASE_LOCK = 15  # asleep while another thread keeps the interpreter lock
+PHASE_SYNC = 16  # waits within a step until its own device has done all its work
 
 # How the loss was measured, best source first.
 SOURCE_STREAM_EVENTS = 1

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.timeline.device_sync import select_device_waits
 from clusterprof.analysis.timeline.intervals import measure_overlap
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
@@ -43,7 +44,7 @@ from clusterprof.analysis.timeline.model import (
     Process,
     Rank,
 )
-from clusterprof.analysis.timeline.spans import FetchSpans, StackSamples, SyncSpans
+from clusterprof.analysis.timeline.spans import FetchSpans, StackSamples
 from clusterprof.report.model import UNATTRIBUTED
 
 PEERS = "peers"
@@ -307,13 +308,10 @@ def _compute_density(
     density = np.zeros(t_ns.size)
     length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
     density[inside] = (lost.lost_ns / length_ns)[at[inside]]
-    syncs = process.get_spans(SyncSpans)
-    if syncs is None:
+    begin_ns, end_ns = select_device_waits(process)
+    if not begin_ns.size:
         return density
-    whole = syncs.select(2 * syncs.waited_ns >= syncs.end_ns - syncs.start_ns)
-    if not whole.start_ns.size:
-        return density
-    begin_ns, end_ns = whole.start_ns, np.maximum.accumulate(whole.end_ns)
+    end_ns = np.maximum.accumulate(end_ns)
     latest = np.searchsorted(begin_ns, t_ns, side="right") - 1
     latest_end_ns = end_ns[np.maximum(latest, 0)]
     is_compute = np.isin(lost.phase, (PHASE_COMPUTE, PHASE_NONE))

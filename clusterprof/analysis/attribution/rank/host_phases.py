@@ -6,7 +6,7 @@ over garbage collection unless the main process loads its data itself; then coll
 is what it waits for:
 
     device in a collective > start-up > checkpoint > evaluation > copy >
-    wait for a worker > gc > own loading > collective > lock > step > none
+    wait for a worker > gc > own loading > collective > lock > wait for the device > step > none
 
 The first is not a host activity but what its device did at that time
 (analysis.timeline.collectives.operations).
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.timeline.collectives.operations import find_device_waits
+from clusterprof.analysis.timeline.device_sync import select_device_waits
 from clusterprof.analysis.timeline.intervals import (
     EMPTY,
     Intervals,
@@ -43,6 +44,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_LOCK,
     PHASE_NONE,
     PHASE_STARTUP,
+    PHASE_SYNC,
     Float,
     Int,
     Rank,
@@ -62,6 +64,7 @@ from clusterprof.probe import layout
 # In ascending precedence: later layers cover earlier ones.
 _LAYERS: tuple[tuple[int, int], ...] = (
     (layout.STEP, PHASE_COMPUTE),
+    (layout.SYNC, PHASE_SYNC),
     (-layout.COLLECTIVE, PHASE_HIDDEN_COLLECTIVE),  # of other threads, whatever the main one did
     (layout.INTERPRETER_WAIT, PHASE_LOCK),
     (layout.COLLECTIVE, PHASE_COLLECTIVE),
@@ -99,6 +102,7 @@ FILL_ORDER = (
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_NONE,
+    PHASE_SYNC,  # not idle: the host waits for work that the device does
     PHASE_COPY,  # never idle: a copy occupies the device
 )
 
@@ -242,6 +246,8 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         called = rank.main.get_spans(CollectiveSpans)
         needed = called is not None and called.by_other_thread.any()
         return _find_lock_waits(rank) if needed else EMPTY
+    if kind == layout.SYNC:
+        return merge_intervals(select_device_waits(rank.main))
     if kind == layout.CHECKPOINT:
         return merge_intervals(
             (table.start_ns, table.end_ns), _find_gaps_between_saves(rank, table)

@@ -30,6 +30,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     allocate_by_phase,
 )
 from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
+from clusterprof.analysis.timeline.device_sync import measure_increase_outside_waits
 from clusterprof.analysis.timeline.intervals import allocate_by_wait_age, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
@@ -38,6 +39,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_GC,
     PHASE_H2D,
     PHASE_LOCK,
+    PHASE_SYNC,
     Int,
     Rank,
 )
@@ -46,7 +48,7 @@ from clusterprof.probe import layout
 
 STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHASE_GC: layout.GC}
 """Phases in which a host gives its device no work, and the kind of spans behind each."""
-_CODES = np.arange(PHASE_LOCK + 1)
+_CODES = np.arange(PHASE_SYNC + 1)
 IS_STARVING = np.isin(_CODES, tuple(STARVING_PHASES))
 """Whether each phase is one of them, bool[phases]."""
 MAX_PAUSE_NS = 100_000
@@ -96,7 +98,9 @@ def allocate_idle_time(
     return idle, known
 
 
-_IS_ASLEEP = np.isin(_CODES, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT))
+_IS_ASLEEP = np.isin(
+    _CODES, (PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_LOCK, PHASE_CHECKPOINT, PHASE_SYNC)
+)
 """Whether the main thread sleeps in each phase, bool[phases]."""
 
 
@@ -110,10 +114,11 @@ def measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows
         return None
     waited = np.where(_IS_ASLEEP[phases.phase], phases.end_ns - phases.start_ns, 0)
     positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
-    active = sum(
-        evaluate_increase(compute_growth(column), positions)
-        for column in (thread.on_cpu_ns, thread.run_delay_ns)
-    )
+    active = np.zeros(windows.start_ns.size)
+    for column in ("on_cpu_ns", "run_delay_ns"):
+        grown = evaluate_increase(compute_growth(getattr(thread, column)), positions)
+        outside = measure_increase_outside_waits(rank, column, windows.start_ns, windows.end_ns)
+        active += grown if outside is None else np.where(np.isnan(grown), np.nan, outside)
     asleep = windows.end_ns - windows.start_ns - sum_by_window(windows, phases.window, waited)
     return np.maximum(np.nan_to_num(asleep - active), 0.0).astype(np.int64)
 

@@ -72,8 +72,11 @@ from clusterprof.analysis.attribution.rank.phase_shares import (
 )
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
 from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
-from clusterprof.analysis.detectors.base import measure_device_sync
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
+from clusterprof.analysis.timeline.device_sync import (
+    measure_device_sync,
+    measure_increase_outside_waits,
+)
 from clusterprof.analysis.timeline.intervals import EMPTY
 from clusterprof.analysis.timeline.model import (
     PHASE_BUSY_WAIT,
@@ -90,13 +93,16 @@ from clusterprof.analysis.timeline.model import (
     PHASE_NONE,
     PHASE_STARTUP,
     PHASE_SUSPECTED_BUSY_WAIT,
+    PHASE_SYNC,
     PHASE_THROTTLED,
     SOURCE_DEVICE_SAMPLES,
     SOURCE_HOST_SPANS,
     SOURCE_STREAM_EVENTS,
+    Float,
     Int,
     LostTime,
     Rank,
+    ThreadTable,
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import ExposedSpans
@@ -198,6 +204,7 @@ _BUSY_WAIT_ORDER = (
     PHASE_NONE,
     PHASE_H2D,
     PHASE_GC,
+    PHASE_SYNC,
     PHASE_LOCK,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
@@ -355,12 +362,19 @@ def _measure_sleep(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool
     if thread is None or len(thread.t_ns) < 2:
         return np.zeros(length.size, np.int64), np.zeros(length.size, np.bool_)
     on_cpu_ns, delay_ns = (
-        compute_column_increase(thread.t_ns, column, phases.start_ns, phases.end_ns)
-        for column in (thread.on_cpu_ns, thread.run_delay_ns)
+        _measure_increase(rank, thread, column, phases) for column in ("on_cpu_ns", "run_delay_ns")
     )
     synced_ns = measure_device_sync(rank, phases.start_ns, phases.end_ns)
     asleep_ns = np.nan_to_num(length - on_cpu_ns) - np.nan_to_num(delay_ns) - synced_ns
     return np.clip(np.rint(asleep_ns), 0, length).astype(np.int64), ~np.isnan(on_cpu_ns)
+
+
+def _measure_increase(rank: Rank, thread: ThreadTable, column: str, phases: HostPhases) -> Float:
+    """Measure by how much a counter of the main thread rose in each row: float64[n], ns, or NaN."""
+    start_ns, end_ns = phases.start_ns, phases.end_ns
+    grown = compute_column_increase(thread.t_ns, getattr(thread, column), start_ns, end_ns)
+    outside = measure_increase_outside_waits(rank, column, start_ns, end_ns)
+    return grown if outside is None else np.where(np.isnan(grown), np.nan, outside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +457,9 @@ def _measure_from_samples(
     return lost, account, shares
 
 
+_IS_COMPUTE = np.isin(np.arange(PHASE_SYNC + 1), (PHASE_HIDDEN_COLLECTIVE, PHASE_SYNC))
+
+
 def _build_lost(rank: Rank, phases: HostPhases, parts: list[tuple[Int, int]]) -> LostTime:
     """Return the rows with a loss; of two sources the first one that is not zero counts."""
     amount = parts[0][0] if parts else np.zeros(phases.start_ns.size, np.int64)
@@ -455,7 +472,8 @@ def _build_lost(rank: Rank, phases: HostPhases, parts: list[tuple[Int, int]]) ->
     kept = phases.rows(rows)
     steps = find_step_numbers(rank, kept.start_ns, kept.steps_begun)
     # Idle time there is the main thread's: it had not launched anything.
-    phase = np.where(kept.phase == PHASE_HIDDEN_COLLECTIVE, PHASE_COMPUTE, kept.phase)
+    phase = np.where(_IS_COMPUTE[kept.phase], PHASE_COMPUTE, kept.phase)
+    phase = np.where((kept.phase == PHASE_SYNC) & (steps < 0), PHASE_NONE, phase)
     return LostTime(kept.start_ns, kept.end_ns, amount[rows], phase, source, steps)
 
 

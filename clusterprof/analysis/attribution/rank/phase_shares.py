@@ -53,6 +53,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_LOCK,
     PHASE_NONE,
     PHASE_STARTUP,
+    PHASE_SYNC,
     Float,
     Int,
 )
@@ -90,6 +91,7 @@ _ASSUMED = {
     PHASE_COMPUTE: 0.0,
     PHASE_HIDDEN_COLLECTIVE: 0.0,
     PHASE_COPY: 0.0,
+    PHASE_SYNC: 0.0,
 }
 """Idle share assumed where nothing is launched: of a wait all, of others the mean."""
 

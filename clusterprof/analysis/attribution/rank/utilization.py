@@ -21,10 +21,13 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.analysis.attribution.rank.chunk_boundary import get_spans
 from clusterprof.analysis.attribution.rank.device_activity import SNAPSHOT_VALID_NS, DeviceWindows
-from clusterprof.analysis.timeline.intervals import find_overlaps, measure_overlap, merge_intervals
+from clusterprof.analysis.timeline.device_sync import (
+    measure_device_sync,
+    measure_increase_outside_waits,
+)
+from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import Float, Int, Rank
 from clusterprof.analysis.timeline.series import compute_column_increase
-from clusterprof.analysis.timeline.spans import SyncSpans
 from clusterprof.probe import layout
 
 Bool = NDArray[np.bool_]
@@ -211,8 +214,8 @@ def _count_memory_levels(sums: UtilizationSums, readings: _DeviceReadings, lengt
 def _sum_host_time(sums: UtilizationSums, rank: Rank, windows: DeviceWindows, chosen: Bool) -> None:
     """Sum how long the main thread ran outside marked waits, and the time outside them.
 
-    While it waits for the device it may busy-wait, which is not launching; without marks
-    the two cannot be distinguished.
+    While it waits for the device it may poll, which is not launching; without marks the two cannot
+    be distinguished.
     """
     thread = rank.main.threads.get(rank.pid)
     if thread is None or not rank.marked or not chosen.any():
@@ -222,23 +225,8 @@ def _sum_host_time(sums: UtilizationSums, rank: Rank, windows: DeviceWindows, ch
     known = ~np.isnan(ran)
     waits = [(t.start_ns, t.end_ns) for kind in _WAITS if (t := get_spans(rank, kind)) is not None]
     outside = end - start - (measure_overlap((start, end), merge_intervals(*waits)) if waits else 0)
-    synced = _sum_sync_time(rank, start, end)
-    outside = np.maximum(outside - synced, 0)
-    ran = np.clip(ran - synced, 0, outside)
+    outside = np.maximum(outside - measure_device_sync(rank, start, end), 0)
+    ran_outside = measure_increase_outside_waits(rank, "on_cpu_ns", start, end)
+    ran = np.clip(ran if ran_outside is None else ran_outside, 0, outside)
     sums[HOST, 0] = int(np.rint(ran[known]).sum())
     sums[HOST + KNOWN_SUFFIX, 0] = int(np.rint(outside[known]).sum())
-
-
-def _sum_sync_time(rank: Rank, start_ns: Int, end_ns: Int) -> Float:
-    """Return how much of each window the main thread waited for its device, in marked waits.
-
-    One span may represent several calls; `waited_ns` is their sum.
-    """
-    sync = rank.main.get_spans(SyncSpans)
-    if sync is None:
-        return np.zeros(start_ns.size)
-    length = np.maximum(sync.end_ns - sync.start_ns, 1)
-    weight = np.minimum(sync.waited_ns, length) / length
-    parts = find_overlaps((start_ns, end_ns), (sync.start_ns, sync.end_ns))
-    waited = (parts.end_ns - parts.start_ns) * weight[parts.interval]
-    return np.bincount(parts.segment, waited, minlength=start_ns.size).astype(np.float64)

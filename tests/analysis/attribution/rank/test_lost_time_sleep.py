@@ -64,7 +64,7 @@ def test_a_wait_counts_in_full_and_sleep_in_the_rest() -> None:
 def test_a_wait_for_the_device_is_its_work() -> None:
     marks = {layout.SYNC: spans((1, 2, layout.WHOLE_NS, 1))}
     assert settle("U1 I1 U2", marks) == []
-    assert settle("U1 I1 U1 S1", marks) == [(0.0, 4.0, 1.0, PHASE_COMPUTE, HOST, 0)]
+    assert settle("U1 I1 U1 S1", marks) == [(2.0, 4.0, 1.0, PHASE_COMPUTE, HOST, 0)]
     # of 1 s of many short waits 0.4 s were waited: the other 0.6 s asleep are its own
     marks = {layout.SYNC: spans((1, 2, ns(0.4), 50))}
     assert settle("U1 I1 U2", marks) == [(0.0, 4.0, 0.6, PHASE_COMPUTE, HOST, 0)]

@@ -62,7 +62,7 @@ def test_one_wait_at_the_end_of_a_step_that_is_bound_by_launching_is_nothing() -
         ("U2 S4 U1 R1 F2", 0.8),  # at work for 4 of the 5 s idle, in a log for 2
         ("U1 S4 F5", 0.2),
         ("U2 S4 U3.6 F0.4", 1.0),  # a nap of less than a tenth of 5 s
-        ("U3.5 S6.5", 0.7),  # asleep, and not marked, for 2.5: the other half may be work
+        ("U3.5 S6.5", 0.4),  # at work for 2 s before the wait, asleep for 4 s after it
     ],
 )
 def test_what_the_host_slept_elsewhere_is_not_launching(doing, share) -> None:
