@@ -112,3 +112,18 @@ def test_a_long_pause_of_the_host_had_its_device_idle_and_not_the_short_copy_bes
         layout.GC: spans((1.035, 1.095)),
     }
     assert pieces_of(table, [(0, 1.065), (1.095, 2)], 2) == [(1.065, 1.095, 0.03, PHASE_GC)]
+
+
+def test_a_device_that_its_host_waits_for_is_at_work() -> None:
+    # idle for 0.03 of the window [1.0, 1.1), of which 0.04 are a wait for the device
+    table = {layout.STEP: spans((1, 1.5, 0)), layout.SYNC: spans((1.02, 1.06, layout.WHOLE_NS, 1))}
+    assert pieces_of(table, [(0, 1.06), (1.09, 2)], 2) == [
+        (1.0, 1.02, 0.01, PHASE_COMPUTE),
+        (1.06, 1.1, 0.02, PHASE_COMPUTE),
+    ]
+    # idle for 0.08, more than there is outside the wait: the rest is in it
+    assert pieces_of(table, [(0, 1.02), (1.1, 2)], 2) == [
+        (1.0, 1.02, 0.02, PHASE_COMPUTE),
+        (1.02, 1.06, 0.02, PHASE_COMPUTE),
+        (1.06, 1.1, 0.04, PHASE_COMPUTE),
+    ]

@@ -1,0 +1,88 @@
+"""What a training thread did outside its marked waits for the device: by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.timeline.device_sync import (
+    find_samples_in_waits,
+    measure_device_sync,
+    measure_increase_outside_waits,
+    select_device_waits,
+)
+from clusterprof.analysis.timeline.model import Rank
+from clusterprof.probe import layout
+from tests.support.builders import activity, ints, ns, process, rank, spans, thread
+
+WHOLE = layout.WHOLE_NS
+
+
+def build_rank(doing: str, *syncs: tuple[float, float, int, int], hz: float = 1) -> Rank:
+    samples = thread(activity(doing), 10, hz=hz)
+    return rank(10, process(100, spans={layout.SYNC: spans(*syncs)}, thread=samples))
+
+
+def measure(timeline: Rank, column: str, *intervals: tuple[float, float]) -> list[float]:
+    start, end = (ints(edges) for edges in zip(*intervals))
+    grown = measure_increase_outside_waits(timeline, column, start, end)
+    assert grown is not None
+    return [round(value / 1e9, 6) for value in grown.tolist()]
+
+
+def test_a_span_of_several_waits_is_a_wait_if_half_of_it_was_waited() -> None:
+    syncs = spans((4, 6, ns(0.9), 9), (1, 2, WHOLE, 1), (7, 9, ns(1), 3))
+    main = process(100, spans={layout.SYNC: syncs})
+    assert [column.tolist() for column in select_device_waits(main)] == [
+        [ns(1), ns(7)],
+        [ns(2), ns(9)],
+    ]
+    assert find_samples_in_waits(main, ints([0.5, 1, 1.9, 2, 5, 8, 9])).tolist() == [
+        *(False, True, True, False),
+        *(False, True, False),
+    ]
+    assert not find_samples_in_waits(process(100), ints([1, 2])).any()
+
+
+def test_time_waited_counts_as_far_as_it_was_waited() -> None:
+    timeline = build_rank("I10", (1, 2, WHOLE, 1), (4, 8, ns(1), 9))
+    got = measure_device_sync(timeline, ints([0, 1.5, 4, 8]), ints([10, 6, 5, 9]))
+    np.testing.assert_allclose(got / 1e9, [2.0, 1.0, 0.25, 0.0])
+    unmarked = rank(10, process(100))
+    assert measure_device_sync(unmarked, ints([0]), ints([10])).tolist() == [0.0]
+
+
+def test_a_thread_that_sleeps_in_its_waits_ran_outside_them() -> None:
+    # one reading in 10 s: it ran for 3 of them; 5 were a wait
+    timeline = build_rank("U1 I5 U2 I2", (1, 6, WHOLE, 1), hz=0.1)
+    assert measure(timeline, "on_cpu_ns", (0, 10), (1, 6), (0, 1), (6, 10)) == [3.0, 0.0, 0.6, 2.4]
+
+
+def test_what_does_not_fit_beside_the_waits_was_polling() -> None:
+    # it ran for 9 of 10 s, of which 5 were outside the wait
+    timeline = build_rank("U9 I1", (1, 6, WHOLE, 1), hz=0.1)
+    assert measure(timeline, "on_cpu_ns", (0, 10), (1, 6), (6, 10)) == [5.0, 0.0, 4.0]
+
+
+@pytest.mark.parametrize(("column", "ran"), [("on_cpu_ns", 1.0), ("user_ns", 1.0)])
+def test_a_thread_that_polls_in_its_waits_ran_less_outside_them(column: str, ran: float) -> None:
+    # Each second: 0.5 s in a wait, on a CPU, then 0.1 s at work and 0.4 s asleep. A reading each
+    # second, and samples of its state in the waits: it runs in all of them.
+    waits = [(at, at + 0.5, WHOLE, 1) for at in range(10)]
+    timeline = build_rank("U0.6 I0.4 " * 10, *waits)
+    assert measure(timeline, column, (0, 10), (0.5, 1), (0, 0.5)) == [ran, 0.1, 0.0]
+
+
+def test_waiting_for_a_cpu_is_no_polling() -> None:
+    waits = [(at, at + 0.5, WHOLE, 1) for at in range(10)]
+    timeline = build_rank("U0.5 R0.2 I0.3 " * 10, *waits)
+    assert measure(timeline, "run_delay_ns", (0, 10), (0.5, 1)) == [2.0, 0.2]
+
+
+def test_nothing_is_known_without_waits_or_samples() -> None:
+    assert measure_increase_outside_waits(build_rank("U10"), "on_cpu_ns", *EDGES) is None
+    main = process(100, spans={layout.SYNC: spans((1, 2, WHOLE, 1))})
+    assert measure_increase_outside_waits(rank(10, main), "on_cpu_ns", *EDGES) is None
+
+
+EDGES = ints([0]), ints([10])
