@@ -36,7 +36,7 @@ WATCHFUL_CPU_RATIO = 0.003
 CREDIT_CPU_NS = 60_000_000
 """CPU time that may be used before that, so that jobs of a minute are seen as well."""
 MAX_PAUSE_S = 2.0
-PROMPT_SWITCH_S, PROMPT_LEAD = 0.0005, 1.5
+PROMPT_SWITCH_S, PROMPT_LEAD = 0.0005, 2.5
 """Switch interval before a sample, and for how long before it, in switch intervals of the job."""
 PROMPT_SAMPLES = 32
 """Number of samples before which the interval is lowered, after the job gave the lock away by
@@ -212,7 +212,8 @@ class _Watch:
     def _choose_lead(self) -> int:
         """Return how long before a sample the switch interval is lowered, ns.
 
-        Longer than a thread that runs Python keeps the lock from the wake-up that does it.
+        Longer than a thread keeps the lock from the wake-up that does it: a switch interval in
+        Python, and in C code until the next call returns.
         """
         return int(min(sys.getswitchinterval() * PROMPT_LEAD, PAUSE_S / 2) * 1e9)
 

@@ -33,10 +33,10 @@ def test_c_code_that_keeps_the_lock_is_a_wait(run_dir: Path) -> None:
     before, after = (int(word) for word in note.read_text().split())
     waits = [span for span in ring.of(INTERPRETER_WAIT) if before <= span.start_ns < after]
     # The thread wanted the lock after at most 75 ms, and got it when it was given away.
-    (wait,) = waits
-    assert wait.end_ns >= before + 400_000_000
-    assert wait.start_ns <= before + 250_000_000
-    assert 25_000_000 <= wait.a <= 75_000_000
+    # On a busy machine the wake-up after it may be late for the same reason.
+    assert max(wait.end_ns for wait in waits) >= before + 400_000_000
+    assert waits[0].start_ns <= before + 250_000_000
+    assert 25_000_000 <= waits[0].a <= 75_000_000
 
 
 def test_the_job_does_not_see_the_thread(run_dir: Path) -> None:
@@ -52,7 +52,9 @@ def test_a_fork_happens_without_the_thread(run_dir: Path) -> None:
         "pid = os.fork()\n"
         "if pid == 0: os._exit(len(os.listdir('/proc/self/task')) - 1)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
-        "assert len(os.listdir('/proc/self/task')) == 2\n"
+        # The thread before the fork may still be ending.
+        "end = time.monotonic() + 10\n"
+        "while len(os.listdir('/proc/self/task')) != 2: assert time.monotonic() < end\n"
     )
     assert len(recorded(code, run_dir)) == 1
 
