@@ -108,6 +108,12 @@ def spend_hash(ns):  # gives the interpreter lock away
     while now() < end:
         hashlib.sha256(DATA[: 1 << 19]).digest()
 
+def spend_calls(ns):  # Python that gives the lock away for a moment after each 0.4 ms
+    end = now() + ns
+    while now() < end:
+        spend_python(400_000)
+        hashlib.sha256(DATA[:4096]).digest()
+
 def spend_sleep(ns):
     time.sleep(ns / 1e9)
 
@@ -136,13 +142,14 @@ finish(run())
 """
 
 MS = 1_000_000
-PYTHON, SLEEP, HASH = "spend_python", "spend_sleep", "spend_hash"
+PYTHON, SLEEP, HASH, CALLS = "spend_python", "spend_sleep", "spend_hash", "spend_calls"
 LOOPS = {  # title -> name of the line, function that spends its time, ms
     "Python only, 7 to 60 ms": [("a", PYTHON, 60), ("b", PYTHON, 26), ("c", PYTHON, 7)],
     "Python only, 1 to 4 ms": [("a", PYTHON, 4), ("b", PYTHON, 2), ("c", PYTHON, 1)],
     "blocking only": [("a", SLEEP, 30), ("b", SLEEP, 12), ("c", HASH, 8)],
     "mixed, Python over 5 ms": [("a", PYTHON, 25), ("b", SLEEP, 15), ("c", HASH, 10)],
     "mixed, Python under 5 ms": [("a", PYTHON, 3), ("b", SLEEP, 4), ("c", HASH, 3)],
+    "mixed, with short calls": [("a", CALLS, 12), ("b", HASH, 3), ("c", SLEEP, 3)],
     "mixed, step of 50 ms": [("a", PYTHON, 20), ("b", SLEEP, 20), ("c", PYTHON, 10)],
 }
 
@@ -243,7 +250,11 @@ def measure_bias(folder: Path, title: str, parts: list[tuple[str, str, int]]) ->
         is_late = span.end_ns - span.start_ns > LATE_NS
         late += is_late
         before = order[order.index(line) - 1]
-        if is_late and functions[line] != PYTHON and functions[before] == PYTHON:
+        if (
+            is_late
+            and functions[line] not in (PYTHON, CALLS)
+            and functions[before] in (PYTHON, CALLS)
+        ):
             line = before  # it ran Python before: that of the line before, which is known here
         moved[line] += span.b
     if "-v" in sys.argv:

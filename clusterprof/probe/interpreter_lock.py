@@ -36,11 +36,11 @@ WATCHFUL_CPU_RATIO = 0.003
 CREDIT_CPU_NS = 60_000_000
 """CPU time that may be used before that, so that jobs of a minute are seen as well."""
 MAX_PAUSE_S = 2.0
-PROMPT_SWITCH_S, PROMPT_LEAD = 0.0005, 2.5
+PROMPT_SWITCH_S, PROMPT_LEAD = 0.0001, 2.5
 """Switch interval before a sample, and for how long before it, in switch intervals of the job."""
 PROMPT_SAMPLES = 32
-"""Number of samples before which the interval is lowered, after the job gave the lock away by
-itself before a sample that was due."""
+"""Number of samples before which the interval is lowered, after one that came at another time than
+a switch interval after it was due: the job gave the lock away by itself, or C code kept it."""
 WATCHFUL_NS = 10_000_000_000
 """Time after a wait for the lock in which pauses may be shorter."""
 _LEAST_NS = 200_000  # shortest pause
@@ -121,7 +121,8 @@ def lower_switch_interval() -> None:
     """Let a thread that runs Python give the lock away sooner, for the next sample.
 
     Usually it does so after 5 ms. One that calls a function which gives the lock away by itself
-    before that would be seen only there, not where it was when the sample was due.
+    before that would be seen only there, not where it was when the sample was due. If it gives the
+    lock away for less time than a wake-up takes, again and again, it would not be seen at all.
     """
     global _lowered_from_s
     switch_s = sys.getswitchinterval()
@@ -281,10 +282,11 @@ class _Watch:
             self.sampler.record(due_ns, taken_ns, interval_ns)
             late_ns = taken_ns - due_ns
             is_late = late_ns >= _LATE_SAMPLE_NS
-            # A thread that runs Python all the time gives the lock away when it is asked to: then
-            # the sample shows where it was, and need not be prompt.
-            switch_ns = int((PROMPT_SWITCH_S if is_prompt else sys.getswitchinterval()) * 9e8)
-            if is_late and late_ns < switch_ns:
+            # A thread that runs Python all the time gives the lock away when it is asked to, after
+            # a switch interval: then the sample shows where it was, and need not be prompt.
+            switch_ns = int((PROMPT_SWITCH_S if is_prompt else sys.getswitchinterval()) * 1e9)
+            is_asked = 0.9 * switch_ns <= late_ns < switch_ns + _LATE_SAMPLE_NS
+            if is_late and not is_asked:
                 self.prompt_samples = PROMPT_SAMPLES
             else:
                 self.prompt_samples = max(0, self.prompt_samples - 1)
