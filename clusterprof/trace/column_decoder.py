@@ -154,20 +154,20 @@ class Lanes:
             return
         first = self.size
         self.size = stop = first + lanes
+        past, packed_at, raw_at, plane = self._past, source.packed_at, source.raw_at, b""
         for k, stored in _parse_plane_code(code)[2]:
             if stored == packing.PLANE_PACKED:
-                at = source.packed_at
-                source.packed_at = end = at + lanes
-                plane = source.packed[at:end]
+                plane = source.packed[packed_at : packed_at + lanes]
+                packed_at += lanes
             elif stored == packing.PLANE_RAW:
-                at = source.raw_at
-                source.raw_at = end = at + lanes
-                plane = source.raw[at:end]
+                plane = source.raw[raw_at : raw_at + lanes]
+                raw_at += lanes
             parts = self._parts[k]  # else the plane equals the one above it
-            if self._past[k] != first:
-                parts.append(bytes(first - self._past[k]))
+            if past[k] != first:
+                parts.append(bytes(first - past[k]))
             parts.append(plane)
-            self._past[k] = stop
+            past[k] = stop
+        source.packed_at, source.raw_at = packed_at, raw_at
         if zigzag:
             folded = self._folded
             if folded and folded[-1][1] == first:

@@ -118,6 +118,14 @@ def limit_to_data_wait(lost: LostTime, share: Float) -> Float:
     return np.where(in_wait, np.minimum(np.maximum(share, 0.0), 1.0), 0.0)
 
 
+def sum_claimed_ns(lost: LostTime, share: Float | NDArray[np.bool_]) -> float:
+    """Sum the lost time of which a share is claimed, ns; share: float64[n] or bool[n].
+
+    Not as a product of vectors: OpenBLAS spreads a long one over threads, which busy-wait.
+    """
+    return float((share * lost.lost_ns).sum())
+
+
 def compute_claimed_mean(lost: LostTime, share: Float, values: Float | None = None) -> float:
     """Compute the mean of values (default: of the share itself) over the claimed lost time.
 

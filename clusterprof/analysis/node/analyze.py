@@ -42,7 +42,7 @@ from clusterprof.analysis.node.transport import pack_fields, unpack_fields, with
 from clusterprof.analysis.spill import IN_MEMORY, SpillLocation, SpillWriter
 from clusterprof.analysis.timeline.collectives.rows import Store
 from clusterprof.analysis.timeline.load.buffers import LOOKBACK_NS
-from clusterprof.analysis.timeline.load.chunks import CHUNK_NS, LoadedNode, NodeLoader
+from clusterprof.analysis.timeline.load.chunks import LoadedNode, NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks, parse_identity
 from clusterprof.analysis.timeline.model import Chunk, Rank
 from clusterprof.analysis.timeline.network_counters import NetworkMeter, NodeNetworkTotals
@@ -193,6 +193,8 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
 ProcessKey = tuple[int, int]  # pid, started_ticks
 # A chunk reaches back by REACH_NS; two samples less, which may lie across its edge.
 _CHUNK_OVERLAP_NS = LOOKBACK_NS - 200_000_000
+_FIRST_SPAN_NS = 60_000_000_000
+"""How long the first span of a rank may have lasted when it arrives, ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +382,7 @@ def _find_needed_start_ns(ranks: Mapping[ProcessKey, OpenRank], chunk: Chunk) ->
     for open_rank in ranks.values():
         times.append(oldest if open_rank.state.settled_ns is None else open_rank.state.settled_ns)
         if not open_rank.rank.marked:  # its first span may still arrive, with a begin some time ago
-            times.append(chunk.end_ns - CHUNK_NS)
+            times.append(chunk.end_ns - _FIRST_SPAN_NS)
     return max(min(times), oldest)
 
 

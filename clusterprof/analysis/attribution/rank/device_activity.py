@@ -45,8 +45,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.attribution.rank.phase_shares import (
@@ -328,51 +330,86 @@ def _estimate_busy_wait(
     informative = (busy >= _MIN_BUSY_RATIO) & readable
     judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
     counted = informative & (windows.end_ns > known.learned_until_ns)
-    confirmed, suspected = np.zeros((2, length.size), np.int64)
-    at = 0
-    while at < length.size:
+    limits, known = _follow_activity(level, counted, (parts, value, busy), known)
+    relative = np.ones(length.size)
+    np.divide(level, limits.usual, out=relative, where=judged & (limits.usual > 0))
+    is_below = np.minimum(relative, np.append(known.previous, relative[:-1])) < limits.partial_ratio
+    known = replace(known, previous=float(relative[-1]) if length.size else known.previous)
+    may_wait = limits.confirmed | (limits.usual > 0) if counts_idle else limits.confirmed
+    (rows,) = (judged & is_below & may_wait).nonzero()
+    ratio = _compute_busy_wait_part(value[rows], busy[rows], counts_idle, limits.select(rows))
+    waited_ns = np.zeros(length.size, np.int64)
+    waited_ns[rows] = np.rint(ratio * length[rows])
+    waited_ns = np.minimum(waited_ns, length - windows.idle_ns)
+    confirmed_ns = np.where(limits.confirmed, waited_ns, 0)
+    return confirmed_ns, waited_ns - confirmed_ns, known
+
+
+class _ActivityLimits(NamedTuple):
+    """What each window is judged by, n rows: see DeviceActivity."""
+
+    usual: Float
+    busy_wait_level: Float
+    partial_ratio: Float
+    confirmed: NDArray[np.bool_]
+
+    def select(self, rows: Int) -> _ActivityLimits:
+        """Return the limits of some windows."""
+        usual, busy_wait_level, partial_ratio, confirmed = self
+        return _ActivityLimits(
+            usual[rows], busy_wait_level[rows], partial_ratio[rows], confirmed[rows]
+        )
+
+
+def _follow_activity(
+    level: Float,
+    counted: NDArray[np.bool_],
+    columns: tuple[Float | None, Float, Float],
+    known: DeviceActivity,
+) -> tuple[_ActivityLimits, DeviceActivity]:
+    """Count the activity of windows; return what was known at each of them, and the update.
+
+    columns: parts (None = unknown), value and busy share of each window, for the profile.
+    """
+    parts, value, busy = columns
+    (at_counted,) = counted.nonzero()
+    bins = np.rint(level[at_counted] * _BINS).astype(np.int64)
+    sizes, limits = [], []
+    at = seen = 0
+    while at < level.size:
         # Up to the next update all windows are judged alike.
         room = _compute_next_update(known.windows_seen) - known.windows_seen
-        until_update = np.flatnonzero(counted[at:])[:room]
-        end = length.size if until_update.size < room else at + int(until_update[-1]) + 1
-        window_range = slice(at, end)
-        relative = np.where(
-            judged[window_range], level[window_range] / known.usual if known.usual else 1.0, 1.0
-        )
-        is_below = (
-            np.minimum(relative, np.append(known.previous, relative[:-1])) < known.partial_ratio
-        )
-        if known.confirmed:
-            ratio = _compute_busy_wait_part(
-                value[window_range], busy[window_range], counts_idle, known
-            )
-            confirmed[window_range] = np.where(
-                judged[window_range] & is_below, np.rint(ratio * length[window_range]), 0
-            )
-        elif known.usual and counts_idle:
-            guess = replace(known, busy_wait_level=_DEFAULT_BUSY_WAIT_RATIO * known.usual)
-            ratio = _compute_busy_wait_part(
-                value[window_range], busy[window_range], counts_idle, guess
-            )
-            suspected[window_range] = np.where(
-                judged[window_range] & is_below, np.rint(ratio * length[window_range]), 0
-            )
+        is_due = seen + room <= bins.size
+        until = seen + room if is_due else bins.size
+        end = int(at_counted[until - 1]) + 1 if is_due else level.size
+        sizes.append(end - at)
+        limits.append((known.usual, known.busy_wait_level, known.partial_ratio, known.confirmed))
         profile = known.profile
         if parts is not None:
-            columns = parts[window_range], value[window_range], busy[window_range]
-            profile = _add_to_profile(profile, *columns)
-        known = replace(known, profile=profile, previous=float(relative[-1]))
-        known = _update_activity(known, level[window_range][counted[window_range]])
-        at = end
-    work = length - windows.idle_ns
-    return np.minimum(confirmed, work), np.minimum(suspected, work), known
+            profile = _add_to_profile(profile, parts[at:end], value[at:end], busy[at:end])
+        counts = np.bincount(bins[seen:until], minlength=_BINS + 1)
+        counts += np.frombuffer(known.counts, np.int64)
+        known = replace(
+            known,
+            counts=counts.tobytes(),
+            windows_seen=known.windows_seen + until - seen,
+            profile=profile,
+        )
+        known = update_levels(known) if is_due else known
+        at, seen = end, until
+    by_block = np.array(limits, np.float64).reshape(-1, 4)
+    usual, busy_wait_level, partial_ratio, confirmed = np.repeat(by_block, sizes, axis=0).T
+    return _ActivityLimits(usual, busy_wait_level, partial_ratio, confirmed > 0), known
 
 
 def _compute_busy_wait_part(
-    value: Float, busy: Float, counts_idle: bool, known: DeviceActivity
+    value: Float, busy: Float, counts_idle: bool, limits: _ActivityLimits
 ) -> Float:
     """Return the part of each window in which the device was busy below its usual activity."""
-    usual, busy_wait_level = known.usual, known.busy_wait_level
+    usual = limits.usual
+    busy_wait_level = np.where(
+        limits.confirmed, limits.busy_wait_level, _DEFAULT_BUSY_WAIT_RATIO * usual
+    )
     if counts_idle:
         part = (usual * busy - value) / (usual - busy_wait_level)
     else:
@@ -387,19 +424,6 @@ def _compute_next_update(windows_seen: int) -> int:
             update *= 2
         return update
     return (windows_seen // _UPDATE_INTERVAL + 1) * _UPDATE_INTERVAL
-
-
-def _update_activity(known: DeviceActivity, level: Float) -> DeviceActivity:
-    """Count the activity of windows, and update the usual activity when due."""
-    if not level.size:
-        return known
-    counts = np.bincount(np.rint(level * _BINS).astype(np.int64), minlength=_BINS + 1)
-    counts += np.frombuffer(known.counts, np.int64)
-    windows_seen = known.windows_seen + level.size
-    known = replace(known, counts=counts.tobytes(), windows_seen=windows_seen)
-    if windows_seen != _compute_next_update(windows_seen - 1):
-        return known
-    return update_levels(known)
 
 
 def update_levels(known: DeviceActivity) -> DeviceActivity:
@@ -463,6 +487,8 @@ def _measure_step_parts(rank: Rank, windows: DeviceWindows, known: StepProfile) 
 
 def _add_to_profile(known: StepProfile, parts: Float, value: Float, busy: Float) -> StepProfile:
     """Add windows, float64[n, parts] and float64[n] each, up to _MAX_PROFILE_WINDOWS."""
+    if known.windows >= _MAX_PROFILE_WINDOWS:
+        return known
     (rows,) = (parts.any(axis=1) & ~np.isnan(value)).nonzero()
     rows = rows[: _MAX_PROFILE_WINDOWS - known.windows]
     used = parts[rows]

@@ -202,27 +202,25 @@ class HiddenCostSums:
     def __init__(self) -> None:
         self._sums = np.zeros(len(HIDDEN_COLUMNS), np.int64)
 
-    def add(
-        self,
-        lost: LostTime,
-        amounts: Mapping[int, Int],
-        t_ns: Int | None = None,
-        out: Int | None = None,
-    ) -> None:
-        """Add a segment; also add the sums up to given times in it to `out`.
+    def add(self, lost: LostTime, amounts: Mapping[int, Int], t_ns: Int) -> tuple[Int, Int]:
+        """Add a segment, and return the sums up to given times in it.
 
-        t_ns: int64[m], ns. out: int64[columns, m], ns.
+        t_ns: int64[m], ns. Returns the columns with any cost so far, int64[k], ascending, and
+        their sums, int64[k, m], ns.
         """
-        sums = {number: np.concatenate([[0], np.cumsum(ns)]) for number, ns in amounts.items()}
-        if t_ns is not None and out is not None:
-            (used,) = self._sums.nonzero()
-            out[used] += self._sums[used, None]
-            if amounts:
-                start, length = lost.start_ns, np.maximum(lost.end_ns - lost.start_ns, 1)
-                row = start.searchsorted(t_ns, "right") - 1
-                at = np.maximum(row, 0)
-                part = np.where(row < 0, 0.0, np.minimum((t_ns - start[at]) / length[at], 1.0))
-                for number, ns in amounts.items():
-                    out[number] += sums[number][at] + np.floor(ns[at] * part).astype(np.int64)
-        for number, total in sums.items():
-            self._sums[number] += total[-1]
+        used = self._sums != 0
+        used[list(amounts)] = True
+        (columns,) = used.nonzero()
+        out = np.zeros((columns.size, t_ns.size), np.int64)
+        out += self._sums[columns, None]
+        if amounts:
+            start, length = lost.start_ns, np.maximum(lost.end_ns - lost.start_ns, 1)
+            row = start.searchsorted(t_ns, "right") - 1
+            at = np.maximum(row, 0)
+            part = np.where(row < 0, 0.0, np.minimum((t_ns - start[at]) / length[at], 1.0))
+        for number, ns in amounts.items():
+            sums = np.concatenate([[0], np.cumsum(ns)])
+            row_of_column = np.searchsorted(columns, number)
+            out[row_of_column] += sums[at] + np.floor(ns[at] * part).astype(np.int64)
+            self._sums[number] += sums[-1]
+        return columns, out

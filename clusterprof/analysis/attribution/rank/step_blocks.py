@@ -33,13 +33,9 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
-from clusterprof.analysis.attribution.rank.hidden_cost import (
-    HIDDEN_COLUMNS,
-    HiddenCostSums,
-    compute_hidden_cost,
-)
+from clusterprof.analysis.attribution.rank.hidden_cost import compute_hidden_cost
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
-from clusterprof.analysis.attribution.rank.time_spent import CONTENTION, RunningSums, split_amounts
+from clusterprof.analysis.attribution.rank.time_spent import SpentTotals, split_amounts
 from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
 from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder, Store
 from clusterprof.analysis.timeline.model import PHASE_SUSPECTED_BUSY_WAIT, Int, LostTime, Rank
@@ -289,12 +285,9 @@ class _StepArrivals:
 
     def __init__(self, categories: tuple[str, ...], store: Store) -> None:
         self._categories = categories
-        contention = CONTENTION in categories
-        self._contention = categories.index(CONTENTION) if contention else None
-        self._sums = np.zeros(len(categories), np.int64)
+        self._spent = SpentTotals(categories)
         self._rows = RankRowBuilder(store)
-        self._tentative: list[tuple[Int, Int]] = []
-        self._hidden = HiddenCostSums()
+        self._tentative: list[tuple[Int, Int, Int]] = []
         self._waited_ns = 0
         """Since the last step that ended, ns."""
 
@@ -304,16 +297,13 @@ class _StepArrivals:
         """Add a settled segment."""
         waited_ns = lost.lost_ns * waiting // SHARE_SCALE
         amounts = split_amounts(self._categories, lost.lost_ns - waited_ns, lost, shares)
-        sums = RunningSums(self._sums, rank, segment, lost, amounts, self._contention)
         end, number = (
             _find_step_ends(rank, segment) if rank.marked else _find_grid_ends(rank, segment)
         )
         before = _sum_waits_before(lost, waited_ns, end)
         t_ns = np.append(end, segment.end_ns)
-        spent = np.zeros((self._sums.size + len(HIDDEN_COLUMNS), t_ns.size), np.int64)
-        self._sums = sums.sum_until(t_ns, spent[: self._sums.size])[:, -1].copy()
         hidden_cost = compute_hidden_cost(rank, lost, shares)
-        self._hidden.add(lost, hidden_cost, t_ns, spent[self._sums.size :])
+        used, spent = self._spent.add(rank, segment, lost, amounts, hidden_cost, t_ns)
         if end.size:
             stay = np.diff(before, prepend=0)
             stay[0] += self._waited_ns
@@ -330,7 +320,7 @@ class _StepArrivals:
                     stay,
                 ]
             )
-            self._tentative.append((table, spent[:, :-1]))
+            self._tentative.append((table, spent[:, :-1], used))
         else:
             self._waited_ns += int(waited_ns.sum())
         if not segment.provisional:
@@ -338,8 +328,8 @@ class _StepArrivals:
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
-        for table, spent in self._tentative:
-            self._rows.add(table, spent, spent)
+        for table, spent, used in self._tentative:
+            self._rows.add(table, spent, spent, used)
         self._tentative = []
 
     def finish(self) -> RankOperations | None:

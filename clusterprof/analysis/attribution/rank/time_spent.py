@@ -72,15 +72,17 @@ class RunnableSums:
         """work_until: returns the work in the segment before each time, ns."""
         edges, rate = _estimate_runnable_rates(rank, segment)
         self._edges, self._rate = edges, rate
-        self._idle = not rate.any()
-        if not self._idle:
+        self.has_any = bool(rate.any())
+        """Whether any work was waiting for a CPU."""
+        if self.has_any:
             self._work = work_until(edges)
             self._before = np.concatenate([[0.0], np.cumsum(rate * np.diff(self._work))])
 
-    def sum_until(self, t_ns: Int, work_ns: Int) -> Float | float:
-        """Return how much of the work before each time was waiting for a CPU: float64[n], ns."""
-        if self._idle:
-            return 0.0
+    def sum_until(self, t_ns: Int, work_ns: Int) -> Float:
+        """Return how much of the work before each time was waiting for a CPU: float64[n], ns.
+
+        Only if `has_any`.
+        """
         row = np.searchsorted(self._edges, t_ns, side="right") - 1
         row = np.clip(row, 0, self._rate.size - 1)
         out: Float = self._before[row] + self._rate[row] * (work_ns - self._work[row])
@@ -200,12 +202,10 @@ class TimeSpent:
         ranks: number of ranks of the job.
         """
         self.categories = (*causes, UNEXPLAINED, WORK)
-        self._contention = causes.index(CONTENTION) if CONTENTION in causes else None
-        self._sums = np.zeros(len(self.categories), np.int64)
+        self._spent = SpentTotals(self.categories)
         self._rows = RankRowBuilder(store, choose_block_rows(ranks))
-        self._tentative: list[tuple[Int, Int, Int]] = []
+        self._tentative: list[tuple[Int, Int, Int, Int]] = []
         self._open: dict[_SpanKey, tuple[int, Int]] = {}
-        self._hidden = HiddenCostSums()
         self._own = OwnLosses(causes)
 
     def add(self, rank: Rank, segment: Segment, lost: LostTime, shares: Mapping[str, Int]) -> None:
@@ -221,54 +221,61 @@ class TimeSpent:
         inside = lost.phase == PHASE_COLLECTIVE
         own_ns = np.where(inside | (lost.phase == PHASE_BUSY_WAIT), 0, lost.lost_ns)
         amounts = split_amounts(self.categories, own_ns, lost, shares)
-        sums = RunningSums(self._sums, rank, segment, lost, amounts, self._contention)
         hidden_cost = compute_hidden_cost(rank, lost, shares)
         t_ns = [np.array([segment.end_ns], np.int64)]
         if ongoing is not None:
             t_ns = [np.maximum(ongoing.start_ns, segment.start_ns), *t_ns]
         if spans is not None:
             t_ns = [np.maximum(spans.start_ns, segment.start_ns), spans.end_ns, *t_ns]
-        times = np.concatenate(t_ns)
-        spent = np.zeros((self._sums.size + len(HIDDEN_COLUMNS), times.size), np.int64)
-        self._sums = sums.sum_until(times, spent[: self._sums.size])[:, -1].copy()
-        self._hidden.add(lost, hidden_cost, times, spent[self._sums.size :])
+        used, spent = self._spent.add(
+            rank, segment, lost, amounts, hidden_cost, np.concatenate(t_ns)
+        )
         if spans is not None:
             count = spans.start_ns.size
             at_arrive, at_leave = spent[:, :count].copy(), spent[:, count : 2 * count]
             blocked_ns = _measure_blocked_time(spans, segment, lost, inside)
-            self._add_open(spans, segment, blocked_ns, at_arrive)
+            self._add_open(spans, segment, blocked_ns, at_arrive, used)
             columns = spans.group, spans.number, spans.bytes, spans.code, blocked_ns
             table = np.stack([spans.start_ns, spans.end_ns, *columns])
-            self._tentative.append((table, at_arrive, at_leave))
+            self._tentative.append((table, at_arrive, at_leave, used))
         if ongoing is not None:
             until = _make_lost_time_sum(lost, np.flatnonzero(inside))
             arrived = spent[:, -1 - ongoing.start_ns.size : -1]
-            self._keep_open(
-                ongoing, segment, _measure_ongoing(ongoing, spans, segment, until), arrived
-            )
+            blocked_ns = _measure_ongoing(ongoing, spans, segment, until)
+            self._keep_open(ongoing, blocked_ns, arrived, used)
         if not has_peers(rank):
             self._own.add(rank, segment, lost, shares, hidden_cost)
         if not segment.provisional:
             self.confirm()
 
     def _keep_open(
-        self, spans: CollectiveSpans, segment: Segment, blocked_ns: Int, at_arrive: Int
+        self, spans: CollectiveSpans, blocked_ns: Int, at_arrive: Int, used: Int
     ) -> None:
-        """Keep what spans that end after the segment have so far."""
+        """Keep what spans that end after the segment have so far.
+
+        used: int64[k], the categories of the rows of `at_arrive`.
+        """
         for at, key in enumerate(_list_keys(spans)):
-            before_ns, arrived = self._open.get(key, (0, at_arrive[:, at].copy()))
+            before_ns, arrived = self._open.get(key, (0, None))
+            if arrived is None:
+                arrived = np.zeros(self._spent.size, np.int64)
+                arrived[used] = at_arrive[:, at]
             self._open[key] = before_ns + int(blocked_ns[at]), arrived
 
     def _add_open(
-        self, spans: CollectiveSpans, segment: Segment, blocked_ns: Int, at_arrive: Int
+        self, spans: CollectiveSpans, segment: Segment, blocked_ns: Int, at_arrive: Int, used: Int
     ) -> None:
-        """Add to ended spans, in place, what they had in earlier segments."""
+        """Add to ended spans, in place, what they had in earlier segments.
+
+        used: int64[k], the categories of the rows of `at_arrive`; those of earlier segments are
+        among them.
+        """
         rows = np.flatnonzero(spans.start_ns < segment.start_ns)
         for at, key in zip(rows.tolist(), _list_keys(spans.select(rows)) if rows.size else ()):
             before = self._open.pop(key, None)
             if before is not None:
                 blocked_ns[at] += before[0]
-                at_arrive[:, at] = before[1]
+                at_arrive[:, at] = before[1][used]
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
@@ -311,6 +318,43 @@ def split_amounts(
     return out
 
 
+class SpentTotals:
+    """What one rank has spent by category since its first step, and its hidden cost.
+
+    Most categories never have any time, so sums are returned for the others alone.
+    """
+
+    def __init__(self, categories: tuple[str, ...]) -> None:
+        """categories: causes, UNEXPLAINED and work; HIDDEN_COLUMNS follow them."""
+        self._contention = categories.index(CONTENTION) if CONTENTION in categories else None
+        self._sums = np.zeros(len(categories), np.int64)
+        self._hidden = HiddenCostSums()
+        self.size = len(categories) + len(HIDDEN_COLUMNS)
+        """Number of categories and columns."""
+
+    def add(
+        self,
+        rank: Rank,
+        segment: Segment,
+        lost: LostTime,
+        amounts: Mapping[int, Float],
+        hidden_cost: Mapping[int, Int],
+        t_ns: Int,
+    ) -> tuple[Int, Int]:
+        """Add a settled segment, and return what had been spent at given times.
+
+        amounts, hidden_cost: what `split_amounts` and `compute_hidden_cost` return. t_ns:
+        int64[m]; the last one is the end of the segment. Returns the categories with any time,
+        int64[k], ascending, and their sums, int64[k, m], ns.
+        """
+        running = RunningSums(self._sums, rank, segment, lost, amounts, self._contention)
+        spent = running.sum_until(t_ns)
+        self._sums[running.categories] = spent[:, -1]
+        columns, hidden = self._hidden.add(lost, hidden_cost, t_ns)
+        used = np.concatenate([running.categories, self._sums.size + columns])
+        return used, np.concatenate([spent, hidden]) if columns.size else spent
+
+
 class RunningSums:
     """Running sums over the lost intervals of a segment, which are sorted and disjoint."""
 
@@ -324,29 +368,37 @@ class RunningSums:
         contention: int | None,
     ) -> None:
         """contention: category of work without a CPU, None = none."""
-        self._before, self._region, self._lost = before, segment, lost
+        self._region, self._lost = segment, lost
         self._parts = {column: (ns, _compute_running_sum(ns)) for column, ns in amounts.items()}
         self._all = (lost.lost_ns, _compute_running_sum(lost.lost_ns))
-        self._contention = contention
+        self._runnable: RunnableSums | None = None
         if contention is not None:
-            self._runnable = RunnableSums(
+            runnable = RunnableSums(
                 rank, segment, lambda t_ns: self._sum_work(t_ns, *self._locate(t_ns))
             )
+            self._runnable = runnable if runnable.has_any else None
+        used = before != 0
+        used[[*amounts, before.size - 1]] = True
+        if self._runnable is not None:
+            used[contention] = True
+        (self.categories,) = used.nonzero()
+        """The categories with any time, int64[k], ascending; the last one is work."""
+        self._before = before[self.categories]
+        self._row = {int(column): row for row, column in enumerate(self.categories)}
+        self._contention = contention
 
-    def sum_until(self, t_ns: Int, out: Int | None = None) -> Int:
-        """Return what had been spent at each time, by category: int64[K, m], ns.
+    def sum_until(self, t_ns: Int) -> Int:
+        """Return what had been spent at each time in `categories`: int64[k, m], ns.
 
         All intervals before each time, and the part before it of the interval that contains it.
-        out: zeros to write into, int64[K, m]; None = new ones.
         """
-        table = np.zeros((self._before.size, t_ns.size), np.int64) if out is None else out
+        table = np.zeros((self.categories.size, t_ns.size), np.int64)
         self._add_in_segment(t_ns, table)
-        if self._contention is not None:
+        if self._runnable is not None and self._contention is not None:
             delayed = np.rint(self._runnable.sum_until(t_ns, table[-1])).astype(np.int64)
-            table[self._contention] += delayed
+            table[self._row[self._contention]] += delayed
             table[-1] -= delayed
-        (used,) = self._before.nonzero()  # most categories have no time at all
-        table[used] += self._before[used, None]
+        table += self._before[:, None]
         return table
 
     def _add_in_segment(self, t_ns: Int, table: Int) -> None:
@@ -355,7 +407,7 @@ class RunningSums:
         """
         row, part = self._locate(t_ns)
         for column, (ns, sums) in self._parts.items():
-            table[column] += np.rint(sums[row] + ns[row] * part).astype(np.int64)
+            table[self._row[column]] += np.rint(sums[row] + ns[row] * part).astype(np.int64)
         table[-1] += self._sum_work(t_ns, row, part)
 
     def _locate(self, t_ns: Int) -> tuple[Int, Float]:

@@ -51,6 +51,7 @@ from clusterprof.analysis.detectors.base import (
     estimate_handover_delay,
     measure_host_work,
     name_host_functions,
+    sum_claimed_ns,
 )
 from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
@@ -93,7 +94,7 @@ class CpuPreprocess:
         share = computed - avoidable + estimate_handover_delay(rank, lost, breakdown, "user_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
         traced = measure_host_work(rank, lost, layout.PREPARING_DATA)
-        if (traced @ lost.lost_ns) > (share @ lost.lost_ns):
+        if sum_claimed_ns(lost, traced) > sum_claimed_ns(lost, share):
             return _claim_traced_functions(rank, lost, share, traced)
         share = share + traced
         if not share.any():

@@ -50,6 +50,7 @@ from clusterprof.analysis.detectors.base import (
     measure_main_thread,
     name_host_functions,
     select_phases,
+    sum_claimed_ns,
 )
 from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
@@ -127,6 +128,6 @@ def _measure_traced_gaps(rank: Rank, gaps: StarvedSpans, lost: LostTime) -> Clai
     if in_model.any():
         evidence += name_host_functions(rank, lost, share, layout.RUNNING_MODEL)
         note = "of that time, the host was in operators and functions that launched nothing"
-        ratio = float(in_model @ lost.lost_ns) / max(float(share @ lost.lost_ns), 1.0)
+        ratio = sum_claimed_ns(lost, in_model) / max(sum_claimed_ns(lost, share), 1.0)
         evidence.append(Evidence("host.between_launches_ratio", min(ratio, 1.0), "ratio", note))
     return Claims(share, "A", tuple(evidence))

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterprof.analysis.detectors.base import Claims, measure_host_work
+from clusterprof.analysis.detectors.base import Claims, measure_host_work, sum_claimed_ns
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
@@ -83,7 +83,7 @@ class MemoryFree:
         ):
             part = measure_host_work(rank, lost, activity)
             if part.any():
-                ratio = min(float(part @ lost.lost_ns) / float(share @ lost.lost_ns), 1.0)
+                ratio = min(sum_claimed_ns(lost, part) / sum_claimed_ns(lost, share), 1.0)
                 note = f"of that time, the host {what}"
                 evidence.append(Evidence(f"host.{name}_ratio", ratio, "ratio", note))
         return Claims(share, "A", tuple(evidence))

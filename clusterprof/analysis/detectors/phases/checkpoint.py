@@ -36,7 +36,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
+from clusterprof.analysis.detectors.base import (
+    Claims,
+    compute_claimed_mean,
+    select_phases,
+    sum_claimed_ns,
+)
 from clusterprof.analysis.detectors.phases.writes import estimate_write_share, select_save_samples
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, DataWaitBreakdown, LostTime, Rank
 from clusterprof.analysis.timeline.spans import CheckpointSpans
@@ -102,5 +107,5 @@ class Checkpoint:
             ratio = compute_claimed_mean(lost, writing)
             note = "of that time the main thread was blocked in writing a save"
             evidence.append(Evidence("thread.writing_ratio", ratio, "ratio", note))
-            grade = "B" if writing @ lost.lost_ns > inside @ lost.lost_ns else "A"
+            grade = "B" if sum_claimed_ns(lost, writing) > sum_claimed_ns(lost, inside) else "A"
         return Claims(np.maximum(inside, writing), grade, tuple(evidence))

@@ -54,6 +54,7 @@ from clusterprof.analysis.detectors.base import (
     measure_main_thread,
     name_host_functions,
     select_phases,
+    sum_claimed_ns,
 )
 from clusterprof.analysis.detectors.phases.writes import estimate_write_share, select_log_samples
 from clusterprof.analysis.timeline.model import (
@@ -218,7 +219,7 @@ class EvalHost:
         )
         if writing.any():
             written_chars = _measure_io_increase(rank, "write_chars", lost, writing)
-            if writing @ lost.lost_ns > share @ lost.lost_ns:
+            if sum_claimed_ns(lost, writing) > sum_claimed_ns(lost, share):
                 grade = "C" if written_chars is None or written_chars <= 0 else "B"
             evidence.append(
                 Evidence(
@@ -233,7 +234,7 @@ class EvalHost:
                 evidence.append(Evidence("process.write_chars_total", written_chars, "bytes", note))
         pause_share, regular = find_pauses(rank, lost, limits)
         if pause_share.any():
-            if pause_share @ lost.lost_ns > (share + writing) @ lost.lost_ns:
+            if sum_claimed_ns(lost, pause_share) > sum_claimed_ns(lost, share + writing):
                 grade = "B" if regular else "C"
             note = "of that time the main thread computed, and the GPU had no work"
             ratio = compute_claimed_mean(lost, pause_share)

@@ -39,6 +39,7 @@ from clusterprof.analysis.detectors.base import (
     measure_host_work,
     name_host_functions,
     select_phases,
+    sum_claimed_ns,
 )
 from clusterprof.analysis.timeline.data_wait.samples import compute_loading_shares, is_imported
 from clusterprof.analysis.timeline.model import PHASE_DATA_WAIT, DataWaitBreakdown, LostTime, Rank
@@ -86,7 +87,7 @@ class InputWait:
         share = np.where(inside, 1.0 - known, 0.0)
         share[share < limits.unseen_at_least_ratio] = 0.0
         reading = measure_host_work(rank, lost, layout.READING_DATA)
-        if (reading @ lost.lost_ns) > (share @ lost.lost_ns):
+        if sum_claimed_ns(lost, reading) > sum_claimed_ns(lost, share):
             named = name_host_functions(rank, lost, reading, layout.READING_DATA)
             note = "of that time, the training thread itself read files"
             read = Evidence(

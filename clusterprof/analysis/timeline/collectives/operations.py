@@ -2,6 +2,9 @@
 
 Names of operations between ranks, as in torch.distributed.
 
+Spans of one rank with what it had spent at their start and end, for the categories in which it
+had spent any time: most of some fifty have none.
+
 Times at which a device was idle in collective operations that its host only issued.
 
 The probe measures for how long the default stream was idle (`exposed_collective`), but
@@ -18,7 +21,9 @@ A *run* is a chain of waits in which each starts where the previous one ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +47,47 @@ def combine_labels(*columns: Int) -> Int:
         out = (out ^ column.astype(np.uint64)) * _HASH_MULTIPLIER
         out ^= out >> np.uint64(32)
     return (out >> np.uint64(1)).astype(np.int64)
+
+
+class SpentRows(NamedTuple):
+    """Spans, and what had been spent at their start and end."""
+
+    spans: Int
+    at_arrive: Int
+    at_leave: Int
+    """int64[k, n], ns, by category."""
+    categories: Int
+    """int64[k], ascending; in no other category had any time been spent."""
+
+    def select(self, rows: Int | NDArray[np.bool_] | slice) -> SpentRows:
+        """Return some of the spans."""
+        return SpentRows(
+            self.spans[:, rows], self.at_arrive[:, rows], self.at_leave[:, rows], self.categories
+        )
+
+
+def concat_spent(parts: Sequence[SpentRows]) -> SpentRows:
+    """Concatenate spans; a category that some parts lack is 0 there."""
+    if len(parts) == 1:
+        return parts[0]
+    categories = parts[0].categories
+    if not all(np.array_equal(part.categories, categories) for part in parts[1:]):
+        categories = np.unique(np.concatenate([part.categories for part in parts]))
+        parts = [_spread_categories(part, categories) for part in parts]
+    spans, at_arrive, at_leave, _ = zip(*parts)
+    return SpentRows(
+        np.concatenate(spans, axis=1),
+        np.concatenate(at_arrive, axis=1),
+        np.concatenate(at_leave, axis=1),
+        categories,
+    )
+
+
+def _spread_categories(part: SpentRows, categories: Int) -> SpentRows:
+    """Add rows of zeros for the categories that a part lacks."""
+    spent = np.zeros((2, categories.size, part.spans.shape[1]), np.int64)
+    spent[:, np.searchsorted(categories, part.categories)] = part.at_arrive, part.at_leave
+    return SpentRows(part.spans, spent[0], spent[1], categories)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,9 @@ from clusterprof.analysis.timeline.collectives.operations import (
     ON_DEVICE,
     RECV,
     SEND,
+    SpentRows,
     combine_labels,
+    concat_spent,
 )
 from clusterprof.analysis.timeline.intervals import allocate_by_wait_age
 from clusterprof.analysis.timeline.model import Int
@@ -351,9 +353,9 @@ class RankRowBuilder:
 
     def __init__(self, store: Store, block_rows: int = BLOCK_ROWS) -> None:
         self._store, self._size = store, block_rows
-        self._waiting: list[tuple[Int, Int, Int]] = []
+        self._waiting: list[SpentRows] = []
         self._count = 0
-        self._pending: tuple[Int, Int, Int] | None = None
+        self._pending: SpentRows | None = None
         self._channels = ChannelNumbering()
         self._blocks: list[Block] = []
         self._lowest: list[Int] = []
@@ -364,37 +366,34 @@ class RankRowBuilder:
         self._cuts = CutSampler()
         self._why_lost = ""
 
-    def add(self, spans: Int, at_arrive: Int, at_leave: Int) -> None:
+    def add(self, spans: Int, at_arrive: Int, at_leave: Int, categories: Int | None = None) -> None:
         """Add spans and the time spent so far at their start and end.
 
-        int64[7, n] spans; int64[K, n] each, ns.
+        spans: int64[7, n]. at_arrive, at_leave: int64[k, n], ns. categories: int64[k], ascending,
+        the category of each of these rows; None = all categories in order.
         """
-        self._waiting.append((spans, at_arrive, at_leave))
+        if categories is None:
+            categories = np.arange(at_arrive.shape[0])
+        self._waiting.append(SpentRows(spans, at_arrive, at_leave, categories))
         self._count += spans.shape[1]
         if self._count < self._size:
             return
-        tables = tuple(
-            np.concatenate(tables_of_column, axis=1) for tables_of_column in zip(*self._waiting)
-        )
+        rows = concat_spent(self._waiting)
         begin = 0
         while self._count - begin >= self._size:
-            self._take(*(table[:, begin : begin + self._size] for table in tables))
+            self._take(rows.select(slice(begin, begin + self._size)))
             begin += self._size
-        self._waiting = [tuple(table[:, begin:].copy() for table in tables)]  # type: ignore[list-item]
+        spans, at_arrive, at_leave, categories = rows.select(slice(begin, None))
+        self._waiting = [SpentRows(spans.copy(), at_arrive.copy(), at_leave.copy(), categories)]
         self._count -= begin
 
     def finish(self) -> RankOperations | None:
         """Return the operations of the rank; None if there were none."""
         if self._count:
-            self._take(
-                *(
-                    np.concatenate(tables_of_column, axis=1)
-                    for tables_of_column in zip(*self._waiting)
-                )
-            )
+            self._take(concat_spent(self._waiting))
         self._waiting, self._count = [], 0
         if self._pending is not None:
-            self._leave_out("wait-not-seen", self._pending[0].shape[1])
+            self._leave_out("wait-not-seen", self._pending.spans.shape[1])
         if not self._channels.channels and not self._left_out:
             return None
         channels_seen = len(self._channels.channels)
@@ -426,11 +425,12 @@ class RankRowBuilder:
         if count:
             self._left_out[reason] = self._left_out.get(reason, 0) + count
 
-    def _take(self, spans: Int, at_arrive: Int, at_leave: Int) -> None:
+    def _take(self, rows: SpentRows) -> None:
         if self._why_lost:
             return
-        if self._pending is not None or (spans[CODE] >> FORM_SHIFT & FORM_MASK).any():
-            spans, at_arrive, at_leave = self._join_halves(spans, at_arrive, at_leave)
+        if self._pending is not None or (rows.spans[CODE] >> FORM_SHIFT & FORM_MASK).any():
+            rows = self._join_halves(rows)
+        spans, at_arrive, at_leave, categories = rows
         duration = spans[END] - spans[START]
         backwards, unnumbered = (
             (spans[BLOCKED_TIME] < 0) | (spans[BLOCKED_TIME] > duration),
@@ -439,13 +439,7 @@ class RankRowBuilder:
         if backwards.any() or unnumbered.any():
             self._leave_out("backwards", int(np.count_nonzero(backwards)))
             self._leave_out("number-unknown", int(np.count_nonzero(unnumbered & ~backwards)))
-            fits = ~(backwards | unnumbered)
-            spans, at_arrive, at_leave, duration = (
-                spans[:, fits],
-                at_arrive[:, fits],
-                at_leave[:, fits],
-                duration[fits],
-            )
+            spans, at_arrive, at_leave, _ = rows.select(~(backwards | unnumbered))
         if not spans.shape[1]:
             return
         kind = spans[CODE] & 255
@@ -457,10 +451,11 @@ class RankRowBuilder:
         self._cuts.add(channel, spans[NUMBER], spans[START], spans[END], direction == 0)
         duration = spans[END] - spans[START]
         arrived = at_arrive.any(axis=1)
-        (used,) = (arrived | at_leave.any(axis=1)).nonzero()  # most categories have no time at all
+        (used,) = (arrived | at_leave.any(axis=1)).nonzero()
         increase = at_leave[used] - at_arrive[used]
         grown = increase.any(axis=1)
         arrive_rows, leave_rows = arrived.nonzero()[0], used[grown]
+        arrive_categories, leave_categories = categories[arrive_rows], categories[leave_rows]
         code = spans[CODE] & (255 | ON_DEVICE)
         head = (spans[START], duration, spans[BLOCKED_TIME], spans[NUMBER], spans[SIZE], code)
         data = pack_table(
@@ -471,15 +466,15 @@ class RankRowBuilder:
             self._why_lost = self._store.why_full
             self._blocks = []
             return
-        self._blocks.append(Block(spans.shape[1], place, len(data), arrive_rows, leave_rows))
+        self._blocks.append(
+            Block(spans.shape[1], place, len(data), arrive_categories, leave_categories)
+        )
 
-    def _join_halves(self, spans: Int, at_arrive: Int, at_leave: Int) -> tuple[Int, Int, Int]:
+    def _join_halves(self, rows: SpentRows) -> SpentRows:
         """Join issues and waits of asynchronous operations, also with pending issues."""
         if self._pending is not None:
-            pending = self._pending
-            spans, at_arrive, at_leave = (
-                np.concatenate(pair, axis=1) for pair in zip(pending, (spans, at_arrive, at_leave))
-            )
+            rows = concat_spent([self._pending, rows])
+        spans, at_arrive, at_leave, categories = rows
         begin, end = match_halves(spans)
         unmatched = np.ones(spans.shape[1], np.bool_)
         unmatched[begin] = unmatched[end] = False
@@ -488,14 +483,10 @@ class RankRowBuilder:
         waiting = np.flatnonzero(unmatched & issue)
         self._leave_out("wait-not-seen", waiting.size - waiting[-MAX_PENDING_ISSUES:].size)
         waiting = waiting[-MAX_PENDING_ISSUES:]
-        self._pending = (
-            (spans[:, waiting], at_arrive[:, waiting], at_leave[:, waiting])
-            if waiting.size
-            else None
-        )
+        self._pending = rows.select(waiting) if waiting.size else None
         out = spans[:, end]
         out[[START, SIZE]] = spans[:, begin][[START, SIZE]]
-        return out, at_arrive[:, begin], at_leave[:, end]
+        return SpentRows(out, at_arrive[:, begin], at_leave[:, end], categories)
 
     def _record_totals(self, channel: Int, spans: Int) -> None:
         """Record the facts of a block that must be known before any block is read."""

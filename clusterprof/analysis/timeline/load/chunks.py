@@ -1,4 +1,4 @@
-"""Load a node's recording as a stream of chunks: numpy columns for about 60 s each.
+"""Load a node's recording as a stream of chunks: numpy columns for up to 200 s each.
 
     load = NodeLoader(folder)
     for chunk in load.chunks():
@@ -44,10 +44,13 @@ from clusterprof.trace.schema import (
     Spans,
 )
 
-CHUNK_NS = 60_000_000_000
+CHUNK_NS = 200_000_000_000
+"""Length of a chunk, ns: a third of the time is saved against 60 s, most of it calls per rank and
+chunk; 300 s would save 3 % more and take 60 MiB more.
+"""
 SLACK_NS = 3_000_000_000
 SILENCE_CHUNKS = 3
-MAX_CHUNK_ROWS = (150_000, 50_000)
+MAX_CHUNK_ROWS = (600_000, 50_000)
 """Number of values and spans at which a chunk ends early; the second value is for imported
 traces, which are dense.
 """

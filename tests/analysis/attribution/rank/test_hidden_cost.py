@@ -119,9 +119,7 @@ def test_running_sums_are_asked_inside_a_piece_and_go_on() -> None:
     sums = HiddenCostSums()
     pieces = WAIT
     amounts = {STORAGE: np.array([ns(1.4)], np.int64)}
-    first = np.zeros((len(HIDDEN_COLUMNS), 3), np.int64)
-    sums.add(pieces, amounts, np.array([ns(2), ns(6.5), ns(12)], np.int64), first)
-    assert first[STORAGE].tolist() == [0, ns(0.7), ns(1.4)]
-    later = np.zeros((len(HIDDEN_COLUMNS), 1), np.int64)
-    sums.add(pieces, {}, np.array([ns(20)], np.int64), later)
-    assert later[STORAGE].tolist() == [ns(1.4)] and later.sum() == ns(1.4)
+    columns, first = sums.add(pieces, amounts, np.array([ns(2), ns(6.5), ns(12)], np.int64))
+    assert columns.tolist() == [STORAGE] and first.tolist() == [[0, ns(0.7), ns(1.4)]]
+    columns, later = sums.add(pieces, {}, np.array([ns(20)], np.int64))
+    assert columns.tolist() == [STORAGE] and later.tolist() == [[ns(1.4)]]

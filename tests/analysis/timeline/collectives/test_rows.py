@@ -125,6 +125,25 @@ def test_an_operation_of_another_thread_is_arrived_at_when_the_device_has_no_mor
     assert out[8].tolist() == [570, 670, 710, 760]  # spent at leave
 
 
+def test_spans_added_for_different_categories_share_a_block() -> None:
+    # categories 2 and 4 of 5 first, then 0 and 2: what a part does not list is 0 there
+    builder = RankRowBuilder(Kept())
+    first = [(1000, 1100, GROUP, 0, 8, ALL_REDUCE, 10)]
+    later = [(1200, 1300, GROUP, 1, 8, ALL_REDUCE, 20)]
+    builder.add(np.array(first).T, np.array([[5], [70]]), np.array([[6], [70]]), np.array([2, 4]))
+    builder.add(np.array(later).T, np.array([[3], [9]]), np.array([[3], [9]]), np.array([0, 2]))
+    operations = builder.finish()
+    assert operations is not None
+    (block,) = operations.blocks
+    assert block.arrive_categories.tolist() == [0, 2, 4]
+    assert block.leave_categories.tolist() == [2]
+    out = np.zeros((7 + 2 * 5, 2), np.int64)
+    assert isinstance(block.location, bytes)
+    read_block(block.location, block, np.arange(5), out)
+    assert out[7:12].tolist() == [[0, 3], [0, 0], [5, 9], [0, 0], [70, 0]]  # at arrival
+    assert out[12:].tolist() == [[0, 3], [0, 0], [6, 9], [0, 0], [70, 0]]  # at leave
+
+
 class Kept:
     """A store that keeps every block in memory."""
 
