@@ -59,6 +59,7 @@ from clusterprof.analysis.timeline.load.ranks import parse_identity
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_NONE,
+    SOURCE_HOST_SPANS,
     DataWaitBreakdown,
     Float,
     LostTime,
@@ -143,8 +144,10 @@ class HostAsleep:
         timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)
         connection_ns = asleep_ns * compute_place_ratios(rank, lost, inside, connection)
         busy_ns = length_ns - lost.lost_ns
-        # A host that waits for its device sleeps too, while the device is busy.
-        expected_ns = timer_ns * lost.lost_ns / np.maximum(length_ns, 1.0)
+        # A host that waits for its device sleeps too, while the device is busy. Without a device
+        # the sleep itself is the loss.
+        lost_ratio = lost.lost_ns / np.maximum(length_ns, 1.0)
+        expected_ns = timer_ns * np.where(lost.source == SOURCE_HOST_SPANS, 1.0, lost_ratio)
         certain_ns = find_certain_idle_time(connection_ns, busy_ns)
         certain_ns -= np.minimum(_measure_other_threads(rank, lost, inside), certain_ns)
         room_ns = expected_ns + certain_ns

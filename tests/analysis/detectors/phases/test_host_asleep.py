@@ -9,7 +9,13 @@ import pytest
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.phases.host_asleep import HostAsleep
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_NONE
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    PHASE_NONE,
+    SOURCE_DEVICE_SAMPLES,
+    SOURCE_HOST_SPANS,
+)
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
 from tests.support.builders import activity, lost, process, rank, spans, thread
@@ -31,6 +37,7 @@ def claim(
     world_size: str = "2",
     denied: Sequence[str] = (),
     marked: bool = True,
+    source: int = SOURCE_DEVICE_SAMPLES,
 ) -> Claims:
     """`doing`: what the main thread does; `other`: another thread of the process."""
     rows = activity(doing)
@@ -45,13 +52,23 @@ def claim(
         main.threads[101] = thread(activity(other), end)  # type: ignore[index]
     timeline = rank(end, main, marked=marked)
     fed = feeding(*({} for _ in pieces))
-    got = HostAsleep().claim(timeline, lost(*pieces, source=2, step=3), fed, HostAsleep.Limits())
+    got = HostAsleep().claim(
+        timeline, lost(*pieces, source=source, step=3), fed, HostAsleep.Limits()
+    )
     assert got is not None
     return got
 
 
 def evidence(got: Claims) -> dict[str, float]:
     return {item.name: item.value for item in got.evidence}
+
+
+def test_without_a_device_the_sleep_itself_is_the_loss() -> None:
+    # asleep for 0.4 of 1 s, which is what is lost; half of the samples asleep are in a timer
+    got = claim("U0.6 S0.4", (0, 1, 0.4, PHASE_COMPUTE), source=SOURCE_HOST_SPANS)
+    np.testing.assert_allclose(got.share, [1.0])
+    got = claim("U0.6 S0.2 L0.2", (0, 1, 0.4, PHASE_COMPUTE), source=SOURCE_HOST_SPANS)
+    np.testing.assert_allclose(got.share, [0.5])
 
 
 def test_sleep_in_a_timer_is_claimed_as_far_as_chance_would_have_it() -> None:
