@@ -22,7 +22,14 @@ def run_record(requested: RecordOptions) -> NoReturn:
         record_command,
         record_in_foreground,
     )
-    from clusterprof.agent.options import Plan, build_plan, parse_duration, with_hz
+    from clusterprof.agent.options import (
+        Plan,
+        build_plan,
+        parse_duration,
+        parse_mode,
+        with_hz,
+        with_mode,
+    )
     from clusterprof.cli.common import load_profile
     from clusterprof.errors import UsageError
 
@@ -35,13 +42,15 @@ def run_record(requested: RecordOptions) -> NoReturn:
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
 
     keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
+    mode = None if requested.mode is None else parse_mode(requested.mode)
     if requested.hz is not None:
         with_hz(Plan(), requested.hz)  # rejects a rate that is invalid for every rank
 
     def plan() -> Plan:
         # command line before profile before defaults
         profile = load_profile(requested.profile).effective()
-        return build_plan(profile, requested.hz, keep_free_bytes)
+        built = build_plan(profile, requested.hz, keep_free_bytes)
+        return built if mode is None else with_mode(built, mode)
 
     stacks: Mapping[str, Any] = {}
     if (

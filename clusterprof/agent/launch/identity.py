@@ -114,10 +114,10 @@ def find_job_name(environ: Mapping[str, str]) -> str | None:
     for name in _JOB_VARIABLES:
         value = environ.get(name, "")
         if value and value != "none":
-            return _escape_name(_append_step_and_restart(name, environ))
+            return escape_name(_append_step_and_restart(name, environ))
     index, host = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
     if index and host.endswith(f"-{index}"):  # a pod of an Indexed Job: <job>-<index>
-        return _escape_name(host[: -len(index) - 1])
+        return escape_name(host[: -len(index) - 1])
     return None
 
 
@@ -147,7 +147,7 @@ def find_command_job(command: Sequence[str]) -> str | None:
         name, equals, value = word.partition("=")
         value = value if equals else next_word
         if name in _RUN_ID_OPTIONS and value and value != "none":
-            return _escape_name(value)
+            return escape_name(value)
     return None
 
 
@@ -192,7 +192,7 @@ def build_node_key(roots: Roots, realtime_ns: int) -> str:
     """
     seconds, rest_ns = divmod(realtime_ns, 1_000_000_000)
     start = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
-    host = f"{_escape_name(get_hostname())}-{read_short_boot_id(roots)}"
+    host = f"{escape_name(get_hostname())}-{read_short_boot_id(roots)}"
     return f"{host}-{start}.{rest_ns // 1_000_000:03d}-{os.getpid()}"
 
 
@@ -252,5 +252,5 @@ def _find_first_integer(variables: Mapping[str, str], names: tuple[str, ...]) ->
     return None
 
 
-def _escape_name(name: str) -> str:
+def escape_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".")[:_MAX_JOB_CHARACTERS] or "job"

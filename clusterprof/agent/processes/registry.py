@@ -439,8 +439,10 @@ class FlightRecorderDumps:
             try:
                 content = _read_dump(path, registered_ns)
                 if content and _read_free_bytes(self._folder) - len(content) > MIN_FREE_BYTES:
-                    (self._folder / "nccl").mkdir(mode=0o700, exist_ok=True)
-                    write_private_file(self._folder / "nccl" / os.path.basename(path), content)
+                    mode = stat.S_IMODE(os.stat(self._folder).st_mode)
+                    (self._folder / "nccl").mkdir(mode=mode, exist_ok=True)
+                    copy = self._folder / "nccl" / os.path.basename(path)
+                    write_private_file(copy, content, mode & 0o666)
             except OSError:
                 continue
         return []
