@@ -246,7 +246,7 @@ class Plan(NamedTuple):
     collectors: Mapping[str, Mapping[str, Any]] = _NOTHING
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
     recording: Mapping[str, int] = _NOTHING
-    """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start it; mode: of folders."""
+    """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
 

@@ -39,6 +39,7 @@ _Texts = Optional[list[str]]  # noqa: UP045
 _File = Optional[Path]  # noqa: UP045
 _Files = Optional[list[Path]]  # noqa: UP045
 
+_Run = typer.Argument(metavar="RUN...", readable=False, help=runs.RUN_OR_REPORT_HELP)
 _Assert = typer.Option(
     "--assert",
     metavar="RULE",
@@ -55,11 +56,15 @@ _MinUtil = typer.Option(
 _Level = typer.Option(
     metavar="METRIC=LEVEL", help="Level of the rules of a metric: off, warn or error. Repeatable."
 )
-_Repeat = typer.Option(metavar="RUN", help="Another run of the same job. Repeatable.")
+_Repeat = typer.Option(
+    readable=False, metavar="RUN", help="Another run of the same job. Repeatable."
+)
 _Aggregate = typer.Option(
     metavar="HOW", help="How to combine several runs: median, pessimistic or optimistic."
 )
-_Baseline = typer.Option(metavar="RUN", help="Baseline run for rules on changes. Repeatable.")
+_Baseline = typer.Option(
+    readable=False, metavar="RUN", help="Baseline run for rules on changes. Repeatable."
+)
 _AllowUnlike = typer.Option(
     metavar="FIELD", help="Compare although the runs differ in this field. Repeatable."
 )
@@ -83,7 +88,7 @@ _Github = typer.Option(
 
 
 def gate(
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=runs.RUN_OR_REPORT_HELP)],
+    run: Annotated[list[Path], _Run],
     assertions: Annotated[_Texts, _Assert] = None,
     max_stall: Annotated[_Texts, _MaxStall] = None,
     min_util: Annotated[OptionalText, _MinUtil] = None,

@@ -31,14 +31,8 @@ def run_record(requested: RecordOptions) -> NoReturn:
         with_mode,
     )
     from clusterprof.cli.common import load_profile
-    from clusterprof.errors import UsageError
 
-    if requested.inject not in ("auto", "off", "strict"):
-        raise UsageError(f"--inject {requested.inject}: choose auto, off or strict")
-    if requested.stacks not in (None, "on", "off"):
-        raise UsageError(f"--stacks {requested.stacks}: choose on or off")
-    if requested.command and requested.pid is not None:
-        raise UsageError("--pid attaches to a running process: leave the command out")
+    _check_choices(requested)
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
 
     keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
@@ -75,6 +69,17 @@ def run_record(requested: RecordOptions) -> NoReturn:
         duration_ns,
     )
     record_command(request, os.environ, _print_message)
+
+
+def _check_choices(requested: RecordOptions) -> None:
+    from clusterprof.errors import UsageError
+
+    if requested.inject not in ("auto", "off", "strict"):
+        raise UsageError(f"--inject {requested.inject}: choose auto, off or strict")
+    if requested.stacks not in (None, "on", "off"):
+        raise UsageError(f"--stacks {requested.stacks}: choose on or off")
+    if requested.command and requested.pid is not None:
+        raise UsageError("--pid attaches to a running process: leave the command out")
 
 
 def choose_stacks(option: str | None, profile: Mapping[str, Any]) -> Any:

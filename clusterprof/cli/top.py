@@ -43,7 +43,11 @@ _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
 def top(
     run: Annotated[
         Optional[list[Path]],  # noqa: UP045
-        typer.Argument(metavar="[RUN...]", help="A recording; default: the newest in this folder."),
+        typer.Argument(
+            metavar="[RUN...]",
+            readable=False,
+            help="A recording; default: the newest in this folder.",
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
     interval: Annotated[str, typer.Option(help="Time between two updates.")] = "2s",
@@ -70,7 +74,7 @@ def top(
     interval_s = _parse_seconds("--interval", interval, _MIN_INTERVAL_S)
     window_ns = round(_parse_seconds("--window", window, _MIN_WINDOW_S) * 1e9)
     limits = build_limits(common.load_profile(profile), list_limit_classes())
-    job = LiveJob(run or [find_newest_recording(Path.cwd())], limits, window_ns)
+    job = LiveJob(run or [common.find_newest_recording(Path.cwd())], limits, window_ns)
     view = View(
         width or common.measure_terminal_columns(), common.measure_terminal_lines(), sort, by
     )
@@ -87,47 +91,6 @@ def top(
         _print_stream(job, view, plain or not is_output_terminal, color, interval_s)
         return
     _show_screen(job, view, width, color, interval_s)
-
-
-def find_newest_recording(folder: Path) -> Path:
-    """Find the most recently written recording in a folder or in its `clusterprof-out`.
-
-    Raises: NoRecording when there is none.
-    """
-    from clusterprof.errors import NoRecording
-    from clusterprof.trace.reader import list_node_folders
-
-    newest, newest_path = -1.0, None
-    for path in (folder, *_list_folders(folder), *_list_folders(folder / "clusterprof-out")):
-        try:
-            written_at = max(_read_write_time(node) for node in list_node_folders(path))
-        except NoRecording:
-            continue
-        if written_at > newest:
-            newest, newest_path = written_at, path
-    if newest_path is None:
-        raise NoRecording(
-            "no recording in this folder, nor in its clusterprof-out",
-            "give the folder that `clusterprof record` writes",
-        )
-    return newest_path if newest_path == folder else newest_path.relative_to(folder)
-
-
-def _list_folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
-    except OSError:
-        return []
-
-
-def _read_write_time(node: Path) -> float:
-    """Return the modification time of a node's newest file, seconds since 1970; 0 when
-    unreadable.
-    """
-    try:
-        return max(entry.stat().st_mtime for entry in os.scandir(node))
-    except (OSError, ValueError):
-        return 0.0
 
 
 def _parse_seconds(option: str, text: str, minimum: float) -> float:

@@ -56,8 +56,8 @@ class RecordingWriter:
         """Create the folder and the first segment, with header and clock.
 
         keep_free_bytes: writing stops when less is free on the file system; None = 1 GiB or 5
-        %, whichever is more. sync_ns: interval of fdatasync; None = left to the kernel. mode: of the folder;
-        files have it without the right to execute.
+        %, whichever is more. sync_ns: interval of fdatasync; None = left to the kernel.
+        mode: of the folder; files have it without the right to execute.
         Raises: CannotStart when the folder cannot be created, or is open to other users.
         """
         self._folder = SegmentFolder(folder, mode)

@@ -298,3 +298,58 @@ def test_strict_insists_on_spans_and_auto_says_that_there_are_none(tmp_path: Pat
 def test_an_option_is_no_value_of_another() -> None:
     with pytest.raises(UsageError, match="no such option: --no-gpu-event"):
         parse_record_arguments(["-o", "x", "--no-gpu-event", "--", "train"])
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077], ids=oct)
+@BOTH
+def test_the_mode_decides_who_may_read_a_recording(
+    tmp_path: Path, program: list[str], umask: int
+) -> None:
+    words = [*program, "-o", "runs/one", "--mode", "0750"]
+    job = ["true"] if program is RECORD else ["--duration", "1s"]
+    subprocess.run(
+        [*words, *job], cwd=tmp_path, env=clean(), umask=umask, check=True, timeout=PATIENCE_S
+    )
+    out = tmp_path / "runs" / "one"
+    records_of(out)
+    (node,) = list_node_folders(out)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (out, node, *node.iterdir())}
+    assert modes == {out.name: 0o750, node.name: 0o750, "000001.cpf": 0o640, "agent.log": 0o640}
+
+
+def test_by_default_only_the_owner_may_read_a_recording(tmp_path: Path) -> None:
+    subprocess.run([*RECORD, "true"], cwd=tmp_path, env=clean(), umask=0o002, check=True)
+    (out,) = (tmp_path / "clusterprof-out").iterdir()
+    records_of(out)
+    (node,) = list_node_folders(out)
+    modes = [path.stat().st_mode & 0o7777 for path in (out.parent, out, node, *node.iterdir())]
+    assert modes == [0o755, 0o700, 0o700, *[0o600] * 2]
+
+
+@pytest.mark.parametrize("mode", ["0770", "rwx", "0077", "7777", "0640"])
+def test_a_mode_that_is_none_is_refused_in_three_parts(mode: str) -> None:
+    done = command("record", "--mode", mode, "true")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"clusterprof: --mode {mode}: not a mode in which you have all rights and others may"
+        " only read\n"
+        "  write 0700 (only you), 0750 (your group too) or 0755 (everybody)\n"
+    )
+
+
+def test_options_of_the_job_are_its_own_without_two_dashes() -> None:
+    words = ["-o", "runs", "python", "train.py", "-o", "model", "--duration", "3", "--", "--hz"]
+    options = parse_record_arguments(words)
+    assert options is not None
+    assert options.out == Path("runs") and options.duration is None and options.hz is None
+    assert list(options.command) == words[2:]
+
+
+def test_record_without_two_dashes_runs_the_job_with_its_own_options(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    words = ["train.py", "--mode", "0", "--help", "-o", "x", "--version"]
+    done = run(*RECORD, sys.executable, *words, cwd=tmp_path)
+    assert done.stdout == f"{words[1:]}\n"
+    plain = run(*RECORD, "--", sys.executable, *words, cwd=tmp_path)
+    assert plain.stdout == done.stdout

@@ -69,6 +69,7 @@ _MPI_RANK_VARIABLES = (
 _TORCH_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 _RUN_ID_OPTIONS = ("--rdzv-id", "--rdzv_id")
 _MAX_JOB_CHARACTERS = 64
+_MAX_SCRIPT_CHARACTERS = 32
 
 
 def select_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -151,14 +152,32 @@ def find_command_job(command: Sequence[str]) -> str | None:
     return None
 
 
-def make_job_name() -> str:
-    """Make a unique job name from the pid and the monotonic time of this process."""
-    return f"{os.getpid()}-{time.monotonic_ns()}"
+def make_job_name(what: str = "node") -> str:
+    """Make a unique job name that people can read: train@20261123-224518-4f2a.
+
+    what: the script, or what else is recorded. The time is local. No launcher's name has an @.
+    """
+    when = time.strftime("%Y%m%d-%H%M%S")
+    return f"{escape_name(what)[:_MAX_SCRIPT_CHARACTERS]}@{when}-{os.urandom(2).hex()}"
+
+
+def find_script_name(command: Sequence[str]) -> str:
+    """Return the name of what a command runs: its first Python file or module, else its program."""
+    for word, next_word in zip(command, [*command[1:], ""]):
+        if word.endswith(".py"):
+            return os.path.basename(word).removesuffix(".py")
+        if word == "-m" and next_word and not _is_launcher_module(next_word):
+            return next_word.rpartition(".")[2]
+    return os.path.basename(command[0]) if command else "node"
+
+
+def _is_launcher_module(name: str) -> bool:
+    return name in _TORCH_LAUNCHERS or name.startswith("accelerate.")
 
 
 def is_job_name(job: str) -> bool:
     """Return whether other nodes may know the job by this name: false for generated names."""
-    return bool(job) and not re.fullmatch(r"launch-\d+|\d+-\d{6,}", job)
+    return bool(job) and not re.fullmatch(r"launch-\d+|\d+-\d{6,}|[^@]*@.*", job)
 
 
 def read_boot_id(roots: Roots) -> str:

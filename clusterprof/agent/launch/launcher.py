@@ -368,7 +368,7 @@ def record_command(
     job = identity.find_launcher_job(environ, os.getppid()) or identity.find_command_job(
         request.command
     )
-    job = job or identity.make_job_name()
+    job = job or identity.make_job_name(identity.find_script_name(request.command))
     environment = dict(environ)
     try:
         run_dir = build_run_dir_path(
@@ -535,7 +535,7 @@ def record_in_foreground(
     Raises: CannotStart when the run directory cannot be used; CannotExecute when Python
     cannot start.
     """
-    job = identity.make_job_name() if pid is not None else None
+    job = identity.make_job_name(f"pid-{pid}") if pid is not None else None
     job = job or identity.find_launcher_job(environ, os.getppid()) or identity.make_job_name()
     run_dir = build_run_dir_path(choose_base(environ), identity.read_short_boot_id(Roots()), job)
     ensure_run_dir(run_dir)

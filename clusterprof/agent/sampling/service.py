@@ -231,9 +231,7 @@ class Service:
         self._open(isolated=False)
         start = clock.read()
         header = self._header(start)
-        with lock_output_folder(request.out):
-            folder = _choose_out(request, header) / header.node["key"]
-            writer = RecordingWriter(folder, header, clock.read, **_select_writer_options(request))
+        folder, writer = _open_writer(request, header, clock.read)
         self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
         on_start(
             RecordingStarted(
@@ -482,6 +480,15 @@ def read_process_variables(proc: Path, pid: int) -> dict[str, str]:
     return identity.select_launcher_variables(
         {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
     )
+
+
+def _open_writer(
+    request: RecordingRequest, header: Header, clock: Callable[[], ClockRecord]
+) -> tuple[Path, RecordingWriter]:
+    """Choose the node's folder and write the first segment, while no other recorder chooses."""
+    with lock_output_folder(request.out):
+        folder = _choose_out(request, header) / header.node["key"]
+        return folder, RecordingWriter(folder, header, clock, **_select_writer_options(request))
 
 
 def _choose_out(request: RecordingRequest, header: Header) -> Path:
