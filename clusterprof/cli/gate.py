@@ -215,6 +215,11 @@ def _append_summary(text: str) -> None:
 
 
 _RULE_KEYS = ("assertions", "regressions")
+DEFAULT_CHANGE_RULES = ("step.p50_ns: +5%", "lost.ratio: +3pt")
+"""Rules of a gate that is given baselines and no rule: steps may not become longer, nor lose more.
+
+The limits are those of the profile `ci`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +235,13 @@ class RequestedRules:
 def build_rules(requested: RequestedRules, profile: Profile, compares: bool) -> tuple[AnyRule, ...]:
     """Build the profile's rules, then those of the command line; an error names its origin.
 
-    compares: there are baselines; without them the profile's rules on changes are left out.
+    compares: there are baselines; without them the profile's rules on changes are left out, with
+    them and without any rule DEFAULT_CHANGE_RULES apply.
     Raises: UsageError when no rule is left, or a rule is invalid.
     """
     from clusterprof.gate import (
         parse_any_rule,
+        parse_change,
         parse_max_stall,
         parse_min_utilization,
         require_rules,
@@ -248,6 +255,8 @@ def build_rules(requested: RequestedRules, profile: Profile, compares: bool) -> 
     rules += [parse_max_stall(text) for text in requested.max_stall]
     if requested.min_util is not None:
         rules.append(parse_min_utilization(requested.min_util))
+    if compares and not rules:
+        rules = [parse_change(text) for text in DEFAULT_CHANGE_RULES]
     if requested.levels:
         rules = list(with_levels(rules, requested.levels))
     require_rules(rules)  # checked before the analysis, which takes longer

@@ -35,7 +35,19 @@ if TYPE_CHECKING:
 
 _MIN_INTERVAL_S, _MAX_DURATION_S = 0.2, 3600.0
 _MIN_WINDOW_S = 10.0
-_KEY_HELP = "| q quit | sort: l)ost c)aused b)usy s)tep n)ame | v)iew"
+_KEY_HELP = "| q quit | sort: l)ost c)aused b)usy s)tep n)ame | v)iew | ? keys"
+_KEY_LINES = (
+    " clusterprof top: keys",
+    "",
+    "  l c b s n       sort by lost time, caused loss, busy time, step time, name",
+    "  v               view: ranks, nodes, or whichever fits",
+    "  up down j k     one row up or down",
+    "  page up, down   one page up or down",
+    "  home g          the first row",
+    "  space           read the recording now",
+    "  ?               show these keys, and hide them",
+    "  q Esc Ctrl-C    quit; the job goes on",
+)
 _SORT_KEYS = {"l": "lost", "c": "caused", "b": "busy", "s": "step", "n": "name"}
 _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
 
@@ -184,12 +196,15 @@ def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int) -> 
 
     from clusterprof.output.renderers.live import draw_screen_lines
 
+    shows_keys = False
     while True:
         if looker.error is not None:
             raise looker.error
         columns, lines = screen.size()
         view = replace(view, width=width or columns, height=lines)
-        if looker.live is None:
+        if shows_keys:
+            screen.draw([Text(line) for line in _KEY_LINES[:lines]])
+        elif looker.live is None:
             screen.draw([Text(" clusterprof top: reading the recording …")])
         else:
             foot = f"{looker.status} {_KEY_HELP}"
@@ -199,6 +214,8 @@ def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int) -> 
             return
         if key == " ":
             looker.poll_now()
+        if key:
+            shows_keys = key == "?" and not shows_keys
         view = update_view(view, key)
 
 

@@ -148,6 +148,19 @@ def read_screen(terminal: int, lines: int, within_s: float = 60) -> None:
     raise AssertionError(data[-2000:])
 
 
+def test_a_question_mark_shows_the_keys_until_the_next_key() -> None:
+    with on_a_terminal() as (process, terminal):
+        read_until(terminal, b"RECORDER")
+        os.write(terminal, b"?")
+        shown = read_until(terminal, b"quit; the job goes on")
+        for line in top._KEY_LINES:
+            assert line.encode() in shown
+        os.write(terminal, b"?")
+        read_until(terminal, b"RECORDER")
+        os.write(terminal, b"q")
+        assert process.wait(timeout=60) == 0
+
+
 @pytest.mark.parametrize(
     ("ending", "code"),
     [
