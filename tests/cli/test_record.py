@@ -17,7 +17,7 @@ from clusterprof.agent.options import RECORD_OPTIONS, RecordOptions, parse_recor
 from clusterprof.cli.recording import choose_stacks
 from clusterprof.errors import UsageError
 from clusterprof.trace.reader import NodeReader, list_node_folders
-from clusterprof.trace.schema import Event, Header, Record
+from clusterprof.trace.schema import Event, Gap, Header, Record
 from tests.support.commands import command, environment
 
 PATIENCE_S = 30
@@ -353,3 +353,26 @@ def test_record_without_two_dashes_runs_the_job_with_its_own_options(tmp_path: P
     assert done.stdout == f"{words[1:]}\n"
     plain = run(*RECORD, "--", sys.executable, *words, cwd=tmp_path)
     assert plain.stdout == done.stdout
+
+
+def test_a_deleted_run_directory_is_reported_with_its_reason(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, shutil, time\n"
+        "shutil.rmtree(os.environ['CLUSTERPROF_RUN_DIR'])\n"
+        "time.sleep(3)\n"
+    )
+    done = run(*RECORD, "-o", "out", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0
+    gaps = [
+        record
+        for record in records_of(tmp_path / "out")
+        if isinstance(record, Gap) and record.collector == "probe"
+    ]
+    assert len(gaps) == 1
+    assert gaps[0].message.startswith("another program deleted the run directory ")
+    assert "exclude clusterprof-* in /dev/shm" in gaps[0].remedy
+    (log,) = (tmp_path / "out").glob("*/agent.log")
+    assert gaps[0].message in log.read_text()
+    report = command("analyze", "out", "--format", "plain", "--width", "100", cwd=tmp_path)
+    assert "another program deleted the run directory" in " ".join(report.stdout.split())

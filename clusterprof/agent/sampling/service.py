@@ -46,6 +46,7 @@ from clusterprof.agent.processes.registry import (
     FlightRecorderDumps,
     ProcessGroups,
     Registry,
+    RunDirWatch,
     has_live_process,
 )
 from clusterprof.agent.processes.span_rings import SpanRings
@@ -249,7 +250,8 @@ class Service:
         dumps = FlightRecorderDumps(request.run_dir, folder, str(request.roots.proc))
         if request.plan.recording.get("live_helper", 1):
             self._live = LiveSettler(folder)
-        sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps)
+        watch = RunDirWatch(request.run_dir, self._note)
+        sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps, watch)
         segment = writer.segment
         collect_ns = start.monotonic_ns + _GARBAGE_INTERVAL_NS
         for batch in record_batches(
