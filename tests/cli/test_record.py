@@ -358,9 +358,7 @@ def test_record_without_two_dashes_runs_the_job_with_its_own_options(tmp_path: P
 def test_a_deleted_run_directory_is_reported_with_its_reason(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import os, shutil, time\n"
-        "shutil.rmtree(os.environ['CLUSTERPROF_RUN_DIR'])\n"
-        "time.sleep(3)\n"
+        "import os, shutil, time\nshutil.rmtree(os.environ['CLUSTERPROF_RUN_DIR'])\ntime.sleep(3)\n"
     )
     done = run(*RECORD, "-o", "out", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0
@@ -376,3 +374,23 @@ def test_a_deleted_run_directory_is_reported_with_its_reason(tmp_path: Path) -> 
     assert gaps[0].message in log.read_text()
     report = command("analyze", "out", "--format", "plain", "--width", "100", cwd=tmp_path)
     assert "another program deleted the run directory" in " ".join(report.stdout.split())
+
+
+def test_attaching_says_what_it_can_show_and_advises_no_probe(tmp_path: Path) -> None:
+    job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        words = ["--pid", str(job.pid), "--duration", "2s", "-o", "out"]
+        done = run(*RECORD, *words, cwd=tmp_path)
+    finally:
+        job.kill()
+        job.wait()
+    assert done.returncode == 0
+    assert done.stderr.startswith(
+        "clusterprof: attaching shows what the threads of the process wait for, its CPU time,"
+    )
+    report = " ".join(command("analyze", "out", "--format", "plain", cwd=tmp_path).stdout.split())
+    assert (
+        "1 of 1 training processes carried no probe: the recorder attached to them while they ran."
+        " What to do: start the job with `clusterprof record` to see steps and causes."
+    ) in report
+    assert "--inject auto" not in report
