@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 _MAX_NOTES = 200
 _MAX_UNAVAILABLE = 12
 EXIT_BY_SIGNAL = 128
+ATTACH_LINE = (
+    "clusterprof: attaching shows what the threads of the process wait for, its CPU time, files and"
+    " network, and how busy its accelerators are if it has any; not its steps, lines of code or"
+    " their causes: for these start the job with clusterprof record"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,6 +166,8 @@ def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Si
             )
         else:
             print(f"clusterprof: recording to {reply.folder}", file=sys.stderr, flush=True)
+            if request.pid is not None:
+                print(ATTACH_LINE, file=sys.stderr, flush=True)
 
     collectors = select_collectors(request.roots, request.plan.use_portable())
     service = Service(request, collectors, signals.wake, log.note)

@@ -56,8 +56,6 @@ def run_record(requested: RecordOptions) -> NoReturn:
         loaded = plan()
         stacks = loaded.profile["stacks"]
         plan = lambda: loaded  # noqa: E731
-    if requested.pid is not None:
-        _print_message(ATTACH_LINE)
     if not requested.command:
         record_in_foreground(requested.out, plan(), duration_ns, requested.pid, os.environ)
     inject: Any = requested.inject  # one of the choices that the option allows
@@ -82,13 +80,6 @@ def _check_choices(requested: RecordOptions) -> None:
         raise UsageError(f"--stacks {requested.stacks}: choose on or off")
     if requested.command and requested.pid is not None:
         raise UsageError("--pid attaches to a running process: leave the command out")
-
-
-ATTACH_LINE = (
-    "clusterprof: attaching shows what the threads of the process wait for, its CPU time, files and"
-    " network, and how busy its accelerators are if it has any; not its steps, lines of code or"
-    " their causes: for these start the job with clusterprof record"
-)
 
 
 def choose_stacks(option: str | None, profile: Mapping[str, Any]) -> Any:
