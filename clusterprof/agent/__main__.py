@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 _MAX_NOTES = 200
 _MAX_UNAVAILABLE = 12
 EXIT_BY_SIGNAL = 128
+ATTACH_LINE = (
+    "clusterprof: attaching shows what the threads of the process wait for, its CPU time, files and"
+    " network, and how busy its accelerators are if it has any; not its steps, lines of code or"
+    " their causes: for these start the job with clusterprof record"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     128 plus the signal number when SIGINT or SIGTERM ended a recording in the foreground.
     """
     from clusterprof.errors import EXIT_OK, ClusterprofError
+    from clusterprof.trace.segments import PRIVATE_MODE
 
     try:
         options = _build_parser().parse(arguments)
@@ -42,13 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from clusterprof.agent.sampling import service
 
     service.apply_process_limits()
-    os.umask(0o077)
     for inherited in (options.lock_fd, options.ready_fd):
         if inherited is not None:
             os.set_inheritable(inherited, False)  # a helper process must not hold them open
     signals = _Signals(detached=options.ready_fd is not None)
     try:
+        os.umask(0o077)
         request, lock = _build_request(options)
+        # Explicit modes keep the run directory private; the umask is that of the recording.
+        os.umask(0o777 & ~request.plan.recording.get("mode", PRIVATE_MODE))
         _run_recording(request, options.ready_fd, signals)
         os.close(lock)
     except ClusterprofError as error:
@@ -72,7 +81,7 @@ def _build_parser() -> Parser:
     from clusterprof.agent import options
 
     parser = options.Parser("python -m clusterprof.agent", description=__doc__)
-    for option in (options.OUT, options.DURATION, options.HZ, options.PID):
+    for option in (options.OUT, options.DURATION, options.HZ, options.PID, options.MODE):
         parser.add_option(option)
     parser.add_argument("--profile-json", metavar="FILE", help="Sampling plan (plan.json).")
     parser.add_argument("--run-dir", metavar="DIR", help="Run directory of the job.")
@@ -122,7 +131,7 @@ def _build_request(options: argparse.Namespace) -> tuple[RecordingRequest, int]:
 
 
 def _load_plan(options: argparse.Namespace, run_dir: Path) -> Plan:
-    from clusterprof.agent.options import Plan, decode_plan, with_hz
+    from clusterprof.agent.options import Plan, decode_plan, parse_mode, with_hz, with_mode
     from clusterprof.errors import UsageError
 
     path = Path(options.profile_json) if options.profile_json else run_dir / "plan.json"
@@ -133,7 +142,8 @@ def _load_plan(options: argparse.Namespace, run_dir: Path) -> Plan:
             plan = decode_plan(path.read_bytes())
         except OSError as error:
             raise UsageError(f"{path}: {(error.strerror or '').lower()}") from error
-    return plan if options.hz is None else with_hz(plan, options.hz)
+    plan = plan if options.hz is None else with_hz(plan, options.hz)
+    return plan if options.mode is None else with_mode(plan, parse_mode(options.mode))
 
 
 def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Signals) -> None:
@@ -156,6 +166,8 @@ def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Si
             )
         else:
             print(f"clusterprof: recording to {reply.folder}", file=sys.stderr, flush=True)
+            if request.pid is not None:
+                print(ATTACH_LINE, file=sys.stderr, flush=True)
 
     collectors = select_collectors(request.roots, request.plan.use_portable())
     service = Service(request, collectors, signals.wake, log.note)
@@ -208,7 +220,8 @@ class _Log:
         """Write to `<folder>/agent.log` from now on; before that, notes go to stderr."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(OSError):
-            self._descriptor = os.open(folder / "agent.log", flags, 0o600)
+            mode = stat.S_IMODE(os.stat(folder).st_mode) & 0o666
+            self._descriptor = os.open(folder / "agent.log", flags, mode)
 
     def note(self, what: str, error: BaseException) -> None:
         """Write an error that the recording survived; after 200 of them nothing is written."""

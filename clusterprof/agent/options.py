@@ -80,7 +80,13 @@ STACKS = Option(
     "Whether the probe samples Python stacks (paths, functions, lines; no values). Default: on.",
 )
 
-RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS)
+MODE = Option(
+    ("--mode",),
+    "MODE",
+    "Who may read the recording, as for chmod: 0750 adds your group. Default: 0700, only you.",
+)
+
+RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS, MODE)
 HELP = ("-h", "--help")
 _MAX_DIGITS = 9
 
@@ -168,6 +174,7 @@ class RecordOptions(NamedTuple):
     gpu_events: bool = True
     keep_free: str | None = None
     stacks: str | None = None
+    mode: str | None = None
 
 
 def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
@@ -239,7 +246,7 @@ class Plan(NamedTuple):
     collectors: Mapping[str, Mapping[str, Any]] = _NOTHING
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
     recording: Mapping[str, int] = _NOTHING
-    """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start it."""
+    """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
 
@@ -315,6 +322,30 @@ def with_hz(plan: Plan, hz: float) -> Plan:
     if not MIN_HZ <= hz <= MAX_HZ:
         raise UsageError(f"{hz:g} Hz is not between {MIN_HZ:g} and {MAX_HZ:g}")
     return Plan(hz, plan.collectors, plan.recording, plan.profile)
+
+
+def with_mode(plan: Plan, mode: int) -> Plan:
+    """Return the plan with the mode of the recording's folders."""
+    recording = {**plan.recording, "mode": mode}
+    return Plan(plan.hz, plan.collectors, recording, plan.profile)
+
+
+def parse_mode(text: str) -> int:
+    """Convert the mode of a recording's folders, e.g. 0750, to its bits.
+
+    Raises: UsageError for anything that is no octal number, takes a right from the owner, or
+    lets other users write.
+    """
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777 or mode & 0o700 != 0o700 or mode & 0o022:
+        raise UsageError(
+            f"--mode {text}: not a mode in which you have all rights and others may only read",
+            "write 0700 (only you), 0750 (your group too) or 0755 (everybody)",
+        )
+    return mode
 
 
 def build_plan(

@@ -16,6 +16,7 @@ Readers of foreign formats take time to load, so they are loaded only when neede
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +38,12 @@ from clusterprof.analysis.tasks.base import NO_CLUSTER, Cluster
 from clusterprof.analysis.tasks.nodes import Engine, JobRequest, LocalEngine
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.report.model import Report
-from clusterprof.trace.reader import NodeSources, SkippedInput, list_node_folders
+from clusterprof.trace.reader import (
+    NodeSources,
+    SkippedInput,
+    list_node_folders,
+    require_permission,
+)
 from clusterprof.trace.remote import RemotePath, resolve_path
 from clusterprof.trace.segments import is_segment
 from clusterprof.util.ranges import format_host_list
@@ -67,6 +73,8 @@ def open_inputs(
     Raises: NoRecording for files of no known format, unless `leave_unknown` leaves them
     out.
     """
+    if len(paths) == 1:
+        require_permission(paths[0])  # of several, one that cannot be read is left out
     is_recording = _is_no_file if on_cluster else _is_recording_or_missing
     if all(map(is_recording, paths)):
         yield Inputs(tuple(paths))
@@ -81,7 +89,7 @@ def _is_recording_or_missing(path: Path) -> bool:
     """Return whether a path is a recording, or missing: then reading it reports the error."""
     try:
         is_remote = isinstance(path, RemotePath)
-        return is_remote or not path.exists() or bool(list_node_folders(path))
+        return is_remote or not os.path.exists(path) or bool(list_node_folders(path))
     except NoRecording:
         return False
 

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from clusterprof import __version__
-from clusterprof.cli.analyze import analyze
+from clusterprof.cli.analyze import HELP_END, analyze
 from clusterprof.cli.compare import compare
 from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
@@ -96,7 +96,8 @@ def _build_app() -> typer.Typer:
     for name, command in COMMANDS.items():
         # `record -- CMD` passes everything after CMD on unchanged
         settings = {"allow_interspersed_args": False} if name == "record" else None
-        app.command(name, context_settings=settings)(command)
+        epilog = HELP_END if name == "analyze" else None
+        app.command(name, context_settings=settings, epilog=epilog)(command)
     return app
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TextIO
@@ -166,6 +166,66 @@ def parse_tables(options: Iterable[str]) -> tuple[str, ...]:
         if word not in TABLE_NAMES:
             raise UsageError(f"unknown table {word!r}{format_suggestion(word, TABLE_NAMES)}")
     return tuple(dict.fromkeys(words))
+
+
+def find_newest_recording(folder: Path) -> Path:
+    """Find the most recently written recording in a folder or in its `clusterprof-out`.
+
+    Raises: NoRecording when there is none.
+    """
+    from clusterprof.agent.options import DEFAULT_OUT
+    from clusterprof.errors import NoRecording
+    from clusterprof.trace.reader import list_node_folders, list_recordings_inside, read_write_time
+
+    newest, newest_path = -1.0, None
+    nearby = [
+        folder,
+        *list_recordings_inside(folder),
+        *list_recordings_inside(folder / DEFAULT_OUT),
+    ]
+    inside = [path for near in nearby[1:] for path in list_recordings_inside(near)]
+    for path in (*nearby, *inside):
+        try:
+            written_at = max(map(read_write_time, list_node_folders(path)))
+        except NoRecording:
+            continue
+        if written_at > newest:
+            newest, newest_path = written_at, path
+    if newest_path is None:
+        raise NoRecording(
+            f"no recording was given, and none is in this folder or in its {DEFAULT_OUT}",
+            "record a job with: clusterprof record python train.py; or give the folder of one",
+        )
+    return newest_path if newest_path == folder else newest_path.relative_to(folder)
+
+
+def choose_runs(paths: Sequence[Path] | None) -> Sequence[Path]:
+    """Return the recordings to read: those given, else the newest, which is named on stderr.
+
+    Recordings of other jobs inside the given one are named, too: they are not read.
+    Raises: NoRecording when none is given and none is near.
+    """
+    from clusterprof.errors import NoRecording
+    from clusterprof.trace.reader import list_node_folders, list_recordings_inside
+
+    if not paths:
+        newest = find_newest_recording(Path.cwd())
+        print_note(f"no recording was given: this is the newest, {newest}")
+        return [newest]
+    for path in paths:
+        try:
+            inside = list_recordings_inside(path) if list_node_folders(path) else []
+        except (NoRecording, OSError):
+            continue  # reported where the path is read
+        if inside:
+            jobs = "another job" if len(inside) == 1 else f"{len(inside):,} other jobs"
+            print_note(f"{path} also holds {jobs}, not shown here; the newest is {inside[0]}")
+    return paths
+
+
+def print_note(text: str) -> None:
+    """Print one line to stderr that does not belong to the result."""
+    print_error(text)
 
 
 def build_renderer(

@@ -22,10 +22,13 @@ from clusterprof.cli.common import (
 
 _FORMATS = ("terminal", "plain", "markdown", "json")
 
+_A = typer.Argument(metavar="A", readable=False, help="Baseline: a recording or a report.")
+_B = typer.Argument(metavar="B", readable=False, help="Candidate: a recording or a report.")
+
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Baseline: a recording or a report.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Candidate: a recording or a report.")],
+    a: Annotated[Path, _A],
+    b: Annotated[Path, _B],
     fail_on: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(

@@ -74,7 +74,8 @@ def explain(
         str | None,
         typer.Argument(
             metavar="CAUSE",
-            help="A cause, a family of causes, a metric, a gate rule, where, or flame-graph."
+            help="A cause, a family of causes, a metric, a name of evidence, a gate rule, where,"
+            " or flame-graph."
             " Default: list all.",
         ),
     ] = None,
@@ -84,6 +85,7 @@ def explain(
 
 
 def _find_page(wanted: str | None) -> str:
+    from clusterprof.analysis.advice.evidence_names import build_evidence_page, list_evidence_names
     from clusterprof.analysis.advice.pages import (
         CAUSES_WITH_PAGE,
         build_cause_page,
@@ -111,9 +113,16 @@ def _find_page(wanted: str | None) -> str:
     metric = build_metric_page(re.split(r"[<>=]", wanted, maxsplit=1)[0].strip())
     if metric is not None:
         return metric
+    evidence = build_evidence_page(wanted)
+    if evidence is not None:
+        return evidence
     from clusterprof.config import format_suggestion
 
     hint = format_suggestion(
-        wanted, [*ids, *families, *_TOPICS, UNATTRIBUTED_CAUSE.id, *list_metric_names()]
+        wanted,
+        [
+            *(*ids, *families, *_TOPICS, UNATTRIBUTED_CAUSE.id),
+            *(*list_metric_names(), *list_evidence_names()),
+        ],
     )
     raise UsageError(f"unknown cause {wanted!r}{hint}", "`clusterprof explain` lists all causes")

@@ -28,9 +28,11 @@ _FORMATS_OF_RECORDS = ("perfetto", *_TABLE_FORMATS)
 """These contain records, which are read on this machine, not only results of the analysis."""
 _FORMATS_HELP = "perfetto, speedscope, collapsed, parquet, csv, json, openmetrics, otlp, recording."
 
+_RUN = typer.Argument(metavar="RUN...", readable=False, help=common.RUN_HELP)
+
 
 def export(
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=common.RUN_HELP)],
+    run: Annotated[list[Path], _RUN],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=_FORMATS_HELP)],
     output: Annotated[
         Optional[str],  # noqa: UP045
@@ -174,7 +176,11 @@ def _check_options(
 def dump(
     path: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Recordings, folders of nodes, or files in them."),
+        typer.Argument(
+            metavar="PATH...",
+            readable=False,
+            help="Recordings, folders of nodes, or files in them.",
+        ),
     ],
 ) -> None:
     """Print the contents of a recording as JSON lines."""

@@ -39,6 +39,7 @@ _Texts = Optional[list[str]]  # noqa: UP045
 _File = Optional[Path]  # noqa: UP045
 _Files = Optional[list[Path]]  # noqa: UP045
 
+_Run = typer.Argument(metavar="RUN...", readable=False, help=runs.RUN_OR_REPORT_HELP)
 _Assert = typer.Option(
     "--assert",
     metavar="RULE",
@@ -55,11 +56,15 @@ _MinUtil = typer.Option(
 _Level = typer.Option(
     metavar="METRIC=LEVEL", help="Level of the rules of a metric: off, warn or error. Repeatable."
 )
-_Repeat = typer.Option(metavar="RUN", help="Another run of the same job. Repeatable.")
+_Repeat = typer.Option(
+    readable=False, metavar="RUN", help="Another run of the same job. Repeatable."
+)
 _Aggregate = typer.Option(
     metavar="HOW", help="How to combine several runs: median, pessimistic or optimistic."
 )
-_Baseline = typer.Option(metavar="RUN", help="Baseline run for rules on changes. Repeatable.")
+_Baseline = typer.Option(
+    readable=False, metavar="RUN", help="Baseline run for rules on changes. Repeatable."
+)
 _AllowUnlike = typer.Option(
     metavar="FIELD", help="Compare although the runs differ in this field. Repeatable."
 )
@@ -83,7 +88,7 @@ _Github = typer.Option(
 
 
 def gate(
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help=runs.RUN_OR_REPORT_HELP)],
+    run: Annotated[list[Path], _Run],
     assertions: Annotated[_Texts, _Assert] = None,
     max_stall: Annotated[_Texts, _MaxStall] = None,
     min_util: Annotated[OptionalText, _MinUtil] = None,
@@ -210,6 +215,11 @@ def _append_summary(text: str) -> None:
 
 
 _RULE_KEYS = ("assertions", "regressions")
+DEFAULT_CHANGE_RULES = ("step.p50_ns: +5%", "lost.ratio: +3pt")
+"""Rules of a gate that is given baselines and no rule: steps may not become longer, nor lose more.
+
+The limits are those of the profile `ci`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +235,13 @@ class RequestedRules:
 def build_rules(requested: RequestedRules, profile: Profile, compares: bool) -> tuple[AnyRule, ...]:
     """Build the profile's rules, then those of the command line; an error names its origin.
 
-    compares: there are baselines; without them the profile's rules on changes are left out.
+    compares: there are baselines; without them the profile's rules on changes are left out, with
+    them and without any rule DEFAULT_CHANGE_RULES apply.
     Raises: UsageError when no rule is left, or a rule is invalid.
     """
     from clusterprof.gate import (
         parse_any_rule,
+        parse_change,
         parse_max_stall,
         parse_min_utilization,
         require_rules,
@@ -243,6 +255,8 @@ def build_rules(requested: RequestedRules, profile: Profile, compares: bool) -> 
     rules += [parse_max_stall(text) for text in requested.max_stall]
     if requested.min_util is not None:
         rules.append(parse_min_utilization(requested.min_util))
+    if compares and not rules:
+        rules = [parse_change(text) for text in DEFAULT_CHANGE_RULES]
     if requested.levels:
         rules = list(with_levels(rules, requested.levels))
     require_rules(rules)  # checked before the analysis, which takes longer

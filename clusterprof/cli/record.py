@@ -26,6 +26,7 @@ def record(
     gpu_events: Annotated[bool, declare_option(options.GPU_EVENTS)] = True,
     keep_free: Annotated[str | None, declare_option(options.KEEP_FREE)] = None,
     stacks: Annotated[str | None, declare_option(options.STACKS)] = None,
+    mode: Annotated[str | None, declare_option(options.MODE)] = None,
 ) -> None:
     """Record this node while CMD runs unchanged: record -- CMD.
 
@@ -34,5 +35,5 @@ def record(
     """
     from clusterprof.cli.recording import run_record
 
-    values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks)
+    values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks, mode)
     run_record(options.RecordOptions(command or (), *values))

@@ -22,26 +22,29 @@ def run_record(requested: RecordOptions) -> NoReturn:
         record_command,
         record_in_foreground,
     )
-    from clusterprof.agent.options import Plan, build_plan, parse_duration, with_hz
+    from clusterprof.agent.options import (
+        Plan,
+        build_plan,
+        parse_duration,
+        parse_mode,
+        with_hz,
+        with_mode,
+    )
     from clusterprof.cli.common import load_profile
-    from clusterprof.errors import UsageError
 
-    if requested.inject not in ("auto", "off", "strict"):
-        raise UsageError(f"--inject {requested.inject}: choose auto, off or strict")
-    if requested.stacks not in (None, "on", "off"):
-        raise UsageError(f"--stacks {requested.stacks}: choose on or off")
-    if requested.command and requested.pid is not None:
-        raise UsageError("--pid attaches to a running process: leave the command out")
+    _check_choices(requested)
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
 
     keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
+    mode = None if requested.mode is None else parse_mode(requested.mode)
     if requested.hz is not None:
         with_hz(Plan(), requested.hz)  # rejects a rate that is invalid for every rank
 
     def plan() -> Plan:
         # command line before profile before defaults
         profile = load_profile(requested.profile).effective()
-        return build_plan(profile, requested.hz, keep_free_bytes)
+        built = build_plan(profile, requested.hz, keep_free_bytes)
+        return built if mode is None else with_mode(built, mode)
 
     stacks: Mapping[str, Any] = {}
     if (
@@ -66,6 +69,17 @@ def run_record(requested: RecordOptions) -> NoReturn:
         duration_ns,
     )
     record_command(request, os.environ, _print_message)
+
+
+def _check_choices(requested: RecordOptions) -> None:
+    from clusterprof.errors import UsageError
+
+    if requested.inject not in ("auto", "off", "strict"):
+        raise UsageError(f"--inject {requested.inject}: choose auto, off or strict")
+    if requested.stacks not in (None, "on", "off"):
+        raise UsageError(f"--stacks {requested.stacks}: choose on or off")
+    if requested.command and requested.pid is not None:
+        raise UsageError("--pid attaches to a running process: leave the command out")
 
 
 def choose_stacks(option: str | None, profile: Mapping[str, Any]) -> Any:

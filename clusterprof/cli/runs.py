@@ -251,7 +251,7 @@ ANALYZE_OPTIONS = (
 
 
 def run_analysis(
-    paths: Sequence[Path],
+    paths: Sequence[Path] | None = None,
     format_: str = "terminal",
     as_json: bool = False,
     output: Path | None = None,
@@ -285,7 +285,8 @@ def run_analysis(
             part=part,
             leave_unknown=True,
         )
-        report = _analyze_with_progress_bar(paths, request)
+        chosen = common.choose_runs(paths)
+        report = _analyze_with_progress_bar(chosen, request)
         renderer = common.build_renderer(
             format_name, settings, width, no_color, tables, to_file=output is not None, full=full
         )
@@ -331,6 +332,6 @@ def parse_plain_arguments(words: Sequence[str]) -> dict[str, Any] | None:
     except UsageError:
         return None
     arguments = vars(values)
-    if not paths or any(path.startswith("-") for path in paths) or "" in arguments.values():
+    if any(path.startswith("-") for path in paths) or "" in arguments.values():
         return None
-    return {"paths": [Path(path) for path in paths], **arguments}
+    return {"paths": [Path(path) for path in paths] or None, **arguments}

@@ -35,7 +35,19 @@ if TYPE_CHECKING:
 
 _MIN_INTERVAL_S, _MAX_DURATION_S = 0.2, 3600.0
 _MIN_WINDOW_S = 10.0
-_KEY_HELP = "| q quit | sort: l)ost c)aused b)usy s)tep n)ame | v)iew"
+_KEY_HELP = "| q quit | sort: l)ost c)aused b)usy s)tep n)ame | v)iew | ? keys"
+_KEY_LINES = (
+    " clusterprof top: keys",
+    "",
+    "  l c b s n       sort by lost time, caused loss, busy time, step time, name",
+    "  v               view: ranks, nodes, or whichever fits",
+    "  up down j k     one row up or down",
+    "  page up, down   one page up or down",
+    "  home g          the first row",
+    "  space           read the recording now",
+    "  ?               show these keys, and hide them",
+    "  q Esc Ctrl-C    quit; the job goes on",
+)
 _SORT_KEYS = {"l": "lost", "c": "caused", "b": "busy", "s": "step", "n": "name"}
 _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
 
@@ -43,7 +55,11 @@ _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
 def top(
     run: Annotated[
         Optional[list[Path]],  # noqa: UP045
-        typer.Argument(metavar="[RUN...]", help="A recording; default: the newest in this folder."),
+        typer.Argument(
+            metavar="[RUN...]",
+            readable=False,
+            help="A recording; default: the newest in this folder.",
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
     interval: Annotated[str, typer.Option(help="Time between two updates.")] = "2s",
@@ -70,7 +86,7 @@ def top(
     interval_s = _parse_seconds("--interval", interval, _MIN_INTERVAL_S)
     window_ns = round(_parse_seconds("--window", window, _MIN_WINDOW_S) * 1e9)
     limits = build_limits(common.load_profile(profile), list_limit_classes())
-    job = LiveJob(run or [find_newest_recording(Path.cwd())], limits, window_ns)
+    job = LiveJob(run or [common.find_newest_recording(Path.cwd())], limits, window_ns)
     view = View(
         width or common.measure_terminal_columns(), common.measure_terminal_lines(), sort, by
     )
@@ -87,47 +103,6 @@ def top(
         _print_stream(job, view, plain or not is_output_terminal, color, interval_s)
         return
     _show_screen(job, view, width, color, interval_s)
-
-
-def find_newest_recording(folder: Path) -> Path:
-    """Find the most recently written recording in a folder or in its `clusterprof-out`.
-
-    Raises: NoRecording when there is none.
-    """
-    from clusterprof.errors import NoRecording
-    from clusterprof.trace.reader import list_node_folders
-
-    newest, newest_path = -1.0, None
-    for path in (folder, *_list_folders(folder), *_list_folders(folder / "clusterprof-out")):
-        try:
-            written_at = max(_read_write_time(node) for node in list_node_folders(path))
-        except NoRecording:
-            continue
-        if written_at > newest:
-            newest, newest_path = written_at, path
-    if newest_path is None:
-        raise NoRecording(
-            "no recording in this folder, nor in its clusterprof-out",
-            "give the folder that `clusterprof record` writes",
-        )
-    return newest_path if newest_path == folder else newest_path.relative_to(folder)
-
-
-def _list_folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
-    except OSError:
-        return []
-
-
-def _read_write_time(node: Path) -> float:
-    """Return the modification time of a node's newest file, seconds since 1970; 0 when
-    unreadable.
-    """
-    try:
-        return max(entry.stat().st_mtime for entry in os.scandir(node))
-    except (OSError, ValueError):
-        return 0.0
 
 
 def _parse_seconds(option: str, text: str, minimum: float) -> float:
@@ -221,12 +196,15 @@ def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int) -> 
 
     from clusterprof.output.renderers.live import draw_screen_lines
 
+    shows_keys = False
     while True:
         if looker.error is not None:
             raise looker.error
         columns, lines = screen.size()
         view = replace(view, width=width or columns, height=lines)
-        if looker.live is None:
+        if shows_keys:
+            screen.draw([Text(line) for line in _KEY_LINES[:lines]])
+        elif looker.live is None:
             screen.draw([Text(" clusterprof top: reading the recording …")])
         else:
             foot = f"{looker.status} {_KEY_HELP}"
@@ -236,6 +214,8 @@ def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int) -> 
             return
         if key == " ":
             looker.poll_now()
+        if key:
+            shows_keys = key == "?" and not shows_keys
         view = update_view(view, key)
 
 

@@ -208,7 +208,7 @@ def require_rules(rules: Sequence[AnyRule]) -> None:
     if all(rule.level == "off" for rule in rules):
         raise UsageError(
             "the gate has no rules, so every run would pass",
-            "give --assert 'gpu.busy_ratio >= 70%', or --profile ci",
+            "give --assert 'gpu.busy_ratio >= 70%', or --profile ci, or --baseline EARLIER_RUN",
         )
 
 

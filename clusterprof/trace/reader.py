@@ -24,6 +24,7 @@ recording, one node's folder in it, or a segment of one.
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from clusterprof.trace.segments import SUFFIX, is_segment
 _CHUNK_BYTES = 1 << 20
 _SEARCH_BUDGET_BYTES = 64 << 20
 _SEARCH_BUDGET_FACTOR = 16
+_MAX_LISTED = 12
+"""Recordings named in the message about a folder that holds several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
     Raises: NoRecording with a description of the path when there is none.
     """
     path = resolve_path(path)
+    require_permission(path)
     if path.is_file():
         if path.name.endswith(SUFFIX):
             return (path,)
@@ -203,11 +207,106 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
         return (path,)
     nodes = tuple(path / name for name in names if list_segments(path / name))
     if not nodes:
-        raise NoRecording(
+        raise _build_empty_folder_error(path)
+    return nodes
+
+
+def _build_empty_folder_error(path: Path) -> NoRecording:
+    """Return the error for a folder without a readable recording of its own."""
+    inside = list_recordings_inside(path)
+    denied = [] if inside else list_unreadable_folders(path)
+    if denied:
+        return build_denied_error(denied[0].path)
+    if not inside:
+        return NoRecording(
             f"{path}: no recording in this folder (no {SUFFIX} files)",
             "give the folder that `clusterprof record` wrote",
         )
-    return nodes
+    if len(inside) == 1:
+        return NoRecording(f"{path}: the recording is in {inside[0]}", f"give {inside[0]}")
+    names = [str(folder) for folder in inside[:_MAX_LISTED]]
+    more = f" and {len(inside) - _MAX_LISTED:,} older ones" if len(inside) > _MAX_LISTED else ""
+    return NoRecording(
+        f"{path}: holds {len(inside):,} recordings of different jobs, newest first:"
+        f" {', '.join(names)}{more}",
+        f"give one of them, for example {names[0]}",
+    )
+
+
+def list_recordings_inside(path: Path) -> list[Path]:
+    """List the subfolders of a folder that are recordings, the one written last first."""
+    written: list[tuple[float, Path]] = []
+    try:
+        folders = [Path(entry.path) for entry in os.scandir(path) if entry.is_dir()]
+    except (OSError, TypeError):  # an object store is not searched
+        return []
+    for folder in folders:
+        try:
+            if list_segments(folder):
+                continue  # a node of this recording
+            nodes = [folder / name for name in _list_names(folder)]
+            written += [(read_write_time(node), folder) for node in nodes if list_segments(node)]
+        except OSError:
+            continue
+    newest_first = sorted(written, key=lambda item: (-item[0], item[1]))
+    return list(dict.fromkeys(folder for _, folder in newest_first))
+
+
+def read_write_time(node: Path) -> float:
+    """Return when a node's newest segment was last written, seconds since 1970; 0 without one."""
+    try:
+        if node.is_file():
+            return node.stat().st_mtime
+        return max((segment.stat().st_mtime for segment in list_segments(node)), default=0.0)
+    except OSError:
+        return 0.0
+
+
+def require_permission(path: Path) -> None:
+    """Check that this user may read a path; one that does not exist is accepted.
+
+    Raises: NoRecording with the owner and the mode of what may not be read.
+    """
+    if isinstance(path, RemotePath):
+        return
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            os.scandir(path).close()
+        else:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        raise build_denied_error(path) from None
+    except OSError:
+        return  # reported where the path is read
+
+
+def build_denied_error(path: Path) -> NoRecording:
+    """Return the error for a path that this user may not read: what, why, and what to do."""
+    closed = path
+    for parent in reversed(path.absolute().parents):
+        if not os.access(parent, os.X_OK):
+            closed = parent
+            break
+    try:
+        status = os.stat(closed)
+        of = f"{closed} belongs to {_get_user_name(status.st_uid)}"
+        why = f"{of} and has mode {stat.S_IMODE(status.st_mode):04o}"
+    except OSError:
+        why = "a folder above it is closed"
+    return NoRecording(
+        f"{path}: permission denied: {why}; you are {_get_user_name(os.geteuid())}",
+        f"ask its owner for `chmod -R g+rX {closed}`, or to record with --mode 0750;"
+        " or analyze as that user",
+    )
+
+
+def _get_user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 class NodeReader:

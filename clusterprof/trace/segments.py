@@ -16,6 +16,8 @@ from pathlib import Path
 from clusterprof.errors import CannotStart
 
 SUFFIX = ".cpf"
+PRIVATE_MODE = 0o700
+"""Mode of a folder that only its owner may use."""
 _OTHER_FOLDER_HINT = "give another output folder"
 _NAME = re.compile(r"[0-9]{6,9}\.cpf")
 
@@ -33,12 +35,14 @@ def format_segment_name(number: int) -> str:
 class SegmentFolder:
     """An open folder of segments: creates the next, removes the oldest, and counts bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int = PRIVATE_MODE) -> None:
         """Create or open the folder.
 
-        Raises: CannotStart when it cannot be created, or is open to other users.
+        mode: of the folder; segments have it without the right to execute.
+        Raises: CannotStart when it cannot be created, or is open to more users than `mode` says.
         """
-        self._fd = _open_folder(path)
+        self._fd = _open_folder(path, mode)
+        self._file_mode = mode & 0o666
         self._path = path
         self._sizes: dict[str, int] = {}
         for name in sorted(os.listdir(self._fd), key=lambda name: (len(name), name)):
@@ -59,7 +63,7 @@ class SegmentFolder:
         name = format_segment_name(self._number + 1)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(name, flags, 0o600, dir_fd=self._fd)
+            descriptor = os.open(name, flags, self._file_mode, dir_fd=self._fd)
         except FileExistsError:
             self._number += 1  # the file is another writer's; the next attempt takes the next name
             raise
@@ -111,13 +115,13 @@ class SegmentFolder:
         os.close(self._fd)
 
 
-def _open_folder(path: Path) -> int:
-    """Open a private folder, creating it and its parents when they do not exist."""
+def _open_folder(path: Path, mode: int) -> int:
+    """Open a folder of ours, creating it and its parents when they do not exist."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _require_private_parent(path.parent)
         try:
-            os.mkdir(path, 0o700)
+            os.mkdir(path, mode)
         except FileExistsError:
             pass
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -129,7 +133,7 @@ def _open_folder(path: Path) -> int:
             ) from error
         raise CannotStart(f"{path}: {error.strerror}", _OTHER_FOLDER_HINT) from error
     status = os.fstat(descriptor)
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 & ~mode:
         os.close(descriptor)
         raise CannotStart(
             f"{path}: exists, and is open to other users",

@@ -23,7 +23,7 @@ from pathlib import Path
 from clusterprof.trace.encoder import Encoder
 from clusterprof.trace.frame import HEAD_BYTES, MAX_PAYLOAD_BYTES
 from clusterprof.trace.schema import Clock, Event, Gap, Header, Record
-from clusterprof.trace.segments import SegmentFolder
+from clusterprof.trace.segments import PRIVATE_MODE, SegmentFolder
 
 MAX_FRAME_BYTES = HEAD_BYTES + MAX_PAYLOAD_BYTES
 
@@ -51,14 +51,16 @@ class RecordingWriter:
         keep_free_bytes: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         sync_ns: int | None = None,
+        mode: int = PRIVATE_MODE,
     ) -> None:
         """Create the folder and the first segment, with header and clock.
 
         keep_free_bytes: writing stops when less is free on the file system; None = 1 GiB or 5
         %, whichever is more. sync_ns: interval of fdatasync; None = left to the kernel.
+        mode: of the folder; files have it without the right to execute.
         Raises: CannotStart when the folder cannot be created, or is open to other users.
         """
-        self._folder = SegmentFolder(folder)
+        self._folder = SegmentFolder(folder, mode)
         self._header = header
         self._clock = clock
         self._segment_bytes = min(segment_bytes, max(1, max_bytes // 4))

@@ -52,7 +52,6 @@ def test_without_a_command_the_help_is_an_error() -> None:
         (["analyze", "x", "--widht", "80"], "--widht"),
         (["analyze", "x", "--format", "jsn"], "unknown format 'jsn'; did you mean 'json'?"),
         (["analyze", "x", "--jobs", "0"], "--jobs"),
-        (["analyze"], "RUN"),
         (["analyze", "x", "--profile", "cii"], "unknown profile 'cii'; did you mean 'ci'?"),
         (["gate", "x"], "the gate has no rules"),
         (["gate", "x", "--assert", "gpu.busy_ratio"], "is not METRIC OPERATOR LIMIT"),

@@ -134,6 +134,18 @@ def test_profiles_rules_on_changes_wait_for_a_baseline(reports: Path) -> None:
     assert main(["gate", "good.json", "--profile", "own.yaml", *BASELINES]) == 0
 
 
+def test_a_baseline_alone_asks_whether_steps_became_longer_or_lose_more(
+    reports: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", "slow.json", *BASELINES, "--json"]) == 3
+    rules = json.loads(capsys.readouterr().out)["rules"]
+    assert [(rule["rule"], rule["level"]) for rule in rules] == [
+        ("step.p50_ns: +5%", "error"),
+        ("lost.ratio: +3pt", "error"),
+    ]
+    assert main(["gate", "good.json", *BASELINES]) == 0
+
+
 def test_compare_names_what_changed(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "base1.json", "slow.json"]) == 0
     assert "What changed: storage-local +1" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from clusterprof.agent.options import RECORD_OPTIONS, RecordOptions, parse_recor
 from clusterprof.cli.recording import choose_stacks
 from clusterprof.errors import UsageError
 from clusterprof.trace.reader import NodeReader, list_node_folders
-from clusterprof.trace.schema import Event, Header, Record
+from clusterprof.trace.schema import Event, Gap, Header, Record
 from tests.support.commands import command, environment
 
 PATIENCE_S = 30
@@ -298,3 +298,99 @@ def test_strict_insists_on_spans_and_auto_says_that_there_are_none(tmp_path: Pat
 def test_an_option_is_no_value_of_another() -> None:
     with pytest.raises(UsageError, match="no such option: --no-gpu-event"):
         parse_record_arguments(["-o", "x", "--no-gpu-event", "--", "train"])
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077], ids=oct)
+@BOTH
+def test_the_mode_decides_who_may_read_a_recording(
+    tmp_path: Path, program: list[str], umask: int
+) -> None:
+    words = [*program, "-o", "runs/one", "--mode", "0750"]
+    job = ["true"] if program is RECORD else ["--duration", "1s"]
+    subprocess.run(
+        [*words, *job], cwd=tmp_path, env=clean(), umask=umask, check=True, timeout=PATIENCE_S
+    )
+    out = tmp_path / "runs" / "one"
+    records_of(out)
+    (node,) = list_node_folders(out)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (out, node, *node.iterdir())}
+    assert modes == {out.name: 0o750, node.name: 0o750, "000001.cpf": 0o640, "agent.log": 0o640}
+
+
+def test_by_default_only_the_owner_may_read_a_recording(tmp_path: Path) -> None:
+    subprocess.run([*RECORD, "true"], cwd=tmp_path, env=clean(), umask=0o002, check=True)
+    (out,) = (tmp_path / "clusterprof-out").iterdir()
+    records_of(out)
+    (node,) = list_node_folders(out)
+    modes = [path.stat().st_mode & 0o7777 for path in (out.parent, out, node, *node.iterdir())]
+    assert modes == [0o755, 0o700, 0o700, *[0o600] * 2]
+
+
+@pytest.mark.parametrize("mode", ["0770", "rwx", "0077", "7777", "0640"])
+def test_a_mode_that_is_none_is_refused_in_three_parts(mode: str) -> None:
+    done = command("record", "--mode", mode, "true")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"clusterprof: --mode {mode}: not a mode in which you have all rights and others may"
+        " only read\n"
+        "  write 0700 (only you), 0750 (your group too) or 0755 (everybody)\n"
+    )
+
+
+def test_options_of_the_job_are_its_own_without_two_dashes() -> None:
+    words = ["-o", "runs", "python", "train.py", "-o", "model", "--duration", "3", "--", "--hz"]
+    options = parse_record_arguments(words)
+    assert options is not None
+    assert options.out == Path("runs") and options.duration is None and options.hz is None
+    assert list(options.command) == words[2:]
+
+
+def test_record_without_two_dashes_runs_the_job_with_its_own_options(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    words = ["train.py", "--mode", "0", "--help", "-o", "x", "--version"]
+    done = run(*RECORD, sys.executable, *words, cwd=tmp_path)
+    assert done.stdout == f"{words[1:]}\n"
+    plain = run(*RECORD, "--", sys.executable, *words, cwd=tmp_path)
+    assert plain.stdout == done.stdout
+
+
+def test_a_deleted_run_directory_is_reported_with_its_reason(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, shutil, time\nshutil.rmtree(os.environ['CLUSTERPROF_RUN_DIR'])\ntime.sleep(3)\n"
+    )
+    done = run(*RECORD, "-o", "out", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0
+    gaps = [
+        record
+        for record in records_of(tmp_path / "out")
+        if isinstance(record, Gap) and record.collector == "probe"
+    ]
+    assert len(gaps) == 1
+    assert gaps[0].message.startswith("another program deleted the run directory ")
+    assert "exclude clusterprof-* in /dev/shm" in gaps[0].remedy
+    (log,) = (tmp_path / "out").glob("*/agent.log")
+    assert gaps[0].message in log.read_text()
+    report = command("analyze", "out", "--format", "plain", "--width", "100", cwd=tmp_path)
+    assert "another program deleted the run directory" in " ".join(report.stdout.split())
+
+
+def test_attaching_says_what_it_can_show_and_advises_no_probe(tmp_path: Path) -> None:
+    job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        words = ["--pid", str(job.pid), "--duration", "2s", "-o", "out"]
+        done = run(*RECORD, *words, cwd=tmp_path)
+    finally:
+        job.kill()
+        job.wait()
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[1].startswith(
+        "clusterprof: attaching shows what the threads of the process wait for, its CPU time,"
+    )
+    report = " ".join(command("analyze", "out", "--format", "plain", cwd=tmp_path).stdout.split())
+    assert (
+        "1 of 1 training processes carried no probe: the recorder attached to them while they ran."
+        " What to do: start the job with `clusterprof record` to see steps and causes."
+    ) in report
+    assert "--inject auto" not in report

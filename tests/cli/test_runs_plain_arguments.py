@@ -26,8 +26,6 @@ PLAIN = [
     ["a", "--width", "1", "b", "--width", "2"],
 ]
 LEFT_TO_TYPER = [
-    [],
-    ["--json"],
     ["a", "--help"],
     ["a", "-h"],
     ["a", "--widht", "80"],

@@ -20,6 +20,7 @@ import pytest
 
 from clusterprof.cli import top
 from clusterprof.cli.app import main
+from clusterprof.cli.common import find_newest_recording
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.output.renderers.live import View
 from tests.support.commands import TESTS, environment
@@ -36,14 +37,14 @@ def recording_at(path: Path, age_s: float) -> Path:
 
 
 def test_the_newest_recording_of_the_folder_is_taken(tmp_path: Path) -> None:
-    with pytest.raises(NoRecording, match="no recording in this folder"):
-        top.find_newest_recording(tmp_path)
+    with pytest.raises(NoRecording, match="none is in this folder"):
+        find_newest_recording(tmp_path)
     recording_at(tmp_path / "run", 300)
-    assert top.find_newest_recording(tmp_path) == Path("run")
+    assert find_newest_recording(tmp_path) == Path("run")
     recording_at(tmp_path / "clusterprof-out" / "job-1", 200)
     recording_at(tmp_path / "clusterprof-out" / "job-2", 100)
-    assert top.find_newest_recording(tmp_path) == Path("clusterprof-out/job-2")
-    assert top.find_newest_recording(tmp_path / "run") == tmp_path / "run"
+    assert find_newest_recording(tmp_path) == Path("clusterprof-out/job-2")
+    assert find_newest_recording(tmp_path / "run") == tmp_path / "run"
 
 
 def test_one_screen_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +146,19 @@ def read_screen(terminal: int, lines: int, within_s: float = 60) -> None:
         if select.select([terminal], [], [], 1)[0]:
             data += os.read(terminal, 65536)
     raise AssertionError(data[-2000:])
+
+
+def test_a_question_mark_shows_the_keys_until_the_next_key() -> None:
+    with on_a_terminal() as (process, terminal):
+        read_until(terminal, b"RECORDER")
+        os.write(terminal, b"?")
+        shown = read_until(terminal, b"quit; the job goes on")
+        for line in top._KEY_LINES:
+            assert line.encode() in shown
+        os.write(terminal, b"?")
+        read_until(terminal, b"RECORDER")
+        os.write(terminal, b"q")
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize(

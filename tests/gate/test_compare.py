@@ -156,6 +156,19 @@ def test_the_whole_of_what_a_terminal_shows() -> None:
     assert render_comparison_text(by_hand(), 80) == WHOLE
 
 
+def test_columns_of_large_numbers_stay_apart() -> None:
+    step = ComparisonRow(
+        "a step", "", 1622.24 * MS, 43.69 * MS, -1578.55 * MS, -1794.78 * MS, -1362.32 * MS, "less"
+    )
+    whole = dataclasses.replace(by_hand(), step=step, rows=())
+    lines = render_comparison_text(whole, 80).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("ms per step"))
+    assert lines[at : at + 2] == [
+        "ms per step                 A       B    B - A        95 % interval",
+        "a step                1622.24   43.69 -1578.55 -1794.78 to -1362.32  less",
+    ]
+
+
 def test_only_words_that_are_there_are_explained() -> None:
     result = by_hand()
     assert write_legend(dataclasses.replace(result, rows=())) == (

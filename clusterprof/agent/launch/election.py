@@ -73,14 +73,14 @@ def make_private_folder(folder: Path) -> None:
         )
 
 
-def write_private_file(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600 atomically: under a temporary name, then renamed.
+def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file with a mode atomically: under a temporary name, then renamed.
 
     Raises: OSError when the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
+    descriptor = os.open(temporary, flags, mode)
     try:
         os.write(descriptor, content)
     finally:

@@ -69,6 +69,7 @@ _MPI_RANK_VARIABLES = (
 _TORCH_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 _RUN_ID_OPTIONS = ("--rdzv-id", "--rdzv_id")
 _MAX_JOB_CHARACTERS = 64
+_MAX_SCRIPT_CHARACTERS = 32
 
 
 def select_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -114,10 +115,10 @@ def find_job_name(environ: Mapping[str, str]) -> str | None:
     for name in _JOB_VARIABLES:
         value = environ.get(name, "")
         if value and value != "none":
-            return _escape_name(_append_step_and_restart(name, environ))
+            return escape_name(_append_step_and_restart(name, environ))
     index, host = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
     if index and host.endswith(f"-{index}"):  # a pod of an Indexed Job: <job>-<index>
-        return _escape_name(host[: -len(index) - 1])
+        return escape_name(host[: -len(index) - 1])
     return None
 
 
@@ -147,18 +148,36 @@ def find_command_job(command: Sequence[str]) -> str | None:
         name, equals, value = word.partition("=")
         value = value if equals else next_word
         if name in _RUN_ID_OPTIONS and value and value != "none":
-            return _escape_name(value)
+            return escape_name(value)
     return None
 
 
-def make_job_name() -> str:
-    """Make a unique job name from the pid and the monotonic time of this process."""
-    return f"{os.getpid()}-{time.monotonic_ns()}"
+def make_job_name(what: str = "node") -> str:
+    """Make a unique job name that people can read: train@20261123-224518-4f2a.
+
+    what: the script, or what else is recorded. The time is local. No launcher's name has an @.
+    """
+    when = time.strftime("%Y%m%d-%H%M%S")
+    return f"{escape_name(what)[:_MAX_SCRIPT_CHARACTERS]}@{when}-{os.urandom(2).hex()}"
+
+
+def find_script_name(command: Sequence[str]) -> str:
+    """Return the name of what a command runs: its first Python file or module, else its program."""
+    for word, next_word in zip(command, [*command[1:], ""]):
+        if word.endswith(".py"):
+            return os.path.basename(word).removesuffix(".py")
+        if word == "-m" and next_word and not _is_launcher_module(next_word):
+            return next_word.rpartition(".")[2]
+    return os.path.basename(command[0]) if command else "node"
+
+
+def _is_launcher_module(name: str) -> bool:
+    return name in _TORCH_LAUNCHERS or name.startswith("accelerate.")
 
 
 def is_job_name(job: str) -> bool:
     """Return whether other nodes may know the job by this name: false for generated names."""
-    return bool(job) and not re.fullmatch(r"launch-\d+|\d+-\d{6,}", job)
+    return bool(job) and not re.fullmatch(r"launch-\d+|\d+-\d{6,}|[^@]*@.*", job)
 
 
 def read_boot_id(roots: Roots) -> str:
@@ -192,7 +211,7 @@ def build_node_key(roots: Roots, realtime_ns: int) -> str:
     """
     seconds, rest_ns = divmod(realtime_ns, 1_000_000_000)
     start = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
-    host = f"{_escape_name(get_hostname())}-{read_short_boot_id(roots)}"
+    host = f"{escape_name(get_hostname())}-{read_short_boot_id(roots)}"
     return f"{host}-{start}.{rest_ns // 1_000_000:03d}-{os.getpid()}"
 
 
@@ -252,5 +271,5 @@ def _find_first_integer(variables: Mapping[str, str], names: tuple[str, ...]) ->
     return None
 
 
-def _escape_name(name: str) -> str:
+def escape_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".")[:_MAX_JOB_CHARACTERS] or "job"

@@ -19,6 +19,7 @@ would not load it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -367,7 +368,7 @@ def record_command(
     job = identity.find_launcher_job(environ, os.getppid()) or identity.find_command_job(
         request.command
     )
-    job = job or identity.make_job_name()
+    job = job or identity.make_job_name(identity.find_script_name(request.command))
     environment = dict(environ)
     try:
         run_dir = build_run_dir_path(
@@ -443,12 +444,25 @@ def _start_recording(
         if request.duration_ns is not None:
             arguments.append(f"--duration={request.duration_ns / 1e9:.9f}s")
         timeout_s = STRICT_READY_TIMEOUT_S if request.inject == "strict" else READY_TIMEOUT_S
+        _make_parents(out.absolute())
         reply = start_detached_agent(arguments, run_dir, lock, timeout_s)
     finally:
         os.close(lock)
     if not reply and request.inject == "strict":
         raise CannotStart(f"the recorder did not answer within {timeout_s:g} s")
     print_line(format_start_line(out, reply))
+
+
+def _make_parents(out: Path) -> None:
+    """Create the folders above a recording with the user's own umask, never writable by others.
+
+    They are shared by many recordings: the mode of a recording is not theirs.
+    """
+    umask = os.umask(0o077)
+    os.umask(umask | 0o022)
+    with contextlib.suppress(OSError):  # the recorder reports why the folder cannot be used
+        out.parent.mkdir(parents=True, exist_ok=True)
+    os.umask(umask)
 
 
 def _build_environment(
@@ -490,14 +504,23 @@ def build_registration(environ: Mapping[str, str]) -> dict[str, Any]:
 def format_start_line(out: Path, reply: Mapping[str, Any]) -> str:
     """Format the line printed at the start: output folder, coverage gaps, the analyze command."""
     unavailable = [f"{name} ({kind})" for name, kind in reply.get("unseen", ())]
-    parts = [f"clusterprof: recording to {out}"]
+    folder = find_chosen_folder(out, reply)
+    parts = [f"clusterprof: recording to {folder}"]
+    if folder != out:
+        parts.append(f"{out} holds another job")
     if not reply:
         parts.append(f"the recorder did not answer within {READY_TIMEOUT_S:g} s and may start late")
     if reply.get("emulated"):
         parts.append("accelerators are EMULATED")
     if unavailable:
         parts.append("not seen: " + ", ".join(unavailable))
-    return "; ".join([*parts, f"then: clusterprof analyze {out}"])
+    return "; ".join([*parts, f"then: clusterprof analyze {folder}"])
+
+
+def find_chosen_folder(out: Path, reply: Mapping[str, Any]) -> Path:
+    """Return the folder that the recorder chose: `out`, or one in it."""
+    chosen = Path(reply["folder"]).parent if reply.get("folder") else out.absolute()
+    return out / chosen.relative_to(out.absolute()) if chosen != out.absolute() else out
 
 
 def record_in_foreground(
@@ -512,7 +535,7 @@ def record_in_foreground(
     Raises: CannotStart when the run directory cannot be used; CannotExecute when Python
     cannot start.
     """
-    job = identity.make_job_name() if pid is not None else None
+    job = identity.make_job_name(f"pid-{pid}") if pid is not None else None
     job = job or identity.find_launcher_job(environ, os.getppid()) or identity.make_job_name()
     run_dir = build_run_dir_path(choose_base(environ), identity.read_short_boot_id(Roots()), job)
     ensure_run_dir(run_dir)

@@ -32,7 +32,7 @@ import select
 import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from clusterprof.agent.launch.identity import (
     resolve_placement,
 )
 from clusterprof.agent.linux.files import OpenFolder
-from clusterprof.trace.schema import Event, Record
+from clusterprof.trace.schema import Event, Gap, Record
 
 # Two files may arrive within one timer tick (1 to 10 ms) and leave the folder's time
 # unchanged: a folder is read again until its time is this old.
@@ -400,6 +400,40 @@ def _is_number(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+_GONE_REMEDY = (
+    "exclude clusterprof-* in /dev/shm from the cleaner of temporary files, or set XDG_RUNTIME_DIR"
+    " and record again"
+)
+
+
+class RunDirWatch:
+    """A source that reports once that another program deleted the run directory."""
+
+    def __init__(self, run_dir: Path, note: Callable[[str, BaseException], None]) -> None:
+        """Take the run directory; `note` writes to the recorder's log."""
+        self._run_dir = run_dir
+        self._folder = OpenFolder(run_dir / "register")
+        self._note = note
+        self._is_gone = False
+
+    def take(self, now_ns: int) -> list[Record]:
+        """Return a gap when the run directory has disappeared since the last call."""
+        if self._is_gone or self._folder.read_mtime_ns() is not None:
+            return []
+        self._is_gone = True
+        what = (
+            f"another program deleted the run directory {self._run_dir} while the job ran: steps"
+            " and spans of processes that started later are missing"
+        )
+        self._note("run directory", FileNotFoundError(f"{what}; {_GONE_REMEDY}"))
+        return [Gap(now_ns, "probe", "", "", "failed", what, _GONE_REMEDY)]
+
+    def finish(self, now_ns: int) -> list[Record]:
+        """Return nothing: at the end the recorder itself removes the run directory."""
+        self._folder.close()
+        return []
+
+
 DUMP_VARIABLES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 MAX_DUMP_BYTES = 16 << 20  # per dump
 MIN_FREE_BYTES = 1 << 30  # on the recording's file system
@@ -439,8 +473,10 @@ class FlightRecorderDumps:
             try:
                 content = _read_dump(path, registered_ns)
                 if content and _read_free_bytes(self._folder) - len(content) > MIN_FREE_BYTES:
-                    (self._folder / "nccl").mkdir(mode=0o700, exist_ok=True)
-                    write_private_file(self._folder / "nccl" / os.path.basename(path), content)
+                    mode = stat.S_IMODE(os.stat(self._folder).st_mode)
+                    (self._folder / "nccl").mkdir(mode=mode, exist_ok=True)
+                    copy = self._folder / "nccl" / os.path.basename(path)
+                    write_private_file(copy, content, mode & 0o666)
             except OSError:
                 continue
         return []

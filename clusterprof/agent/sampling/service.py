@@ -29,6 +29,11 @@ from clusterprof.agent.launch.election import (
     write_private_file,
 )
 from clusterprof.agent.launch.identity import read_stat_fields
+from clusterprof.agent.launch.output_folder import (
+    build_job_identity,
+    choose_output_folder,
+    lock_output_folder,
+)
 from clusterprof.agent.linux import without_proc
 from clusterprof.agent.linux.files import FolderWatch, Roots, open_file
 from clusterprof.agent.options import (
@@ -41,6 +46,7 @@ from clusterprof.agent.processes.registry import (
     FlightRecorderDumps,
     ProcessGroups,
     Registry,
+    RunDirWatch,
     has_live_process,
 )
 from clusterprof.agent.processes.span_rings import SpanRings
@@ -226,8 +232,7 @@ class Service:
         self._open(isolated=False)
         start = clock.read()
         header = self._header(start)
-        folder = request.out / header.node["key"]
-        writer = RecordingWriter(folder, header, clock.read, **_select_writer_options(request))
+        folder, writer = _open_writer(request, header, clock.read)
         self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
         on_start(
             RecordingStarted(
@@ -245,7 +250,8 @@ class Service:
         dumps = FlightRecorderDumps(request.run_dir, folder, str(request.roots.proc))
         if request.plan.recording.get("live_helper", 1):
             self._live = LiveSettler(folder)
-        sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps)
+        watch = RunDirWatch(request.run_dir, self._note)
+        sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps, watch)
         segment = writer.segment
         collect_ns = start.monotonic_ns + _GARBAGE_INTERVAL_NS
         for batch in record_batches(
@@ -478,8 +484,28 @@ def read_process_variables(proc: Path, pid: int) -> dict[str, str]:
     )
 
 
+def _open_writer(
+    request: RecordingRequest, header: Header, clock: Callable[[], ClockRecord]
+) -> tuple[Path, RecordingWriter]:
+    """Choose the node's folder and write the first segment, while no other recorder chooses."""
+    with lock_output_folder(request.out):
+        folder = _choose_out(request, header) / header.node["key"]
+        return folder, RecordingWriter(folder, header, clock, **_select_writer_options(request))
+
+
+def _choose_out(request: RecordingRequest, header: Header) -> Path:
+    """Return the folder of the job's recording; a recording of a node alone belongs to no job."""
+    if not request.follow:
+        return request.out
+    variables = header.launcher["variables"]
+    if request.pid is not None:
+        variables = read_process_variables(request.roots.proc, request.pid)
+    ours = build_job_identity(request.job, variables, header.node.get("boot_id", ""))
+    return choose_output_folder(request.out, ours)
+
+
 def _select_writer_options(request: RecordingRequest) -> dict[str, Any]:
-    option_names = ("segment_bytes", "max_bytes", "keep_free_bytes")
+    option_names = ("segment_bytes", "max_bytes", "keep_free_bytes", "mode")
     return {
         name: request.plan.recording[name]
         for name in option_names

@@ -171,6 +171,9 @@ def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
     if unmarked:
         message = f"{len(unmarked)} of {len(ranks)} training processes carried no probe"
         remedy = "record with --inject auto; `clusterprof doctor` says whether it can be loaded"
+        if all(rank.place.attached for rank in unmarked):
+            message = f"{message}: the recorder attached to them while they ran"
+            remedy = "start the job with `clusterprof record` to see steps and causes"
         out.append(CoverageGap("causes below family level", "absent", message, remedy))
     for detector in DETECTORS:
         id_ = detector.cause.id

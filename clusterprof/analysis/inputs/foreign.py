@@ -38,11 +38,17 @@ from clusterprof.analysis.importers.core.base import (
     sum_accounts,
 )
 from clusterprof.analysis.importers.core.byte_sources import FileSource, open_sources
-from clusterprof.analysis.importers.registry import IMPORTERS, find_importer, get_importer
+from clusterprof.analysis.importers.registry import find_importer, get_importer
+from clusterprof.analysis.inputs.file_kinds import guess_file_kind
 from clusterprof.analysis.inputs.profiler_traces import merge_device_traces
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
 from clusterprof.trace.encoder import write_node
-from clusterprof.trace.reader import SkippedInput, find_nodes, list_node_folders
+from clusterprof.trace.reader import (
+    SkippedInput,
+    find_nodes,
+    list_node_folders,
+    list_recordings_inside,
+)
 from clusterprof.trace.segments import SUFFIX
 
 MAX_FILES = 65_536
@@ -112,7 +118,7 @@ def sort_inputs(paths: Sequence[Path]) -> SortedInputs:
     for path in paths:
         if path.is_file() and not path.name.endswith(SUFFIX):
             _sort_file(path, inputs, is_required=True)
-        elif path.is_dir() and not is_recording(path):
+        elif path.is_dir() and not is_recording(path) and not list_recordings_inside(path):
             before = len(inputs.foreign) + len(inputs.unread)
             for file in _list_files(path):
                 _sort_file(file, inputs, is_required=False)
@@ -153,8 +159,8 @@ def _explain_unknown_file(path: Path, sources: Sequence[FileSource]) -> Clusterp
         return NoRecording(f"{path}: {damage}", "copy or export it again")
     if not path.stat().st_size:
         return NoRecording(f"{path}: the file is empty", "copy or export it again")
-    known = ", ".join(importer.title for importer in IMPORTERS)
-    return NoRecording(f"{path}: {_UNKNOWN}", f"known formats: {known}")
+    kind = guess_file_kind(path, sources[0].head if sources else b"")
+    return NoRecording(f"{path}: {_UNKNOWN}: it seems to be {kind.title}", kind.remedy)
 
 
 def is_recording(path: Path) -> bool:

@@ -29,6 +29,7 @@ import numpy as np
 from clusterprof.output.exporters.base import Run, RunNode
 from clusterprof.output.exporters.processes import ProcessDirectory, decode_peer, format_span_name
 from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.probe.layout import ARGUMENTS
 from clusterprof.report.model import Finding, RankLedger
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Event, Gap, Spans
@@ -179,10 +180,11 @@ SPANS = Table(
         ("start_ns", "int"),
         ("duration_ns", "int"),
         ("sequence", "int"),
-        ("a", "int"),
-        ("b", "int"),
-        ("c", "int"),
-        ("d", "int"),
+        ("value_names", "text"),
+        ("value_1", "int"),
+        ("value_2", "int"),
+        ("value_3", "int"),
+        ("value_4", "int"),
         ("peer_rank", "int"),
     ),
 )
@@ -383,6 +385,10 @@ def _infer_signal_unit(signal: str) -> str:
         return ""
 
 
+_VALUE_NAMES = {kind: " ".join(names) for kind, names in ARGUMENTS.items()}
+"""What the values of a span are, in order; further values are unused."""
+
+
 def _add_spans(
     batch: TableBatch,
     node: RunNode,
@@ -412,7 +418,8 @@ def _add_spans(
         duration_ns=(end - start).tolist(),
         sequence=list(range(spans.first_sequence, spans.first_sequence + rows)),
         peer_rank=[decode_peer(kind, d) for kind, d in pairs],
-        **{field: columns[field] for field in "abcd"},
+        value_names=[_VALUE_NAMES.get(kind, "") for kind in columns["kind"]],
+        **{f"value_{number}": columns[field] for number, field in enumerate("abcd", 1)},
     )
 
 

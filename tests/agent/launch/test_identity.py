@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -231,6 +233,33 @@ def test_a_nodes_display_name_is_what_its_manager_calls_it() -> None:
 
 def test_a_name_that_was_made_up_here_is_no_name() -> None:
     assert not identity.is_job_name(identity.make_job_name())
+    assert not identity.is_job_name("4711-5670570812988")  # of earlier versions
     assert not identity.is_job_name("launch-4711")
     assert not identity.is_job_name("")
     assert identity.is_job_name("4711")  # a resource manager's number
+
+
+SCRIPTS = {
+    "python -u train.py --lr 1": "train",
+    "torchrun --nproc-per-node 2 src/train_c.py data.py": "train_c",
+    "python -m torch.distributed.run --nproc-per-node 2 train.py": "train",
+    "python -m mypkg.train --lr 1": "train",
+    "bash run.sh": "bash",
+    "/opt/app/sleep 3": "sleep",
+}
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_a_run_is_called_by_its_script(command: str) -> None:
+    assert identity.find_script_name(command.split()) == SCRIPTS[command]
+
+
+def test_a_made_up_name_says_what_and_when_and_is_unique() -> None:
+    before = time.strftime("%Y%m%d-%H%M%S")
+    names = [identity.make_job_name("my train") for _ in range(3)]
+    after = time.strftime("%Y%m%d-%H%M%S")
+    for name in names:
+        what, _, when = name.partition("@")
+        assert what == "my_train" and before <= when[:15] <= after
+        assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", when)
+    assert len(set(names)) > 1

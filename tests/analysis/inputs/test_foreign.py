@@ -106,7 +106,10 @@ def test_what_nobody_knows_is_refused_with_what_is_known(tmp_path: Path) -> None
         NoRecording, match="neither a recording nor a file of a known format"
     ) as refused:
         analyze(path)
-    assert "Kineto" in refused.value.remedy
+    assert refused.value.message.endswith(": it seems to be binary data of another program")
+    assert refused.value.remedy == (
+        "give a recording or a trace; `clusterprof analyze --help` lists the known formats"
+    )
 
 
 def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path:
     report = analyze([known, other, torn], leave_unknown=True)
     assert [rank.buckets for rank in report.ranks] == [rank.buckets for rank in alone.ranks]
     (printed,) = [note for note in report.notes if "README.md" in note]
-    unknown = "neither a recording nor a file of a known format"
+    unknown = "neither a recording nor a file of a known format: it seems to be a text for people"
     assert printed == f"README.md: left out: {unknown}"
     assert any(note.startswith("torn.json.gz: left out: ") for note in report.notes)
     lost = {gap.what: gap.message for gap in report.blinds if gap.kind == "lost"}
@@ -138,10 +141,13 @@ def test_a_refusal_says_which_file_why_and_what_to_do(tmp_path: Path) -> None:
     other.write_text("# what these files are")
     with pytest.raises(NoRecording) as refused:
         analyze([known, other])
-    assert refused.value.message == (f"{other}: neither a recording nor a file of a known format")
+    assert refused.value.message == (
+        f"{other}: neither a recording nor a file of a known format: it seems to be a text for"
+        " people"
+    )
     assert refused.value.remedy.startswith(
         "nothing was analyzed; leave it out to analyze the other files alone, or repair"
-        " it: known formats: PyTorch profiler (Kineto) trace, "
+        " it: give a recording or a trace; `clusterprof analyze --help` lists the known formats"
     )
 
 

@@ -58,7 +58,9 @@ def test_spans_say_whose_they_are(tmp_path: Path) -> None:
         ["node-b", "1", "100", "rank", "checkpoint", "5", str(at(1)), "1000000000", "1"],
         ["node-b", "1", "100", "rank", "step", "3", str(at(1)), "1100000000", "2"],
     ]
-    assert rows[2][9:] == ["8", "5", "6", "4096", ""]
+    assert rows[0][9:14] == ["value_names", "value_1", "value_2", "value_3", "value_4"]
+    assert rows[2][9] == "items user_cpu_ns system_cpu_ns read_bytes"
+    assert rows[2][10:] == ["8", "5", "6", "4096", ""]
 
 
 def test_the_ledger_adds_up_per_rank_and_a_line_is_an_object(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ class ProcessIdentity:
     """Rendezvous address and port of the job's ranks (`MASTER_ADDR:MASTER_PORT`); "" if
     unknown.
     """
+    attached: bool = False
+    """Whether the recorder attached to it while it ran: no probe can be loaded then."""
 
 
 UNREGISTERED = ProcessIdentity()
@@ -108,6 +110,7 @@ def _parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
         node_local_rank=parse_number("node_local_rank", _LOCAL_RANK_VARIABLES),
         restart=parse_number("restart", _RESTART_VARIABLES) or 0,
         rendezvous=f"{address}:{port}" if address and port else "",
+        attached=registration.get("attached") is True,
     )
 
 

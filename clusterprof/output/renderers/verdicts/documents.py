@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusterprof.gate import ChangeRule, RuleResult, Verdict
@@ -174,12 +174,7 @@ def render_comparison_text(comparison: Comparison, width: int = 80, color: bool 
         lines.append(f"  {label} {fit_to_width(escape_text(report.title), room).rstrip()}")
     lines.append("")
     unit, ns = _choose_unit(comparison)
-    head = (
-        f"{f'{unit} per step':<{_NAME_COLUMNS}}{'A':>{_TIME_COLUMNS}}{'B':>{_TIME_COLUMNS}}"
-        f"{'B - A':>{_TIME_COLUMNS}}"
-    )
-    lines.append(f"{head}{'95 % interval':>{_RANGE_COLUMNS}}")
-    lines += [_format_row(row, ns, color) for row in (comparison.step, *comparison.rows)]
+    lines += _format_table(comparison, f"{unit} per step", ns, color)
     lines += wrap_text(write_legend(comparison), width)
     changed = _select_changed_rows(comparison)
     lines += [""] if changed else []
@@ -290,15 +285,34 @@ def _choose_unit(comparison: Comparison) -> tuple[str, float]:
     return ("s", 1e9) if longest >= 1e10 else ("ms", 1e6) if longest >= 1e7 else ("µs", 1e3)
 
 
-def _format_row(row: ComparisonRow, ns: float, color: bool) -> str:
-    name = fit_to_width(escape_text(row.name), _NAME_COLUMNS - 1)
-    text = f"{name} {row.a_ns / ns:>{_TIME_COLUMNS}.2f}{row.b_ns / ns:>{_TIME_COLUMNS}.2f}"
+def _format_table(comparison: Comparison, unit: str, ns: float, color: bool) -> list[str]:
+    """Format the head and the rows; a column is as wide as its longest number and a space."""
+    rows = (comparison.step, *comparison.rows)
+    cells = [_format_cells(row, ns) for row in rows]
+    widths = [
+        max(least, *(len(row_cells[at]) + 1 for row_cells in cells))
+        for at, least in enumerate((*(_TIME_COLUMNS,) * 3, _RANGE_COLUMNS))
+    ]
+    head = ("A", "B", "B - A", "95 % interval")
+    lines = [f"{unit:<{_NAME_COLUMNS}}{_align_right(head, widths)}"]
+    for row, row_cells in zip(rows, cells):
+        name = fit_to_width(escape_text(row.name), _NAME_COLUMNS - 1)
+        start = _COLORS.get(row.significance, "") if color else ""
+        significance = f"{start}{row.significance}{_RESET if start else ''}"
+        lines.append(f"{name} {_align_right(row_cells, widths)}  {significance}")
+    return lines
+
+
+def _format_cells(row: ComparisonRow, ns: float) -> tuple[str, str, str, str]:
     low, high = row.low_ns, row.high_ns
     known = low is not None and high is not None
     interval = f"{low / ns:+.2f} to {high / ns:+.2f}" if known else ""  # type: ignore[operator]
-    text += f"{row.difference_ns / ns:>+{_TIME_COLUMNS}.2f}{interval:>{_RANGE_COLUMNS}}  "
-    start = _COLORS.get(row.significance, "") if color else ""
-    return f"{text}{start}{row.significance}{_RESET if start else ''}"
+    times = (f"{row.a_ns / ns:.2f}", f"{row.b_ns / ns:.2f}", f"{row.difference_ns / ns:+.2f}")
+    return *times, interval
+
+
+def _align_right(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
 
 
 def _iterate_comparison_lines(comparison: Comparison) -> Iterator[str]:
