@@ -121,10 +121,8 @@ def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns:
     gain_ns = sum(culprit.recoverable_ns or 0 for culprit in group)
     if finding.culprit_group is not None:  # without the cause these ranks work as the median one
         gain_ns = finding.recoverable_ns or 0
-    if finding.recoverable_ns is not None:  # a part saves no more than all
-        gain_ns = min(gain_ns, finding.recoverable_ns)
-    else:  # what a part saves cannot be known where the whole is not
-        gain_ns = 0
+    # A part saves no more than all; it is not known where the whole is not.
+    gain_ns = min(gain_ns, finding.recoverable_ns or 0)
     at_most = "at most " if finding.upper_bound else ""
     victims = group[0].victims if len(group) == 1 else None
     many = "" if victims is None else f"{victims:,} "
