@@ -72,6 +72,7 @@ def analyze(
     until: Annotated[Optional[str], declare_option(runs.UNTIL)] = None,  # noqa: UP045
     steps: Annotated[Optional[str], declare_option(runs.STEPS)] = None,  # noqa: UP045
     full: Annotated[bool, declare_option(runs.FULL)] = False,
+    section: Annotated[Optional[str], declare_option(runs.SECTION)] = None,  # noqa: UP045
 ) -> None:
     """Show where the GPU time of a recording went, and why."""
     runs.run_analysis(
@@ -93,4 +94,5 @@ def analyze(
         scheduler_file,
         workers,
         full,
+        section,
     )

@@ -27,8 +27,10 @@ OptionalNumber = Optional[int]  # noqa: UP045
 SCHEMA_VERSION = 1
 FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
 _TABLE_FORMATS = ("terminal", "plain", "markdown")
-_FORMATS_OF_RANKS = ("json", "html")
-"""Formats with details of single ranks, which `--full` completes above 512 ranks."""
+PAGED_FORMATS = ("terminal", "plain", "markdown")
+"""Formats whose full text goes through a pager in a terminal."""
+_FULL_FORMATS = ("terminal", "plain", "markdown", "json", "html")
+"""Formats that `--full` completes: with all sections, or with every rank above 512 ranks."""
 _NO_OPTIONS: Mapping[str, Any] = {}
 RUN_HELP = (
     "A recording, the folders of its nodes (host1/ host2/), or traces of other tools"
@@ -228,6 +230,32 @@ def print_note(text: str) -> None:
     print_error(text)
 
 
+def require_section(name: str, format_: str) -> None:
+    """Require that `--section` names a section, and that the format has sections.
+
+    Raises: UsageError for an unknown name or another format.
+    """
+    if not name:
+        return
+    from clusterprof.output.renderers.terminal_tables import SECTION_NAMES
+
+    if name not in SECTION_NAMES:
+        raise UsageError(f"unknown section {name!r}", f"choose from: {', '.join(SECTION_NAMES)}")
+    if format_ != "terminal":
+        raise UsageError("--section applies to --format terminal only", "use --full instead")
+
+
+def write_paged(text: str) -> None:
+    """Write a text to the terminal through the pager that PAGER names; `less` by default."""
+    import pydoc
+
+    pager = os.environ.get("PAGER", "less -FRX")
+    if not pager or pager == "cat":
+        sys.stdout.write(text)
+    else:
+        pydoc.pipepager(text, pager)
+
+
 def build_renderer(
     format_: str,
     profile: Profile,
@@ -236,11 +264,13 @@ def build_renderer(
     tables: Mapping[str, Any] = _NO_OPTIONS,
     to_file: bool = False,
     full: bool = False,
+    section: str = "",
 ) -> Renderer:
     """Build the renderer of a format, with the options that apply to it.
 
     tables: the options `by` and `top` of the readable formats. to_file: the output is
-    UTF-8, whatever stdout can encode. full: formats that list ranks list all of them.
+    UTF-8, whatever stdout can encode. full: readable formats have all sections, JSON and
+    HTML list all ranks. section: the only section that the terminal format has.
     """
     from clusterprof.output.renderers.base import load_renderer
     from clusterprof.output.renderers.text.trend import BARS
@@ -259,8 +289,10 @@ def build_renderer(
         }
     if renderer.name in _TABLE_FORMATS:
         options |= tables
-    if renderer.name in _FORMATS_OF_RANKS:
+    if renderer.name in _FULL_FORMATS:
         options["full"] = full
+    if format_ == "terminal":
+        options["section"] = section
     return renderer(**options)
 
 

@@ -222,9 +222,16 @@ TOP = Option(("--top",), "N", "Rows in these tables and in the table of ranks.",
 FULL = Option(
     ("--full",),
     None,
-    "List every rank in JSON and HTML also above 512 ranks, instead of sums by node.",
+    "Print all sections, not only the first screen; through $PAGER in a terminal. In JSON and HTML:"
+    " list every rank also above 512 ranks, instead of sums by node.",
     bool,
     "store_true",
+)
+SECTION = Option(
+    ("--section",),
+    "NAME",
+    "Print one section of --full: causes, impact, matrix, ranks, ledger, utilization, slow-steps,"
+    " unattributed, not-seen, measures, recording or notes.",
 )
 SINCE = Option(("--since",), "TIME", f"Analyze only the time from here on: {TIME_HELP}")
 UNTIL = Option(("--until",), "TIME", "Analyze only the time before this.")
@@ -247,6 +254,7 @@ ANALYZE_OPTIONS = (
     UNTIL,
     STEPS,
     FULL,
+    SECTION,
 )
 
 
@@ -269,11 +277,13 @@ def run_analysis(
     scheduler_file: str | None = None,
     workers: int | None = None,
     full: bool = False,
+    section: str | None = None,
 ) -> None:
     """Analyze recordings or foreign files, and write the report."""
     with common.report_errors_as_json(as_json or format_ == "json"):
         format_name = common.choose_format(format_, as_json)
         common.require_html_file(format_name, output)
+        common.require_section(section or "", format_name)
         settings = common.load_profile(profile)
         tables = {"by": common.parse_tables(by or ()), "top": top}
         cluster = common.choose_cluster(scheduler, scheduler_file, workers)
@@ -287,10 +297,16 @@ def run_analysis(
         )
         chosen = common.choose_runs(paths)
         report = _analyze_with_progress_bar(chosen, request)
+        to_file = output is not None
         renderer = common.build_renderer(
-            format_name, settings, width, no_color, tables, to_file=output is not None, full=full
+            format_name, settings, width, no_color, tables, to_file, full, section or ""
         )
-        common.write_result(renderer.render(report), output)
+        text = renderer.render(report)
+        paged = full and format_name in common.PAGED_FORMATS and not to_file
+        if paged and common.is_terminal(sys.stdout):
+            common.write_paged(text)
+        else:
+            common.write_result(text, output)
     if strict:
         common.require_complete_report(report)
 

@@ -47,7 +47,7 @@ def test_a_copy_is_counted_once_and_named(hosts: Path) -> None:
 
 def test_an_unreadable_one_is_reported_and_strict_fails(hosts: Path) -> None:
     (hosts / "host3").mkdir()
-    done = command("analyze", "host1", "host2", "host3", "--format", "plain", cwd=hosts)
+    done = command("analyze", "host1", "host2", "host3", "--format", "plain", "--full", cwd=hosts)
     assert done.returncode == 0
     assert "  host3, lost: left out: no recording in this folder (no .cpf files)." in done.stdout
     strict = command("analyze", "host1", "host3", "host2", "--strict", cwd=hosts)

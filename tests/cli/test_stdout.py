@@ -122,7 +122,7 @@ def test_half_a_file_never_takes_the_place_of_a_good_one(
     file.write_text("good", encoding="utf-8")
     link.symlink_to("report")
     os.chmod(file, 0o640)
-    wanted = ("analyze", "storage", "--format", format_, "-o")
+    wanted = ("analyze", "storage", "--full", "--format", format_, "-o")
     done = forks.run(*wanted, str(link), bytes_at_most=1000)
     stated = f"clusterprof: cannot write {link}: file too large\n"
     assert (done.code, done.errors) == (1, stated)

@@ -18,6 +18,7 @@ from clusterprof.output.renderers.text import (
     trend,
     wording,
 )
+from clusterprof.output.renderers.text.first_screen import build_first_screen
 from clusterprof.output.renderers.text.safety import escape_markdown as md
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.tables import (
@@ -32,6 +33,7 @@ from clusterprof.output.renderers.text.tables import (
 from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
 
+_MAX_ANSWERS = 4  # of imported files on the first screen
 _MAX_CULPRITS = 3  # findings, and culprits of each, whose amounts are written
 _MAX_MATRIX_CAUSES = 5  # in the matrix of ranks by causes
 
@@ -49,16 +51,46 @@ class Markdown:
         most_ranks: int = 8,
         by: Sequence[str] = (),
         top: int | None = None,
+        full: bool = True,
     ) -> None:
-        """by: names of tables (`TABLE_NAMES`), each with `top` rows."""
+        """by: names of tables (`TABLE_NAMES`), each with `top` rows.
+
+        full: write all sections, not only the first screen.
+        """
         self._price = gpu_price_per_hour
         self._currency = currency
         self._most_ranks = most_ranks
         self._by, self._top = tuple(by), top
+        self._full = full
 
     def render(self, report: Report) -> str:
-        """Return the complete report."""
-        return "\n".join(self._lines(report)) + "\n"
+        """Return the report: the first screen, or all of it."""
+        parts = self._lines(report) if self._full else self._screen(report)
+        return "\n".join(parts) + "\n"
+
+    def _screen(self, report: Report) -> Iterator[str]:
+        """Yield the first screen: a list of labeled sentences, and a table of causes."""
+        screen = build_first_screen(report, self._price, self._currency)
+        yield from (f"## clusterprof: {md(screen.title)}", "", md(screen.scope, 600))
+        for text in (*summary.select_answers(report, _MAX_ANSWERS), *screen.warnings):
+            yield from ("", f"> {md(text, 600)}")
+        yield ""
+        for row in screen.rows:
+            yield (
+                f"- **{row.label}:** {md(row.text, 1000)}"
+                if row.label
+                else (f"  {md(row.text, 1000)}")
+            )
+        if screen.causes:
+            yield from ("", f"| lost, of {screen.whole} | share |", "|---|---:|")
+            for cause in screen.causes:
+                yield f"| {md(cause.name)} | {format_quantity(cause.share_ratio, 'ratio')} |"
+        if screen.trend:
+            yield from ("", f"Over time: {md(screen.trend)}")
+        for table in build_tables(report, self._by, self._top):
+            yield from _render_table(table)
+        yield from ("", f"Not measured: {md(screen.gaps, 600)}")
+        yield from ("", f"More: {md('; '.join(screen.more), 600)}")
 
     def _lines(self, report: Report) -> Iterator[str]:
         yield f"## clusterprof: {md(report.title)}"

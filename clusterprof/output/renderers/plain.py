@@ -18,6 +18,7 @@ from clusterprof.output.renderers.text import (
     trend,
     wording,
 )
+from clusterprof.output.renderers.text.first_screen import build_first_screen
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.summary import build_summary
 from clusterprof.output.renderers.text.tables import (
@@ -32,6 +33,7 @@ from clusterprof.report.aggregate import name_full_list
 from clusterprof.report.model import Finding, Report
 from clusterprof.units import format_quantity
 
+_MAX_ANSWERS = 4  # of imported files on the first screen
 _MAX_CULPRITS = 3  # culprits whose amounts are written
 _MAX_MATRIX_ROWS, _MAX_MATRIX_CAUSES = 16, 5  # in the matrix of ranks by causes
 _RANKS_WHEN_MANY = 8  # ranks in the ledger if there are more than `most_ranks`
@@ -54,17 +56,43 @@ class Plain:
         most_ranks: int = 64,
         by: Sequence[str] = (),
         top: int | None = None,
+        full: bool = True,
     ) -> None:
-        """by: names of tables (`TABLE_NAMES`), each with `top` rows."""
+        """by: names of tables (`TABLE_NAMES`), each with `top` rows.
+
+        full: write all sections, not only the first screen.
+        """
         self._price = gpu_price_per_hour
         self._currency = currency
         self._most_ranks = most_ranks
         self._by, self._top = tuple(by), top
+        self._full = full
 
     def render(self, report: Report) -> str:
-        """Return the complete report."""
-        lines = [line.translate(_ASCII_REPLACEMENTS) for line in self._lines(report)]
+        """Return the report: the first screen, or all of it."""
+        parts = self._lines(report) if self._full else self._screen(report)
+        lines = [line.translate(_ASCII_REPLACEMENTS) for line in parts]
         return "\n".join(lines) + "\n"
+
+    def _screen(self, report: Report) -> Iterator[str]:
+        """Yield the first screen as sentences with labels."""
+        screen = build_first_screen(report, self._price, self._currency)
+        yield f"Recording: {screen.title}: {screen.scope}"
+        yield from (f"Answer: {text}" for text in summary.select_answers(report, _MAX_ANSWERS))
+        yield from (f"Warning: {text}" for text in screen.warnings)
+        label = ""
+        for row in screen.rows:
+            label = row.label or label
+            yield f"{label}: {row.text}"
+        for cause in screen.causes:
+            part = format_quantity(cause.share_ratio, "ratio")
+            yield f"Lost to {cause.name}: {part} of {screen.whole}"
+        if screen.trend:
+            yield f"Over time: {screen.trend}"
+        yield f"Not measured: {screen.gaps}"
+        for table in build_tables(report, self._by, self._top):
+            yield from _render_table(table)
+        yield f"More: {'; '.join(screen.more)}"
 
     def _lines(self, report: Report) -> Iterator[str]:
         yield f"Recording: {escape_text(report.title)}: {summary.describe_scope(report)}"

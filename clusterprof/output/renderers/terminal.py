@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from clusterprof.output.renderers.terminal_screen import draw_screen
 from clusterprof.output.renderers.terminal_tables import (
     Prose,
     draw_lines,
@@ -28,6 +29,7 @@ from clusterprof.output.renderers.terminal_tables import (
     render_table,
 )
 from clusterprof.output.renderers.text import advice, culprits, summary, trend, wording
+from clusterprof.output.renderers.text.first_screen import build_first_screen
 from clusterprof.output.renderers.text.safety import count_columns, escape_text, wrap_text
 from clusterprof.output.renderers.text.summary import CHANGE, build_summary, find_summary_finding
 from clusterprof.output.renderers.text.tables import build_tables
@@ -83,10 +85,13 @@ class Terminal:
         by: Sequence[str] = (),
         top: int | None = None,
         plain_letters: bool = False,
+        full: bool = True,
+        section: str = "",
     ) -> None:
         """by: tables (`TABLE_NAMES`) below the first screen, each with `top` rows.
 
-        plain_letters: write only ASCII.
+        plain_letters: write only ASCII. full: write all sections, not only the first screen.
+        section: write only this section (`SECTION_NAMES`).
         """
         self._width = min(max(width, MIN_WIDTH), MAX_WIDTH)
         self._color = color
@@ -95,16 +100,29 @@ class Terminal:
         self._most_ranks = top or most_ranks
         self._by, self._top = tuple(by), top
         self._plain_letters = plain_letters
+        self._full, self._section = full, section
 
     def render(self, report: Report) -> str:
-        """Return the complete report."""
-        lines = self._head(report)
+        """Return the report: the first screen, all of it, or one section."""
+        if self._section:
+            parts = render_details(report, self._width, self._most_ranks, self._section)
+            lines = list(parts)[1:] or [make_line(f" Nothing to show: {self._section}.")]
+            return format_lines(lines, self._color, self._plain_letters)
+        lines = self._head(report) if self._full else self._screen(report)
         for table in build_tables(report, self._by, self._top):
             lines += [Text(), *render_table(table, self._width)]
-        lines += render_details(report, self._width, self._most_ranks)
+        if self._full:
+            lines += render_details(report, self._width, self._most_ranks)
         return format_lines(lines, self._color, self._plain_letters)
 
-    # --- the first screen -----------------------------------------------------------------------
+    def _screen(self, report: Report) -> list[Text]:
+        """Build the first screen, which is the whole output without `full`."""
+        bins = self._width - _LABEL_COLUMNS - 1
+        screen = build_first_screen(report, self._price, self._currency, bins)
+        answers = summary.select_answers(report, _MAX_ANSWERS)
+        return draw_screen(screen, self._width, answers, summary.describe_nodes(report))
+
+    # --- the summary above the full report ----------------------------------------------------
 
     def _head(self, report: Report) -> list[Text]:
         """Build the first screen with as many causes and details as it holds."""

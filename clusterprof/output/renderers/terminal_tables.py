@@ -181,8 +181,27 @@ def _make_console(width: int, color: bool = False) -> Console:
 # --- the details --------------------------------------------------------------------------------
 
 
-def render_details(report: Report, width: int, most_ranks: int) -> Iterator[Text]:
-    """Yield the lines of every section below the first screen."""
+SECTION_NAMES = (
+    "causes",
+    "impact",
+    "matrix",
+    "ranks",
+    "ledger",
+    "utilization",
+    "slow-steps",
+    "unattributed",
+    "not-seen",
+    "measures",
+    "recording",
+    "notes",
+)
+"""Names of the sections of the full report, in their order."""
+
+
+def render_details(
+    report: Report, width: int, most_ranks: int, section: str = ""
+) -> Iterator[Text]:
+    """Yield the lines of every section below the first screen, or of one (`SECTION_NAMES`)."""
     ledger = _LEDGER_HEADING if width >= _MIN_WIDE_SCREEN else "LEDGER, in seconds"
     notes = [escape_text(note, 600) for note in report.notes]
     sections: list[tuple[str, Iterable[RenderableType]]] = [
@@ -199,8 +218,8 @@ def render_details(report: Report, width: int, most_ranks: int) -> Iterator[Text
         ("RECORDING", _render_items(summary.describe_recordings(report, _MAX_SINGLE_NODES))),
         ("NOTES", _render_items(notes)),
     ]
-    for heading, parts in sections:
-        body = list(parts)
+    for name, (heading, parts) in zip(SECTION_NAMES, sections, strict=True):
+        body = list(parts) if section in ("", name) else []
         if body:
             yield from draw_lines(Group(Text(), _render_heading(heading), *body), width)
 

@@ -18,7 +18,7 @@ _MAIN_CULPRIT_RATIO = 0.1  # a culprit that caused less than this share of the l
 _NOTABLE_WAITING_RATIO = 0.4  # of what it caused; from here on the waiting ranks are mentioned
 _AWAITED_RATIO = 0.4  # of all waiting for the culprits; from here on one of many is singled out
 _AWAITED_FACTOR = 1.5  # times the waiting for the second
-_NEGLIGIBLE_PEER_RATIO = 0.001  # of the culprits' value; peers below it have "next to nothing"
+_NEGLIGIBLE_PEER_RATIO = 0.001  # of the culprits' value; peers below it have "almost none"
 _UNKNOWN_HOST = "unknown-host"  # node of an imported trace that names no host
 _RANK_NAME = re.compile(r"^rank[-_]?(?=\d)")
 _PERSISTENCE_WORDS = {"steady": "the same ranks each time", "wandering": "different ranks in turn"}
@@ -121,8 +121,8 @@ def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns:
     gain_ns = sum(culprit.recoverable_ns or 0 for culprit in group)
     if finding.culprit_group is not None:  # without the cause these ranks work as the median one
         gain_ns = finding.recoverable_ns or 0
-    if finding.recoverable_ns is not None:  # a part saves no more than all
-        gain_ns = min(gain_ns, finding.recoverable_ns)
+    # A part saves no more than all; it is not known where the whole is not.
+    gain_ns = min(gain_ns, finding.recoverable_ns or 0)
     at_most = "at most " if finding.upper_bound else ""
     victims = group[0].victims if len(group) == 1 else None
     many = "" if victims is None else f"{victims:,} "
@@ -166,7 +166,7 @@ def _format_peer_value(comparison: PeerComparison) -> str:
     if comparison.others == 0:
         return "nothing"
     if comparison.others < _NEGLIGIBLE_PEER_RATIO * comparison.value:
-        return "next to nothing"
+        return "almost none"
     return format_quantity(comparison.others, comparison.unit)
 
 

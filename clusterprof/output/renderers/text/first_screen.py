@@ -1,0 +1,268 @@
+"""The first screen as data, independent of the renderer: what a reader needs within half a minute.
+
+    Lost           39.0 % of GPU time in steps: 3.8 of 9.7 GPU-minutes.
+    Main cause     The data path waits for a local disk: 3.3 min, 34.5 %.
+    Where          node-a ranks 0-1 (vda)
+    Evidence       91.2 % of the fetch in block I/O
+    Try next       Pack samples into large records and read these in order.
+    Expected gain  About 3.1 min of GPU time, 32.1 %.
+    Confidence     95 % (high): a marker and a counter agree.
+
+Causes with their shares, the loss over time, and what was not measured follow.
+A job whose devices were not measured is described by the time of its training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clusterprof.output.renderers.text import advice, code, culprits, summary, trend, wording
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.report.model import Advice, Evidence, Finding, Report
+from clusterprof.units import format_quantity
+
+LABELS = ("Lost", "Main cause", "Where", "Evidence", "Try next", "Expected gain", "Confidence")
+"""Labels of the rows, in their order."""
+NOT_KNOWN = "not known"
+_MAX_CAUSES, _MAX_EVIDENCE, _MAX_GAP_NAMES = 5, 2, 3
+_HIGH_CONFIDENCE_RATIO, _MEDIUM_CONFIDENCE_RATIO = 0.85, 0.6
+_UNIT_SUFFIXES = ("_ratio", "_ns", "_bytes", "_count")
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenRow:
+    """A labeled row."""
+
+    label: str
+    """One of `LABELS`; "" continues the row above."""
+    text: str
+    """Sentences, safe to print."""
+    change: Advice | None = None
+    """The recommendation whose change is to be printed instead of `text`, with whole commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenCause:
+    """A cause in the ranking."""
+
+    name: str
+    """Cause id, or words for the rest."""
+    lost_ns: int
+    share_ratio: float
+    """Part of the time in steps, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstScreen:
+    """All that the first screen shows."""
+
+    title: str
+    scope: str
+    """Nodes, ranks, steps, recorded time."""
+    warnings: tuple[str, ...]
+    rows: tuple[ScreenRow, ...]
+    whole: str
+    """What shares refer to: "GPU time in steps", or "step time"."""
+    causes: tuple[ScreenCause, ...]
+    """Largest first; the part without a known cause among them."""
+    bins: tuple[trend.TimeBin, ...]
+    """Loss over the run; empty without a history."""
+    trend: str
+    """The loss over the run in words; "" when it is not known."""
+    gaps: str
+    """What was not measured, one sentence."""
+    more: tuple[str, ...]
+    """Commands and options that show more."""
+
+
+def build_first_screen(
+    report: Report, price_per_hour: float | None = None, currency: str = "USD", bins: int = 60
+) -> FirstScreen:
+    """Build the first screen of a report.
+
+    bins: the largest number of time bins of the run.
+    """
+    course = trend.detect_trend(report)
+    finding = summary.find_summary_finding(report)
+    explained = (f"clusterprof explain {escape_text(finding.cause.id, 60)}",) if finding else ()
+    return FirstScreen(
+        escape_text(report.title),
+        summary.describe_scope(report),
+        tuple(_list_warnings(report)),
+        tuple(_build_rows(report, price_per_hour, currency)),
+        "GPU time in steps" if is_device_measured(report) else "step time",
+        tuple(_rank_causes(report)),
+        tuple(trend.split_run(report, bins)),
+        trend.summarize_trend(course) if course is not None else "",
+        _describe_gaps(report),
+        ("--full", "--format html -o report.html", *explained),
+    )
+
+
+def is_device_measured(report: Report) -> bool:
+    """Return whether the device time of any rank was measured or emulated."""
+    return report.emulated or any(
+        rank.device and rank.source != "host-spans" for rank in report.ranks
+    )
+
+
+def format_evidence_in_words(item: Evidence) -> str:
+    """Format a piece of evidence without the name of its metric, as far as its note allows."""
+    value, note = wording.format_evidence_value(item), escape_text(item.note)
+    if item.unit == "ratio" and note.startswith("of "):
+        return f"{value} {note}"
+    name = escape_text(item.name, 60)
+    for suffix in _UNIT_SUFFIXES:
+        name = name.removesuffix(suffix)
+    name = name.replace(".", " ").replace("_", " ")
+    return f"{name}: {value}" + (f" ({note})" if note else "")
+
+
+def _list_warnings(report: Report) -> Iterator[str]:
+    """Yield warnings; without a device, what shares refer to instead of bounds of GPU time."""
+    if report.in_step_ns and not is_device_measured(report):
+        yield "No GPU was measured: shares are of step time in the training loop on the host."
+        hidden = ("UPPER BOUND:", "NO BOUND:")
+        yield from (text for text in wording.list_warnings(report) if not text.startswith(hidden))
+        return
+    yield from wording.list_warnings(report)
+
+
+def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[ScreenRow]:
+    if not report.ranks or not report.in_step_ns:
+        yield ScreenRow("Lost", "Not known. " + wording.describe_verdict(report))
+        yield ScreenRow(
+            "Try next", wording.describe_what_would_tell(report) + ". Or run clusterprof doctor."
+        )
+        return
+    yield ScreenRow("Lost", _describe_loss(report, price, currency))
+    first = summary.find_summary_finding(report)
+    if not wording.has_significant_loss(report):
+        yield ScreenRow("Main cause", _describe_no_loss(report))
+        return
+    if report.main_cause is None:
+        yield ScreenRow("Main cause", wording.describe_unknown_cause(report))
+        yield ScreenRow("Try next", f"{wording.describe_what_would_tell(report)}.")
+        if first is not None:
+            yield ScreenRow("", f"Largest known cause: {_describe_cause(first, report)}")
+    else:
+        yield ScreenRow("Main cause", _describe_cause(report.main_cause, report))
+    if first is None:
+        return
+    yield from _locate_cause(report, first)
+    if first.evidence:
+        evidence = "; ".join(map(format_evidence_in_words, first.evidence[:_MAX_EVIDENCE]))
+        yield ScreenRow("Evidence", evidence)
+    if report.main_cause is not None:
+        yield from _advise(report, first)
+    grade = wording.describe_evidence_grade(first.grade).partition(" (class")[0]
+    certain = f"{wording.format_confidence(first)} ({_name_confidence(first)}): {grade}."
+    yield ScreenRow("Confidence", certain)
+
+
+def _describe_loss(report: Report, price: float | None, currency: str) -> str:
+    if is_device_measured(report):
+        money = wording.describe_cost(report, price, currency)
+        return wording.describe_total_loss(report, was_lost="") + (f" {money}" if money else "")
+    if not any(map(wording.is_measured, report.ranks)):
+        return "Not known. Neither an accelerator nor a wait of the training loop was measured."
+    part = wording.format_share(report.lost_ns, report.in_step_ns)
+    text = f"The training loop waited for {part} of step time."
+    unseen = wording.format_share(report.unobserved_ns, report.in_step_ns)
+    return f"{text} {unseen} was not observed." if wording.is_unbounded(report) else text
+
+
+def _describe_no_loss(report: Report) -> str:
+    if is_device_measured(report) or report.too_little_seen:
+        return wording.describe_no_loss(report)
+    return "None: the training loop hardly waited, as far as it was observed."
+
+
+def _describe_cause(finding: Finding, report: Report) -> str:
+    part = format_quantity(finding.share_ratio, "ratio")
+    title = wording.format_title(finding)
+    at_most = "at most " if finding.upper_bound and is_device_measured(report) else ""
+    if not report.has_time_unit:
+        return f"{title}: {at_most}{part}."
+    return f"{title}: {at_most}{format_quantity(finding.lost_ns, 'ns')}, {part}."
+
+
+def _locate_cause(report: Report, finding: Finding) -> Iterator[ScreenRow]:
+    """Yield the line of code, then the culprits and how they differ from the other ranks."""
+    line = code.describe_where(report, finding)
+    comparison = culprits.describe_peer_comparison(finding)
+    who = culprits.summarize_main_culprits(finding) if finding.culprits else "All ranks alike"
+    onset = culprits.describe_onset(finding) or culprits.summarize_persistence(finding)
+    text = f"{who}: {comparison}" if comparison else who
+    texts = [text for text in (line, f"{text}; {onset}" if onset else text) if text]
+    yield from (ScreenRow("" if at else "Where", text) for at, text in enumerate(texts))
+
+
+def _advise(report: Report, finding: Finding) -> Iterator[ScreenRow]:
+    """Yield the first recommendation, its change, and what it would save."""
+    step = advice.describe_first_step(finding)
+    if not finding.advice:
+        step = f"No recommendation fits; see: clusterprof explain {escape_text(finding.cause.id)}"
+    sentences = [step, *advice.list_withheld_advice(finding)]
+    yield ScreenRow(
+        "Try next",
+        " ".join(text if text[-1] in ".!?" else f"{text}." for text in sentences if text),
+    )
+    if finding.advice and finding.advice[0].change:
+        yield ScreenRow("", advice.get_first_change(finding), finding.advice[0])
+    yield ScreenRow("Expected gain", _describe_gain(report, finding))
+
+
+def _describe_gain(report: Report, finding: Finding) -> str:
+    """Describe once how much sooner the job would end, else the time that ranks would save."""
+    impacts = report.worth.causes if report.worth is not None else ()
+    saved = next((item.saved_ns for item in impacts if item.cause == finding.cause.id), None)
+    job_ns = report.worth.job_ns if report.worth is not None else None
+    bounded = finding.upper_bound or finding.cause.id == summary.TRANSFER_CAUSE
+    begin = "At most " if bounded else "About "
+    if saved and job_ns:
+        part = format_quantity(saved / job_ns, "ratio")
+        whole = "the recorded window" if report.window_only else "the job's time"
+        amount = f"{format_quantity(saved, 'ns')}, " if report.has_time_unit else ""
+        return f"{begin}{amount}{part} of {whole}."
+    if finding.recoverable_ns is None:
+        return "Not known."
+    part = format_quantity(finding.recoverable_ns / report.in_step_ns, "ratio")
+    whole = "GPU time" if is_device_measured(report) else "step time"
+    return f"{begin}{format_quantity(finding.recoverable_ns, 'ns')}, {part} of {whole}."
+
+
+def _name_confidence(finding: Finding) -> str:
+    if finding.confidence_ratio >= _HIGH_CONFIDENCE_RATIO:
+        return "high"
+    return "medium" if finding.confidence_ratio >= _MEDIUM_CONFIDENCE_RATIO else "low"
+
+
+def _rank_causes(report: Report) -> list[ScreenCause]:
+    """Rank the causes by lost time; what has no known cause is one of them."""
+    if not report.in_step_ns:
+        return []
+    findings = wording.select_in_step_findings(report)
+    amounts = [(escape_text(item.cause.id, 60), item.lost_ns) for item in findings[:_MAX_CAUSES]]
+    rest = sum(item.lost_ns for item in findings[_MAX_CAUSES:])
+    rest += sum(ns for _, ns in wording.list_small_causes(report))
+    amounts += [(NOT_KNOWN, report.unattributed_ns)] if report.unattributed_ns else []
+    amounts.sort(key=lambda item: -item[1])
+    amounts += [("smaller causes", rest)] if rest else []
+    return [ScreenCause(name, ns, ns / report.in_step_ns) for name, ns in amounts]
+
+
+def _describe_gaps(report: Report) -> str:
+    """Name what was not measured, without what the machine does not have."""
+    names = list(
+        dict.fromkeys(
+            escape_text(item.what, 40)
+            for item in report.blinds
+            if item.kind != "absent" or item.remedy
+        )
+    )
+    if not names:
+        return "nothing known"
+    rest = len(names) - _MAX_GAP_NAMES
+    return ", ".join(names[:_MAX_GAP_NAMES]) + (f" and {rest:,} more" if rest > 0 else "")
