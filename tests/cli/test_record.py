@@ -388,7 +388,8 @@ def test_attaching_says_what_it_can_show_and_advises_no_probe(tmp_path: Path) ->
     assert done.stderr.splitlines()[1].startswith(
         "clusterprof: attaching shows what the threads of the process wait for, its CPU time,"
     )
-    report = " ".join(command("analyze", "out", "--format", "plain", cwd=tmp_path).stdout.split())
+    shown = command("analyze", "out", "--full", "--format", "plain", cwd=tmp_path)
+    report = " ".join(shown.stdout.split())
     assert (
         "1 of 1 training processes carried no probe: the recorder attached to them while they ran."
         " What to do: start the job with `clusterprof record` to see steps and causes."

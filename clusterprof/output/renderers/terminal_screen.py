@@ -118,7 +118,7 @@ def _draw_trend(screen: FirstScreen, width: int) -> Iterator[RenderableType]:
 
 
 def _draw_pointers(screen: FirstScreen, width: int) -> Iterator[RenderableType]:
-    yield indent(Prose(f"Not measured: {screen.gaps}.", "dim", 2))
+    yield indent(Prose(f"Not measured: {screen.gaps}", "dim", 3))
     yield indent(make_line(_join_whole(screen.more, width - 2), "dim"))
 
 

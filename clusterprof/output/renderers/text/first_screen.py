@@ -71,7 +71,7 @@ class FirstScreen:
     trend: str
     """The loss over the run in words; "" when it is not known."""
     gaps: str
-    """What was not measured, one sentence."""
+    """What was not measured, and why."""
     more: tuple[str, ...]
     """Commands and options that show more."""
 
@@ -254,15 +254,10 @@ def _rank_causes(report: Report) -> list[ScreenCause]:
 
 
 def _describe_gaps(report: Report) -> str:
-    """Name what was not measured, without what the machine does not have."""
-    names = list(
-        dict.fromkeys(
-            escape_text(item.what, 40)
-            for item in report.blinds
-            if item.kind != "absent" or item.remedy
-        )
-    )
-    if not names:
-        return "nothing known"
-    rest = len(names) - _MAX_GAP_NAMES
-    return ", ".join(names[:_MAX_GAP_NAMES]) + (f" and {rest:,} more" if rest > 0 else "")
+    """Say what was not measured and why, first what failed; how many more reasons there are."""
+    gaps = wording.list_coverage_gaps(report, _MAX_GAP_NAMES, failed_first=True)
+    rest = wording.count_coverage_gaps(report) - 1
+    if rest < 0:
+        return "nothing known."
+    more = f" {format_quantity(rest, 'count')} more: --full." if rest else ""
+    return f"{gaps[0]}{more}"

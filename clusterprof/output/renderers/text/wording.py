@@ -478,18 +478,21 @@ def describe_confidence(finding: Finding) -> str:
 _MAX_GAP_NAMES = 12
 
 
-def list_coverage_gaps(report: Report) -> list[str]:
+def list_coverage_gaps(
+    report: Report, max_names: int = _MAX_GAP_NAMES, failed_first: bool = False
+) -> list[str]:
     """List the coverage gaps and what would close them; one line per reason.
 
     What the machine does not have (no quota, no NFS) shares the last line: nothing is
-    missed there.
+    missed there. failed_first: what is merely absent comes after what failed.
     """
     by_reason: dict[tuple[str, str, str], list[str]] = {}
-    for item in report.blinds:
+    key = (lambda item: item.kind == "absent") if failed_first else (lambda item: False)
+    for item in sorted(report.blinds, key=key):
         if not _is_feature_absent(item):
             reason = (item.kind, item.message, item.remedy)
             by_reason.setdefault(reason, []).append(escape_text(item.what, 80))
-    lines = [_format_coverage_gap(names, *reason) for reason, names in by_reason.items()]
+    lines = [_format_coverage_gap(names, max_names, *reason) for reason, names in by_reason.items()]
     not_there = [
         f"{escape_text(item.what, 80)} ({escape_text(item.message, 200)})"
         for item in report.blinds
@@ -507,10 +510,12 @@ def _is_feature_absent(item: CoverageGap) -> bool:
     return item.kind == "absent" and not item.remedy
 
 
-def _format_coverage_gap(names: list[str], kind: str, message: str, remedy: str) -> str:
-    what = ", ".join(names[:_MAX_GAP_NAMES])
-    if len(names) > _MAX_GAP_NAMES:
-        what += f" and {len(names) - _MAX_GAP_NAMES:,} more"
+def _format_coverage_gap(
+    names: list[str], max_names: int, kind: str, message: str, remedy: str
+) -> str:
+    what = ", ".join(names[:max_names])
+    if len(names) > max_names:
+        what += f" and {len(names) - max_names:,} more"
     then = f" What to do: {escape_text(remedy, 400)}." if remedy else ""
     return f"{what}, {escape_text(kind, 20)}: {escape_text(message, 400).rstrip('.')}.{then}"
 
