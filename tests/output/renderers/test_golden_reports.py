@@ -18,6 +18,8 @@ from tests.support.reports import ALL
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OUTPUTS: dict[str, Renderer] = {
+    "screen.txt": Terminal(80, False, 2.5, full=False),
+    "screen.md": Markdown(full=False),
     "terminal.txt": Terminal(80, False, 2.5),
     "terminal-color.txt": Terminal(100, True),
     "plain.txt": Plain(2.5, "EUR"),
@@ -26,7 +28,7 @@ OUTPUTS: dict[str, Renderer] = {
 }
 # 128 ranks are 8,500 lines; "two-nodes" has one of everything that they have
 LEFT_OUT = {("cluster", "report.json")}
-LARGE = ["terminal.txt", "plain.txt", "report.md"]
+LARGE = ["screen.txt", "terminal.txt", "plain.txt", "report.md"]
 """Outputs of 10,000 ranks: none grows with them."""
 FEW = "few-listed.report.json"
 WANTED = [(name, output) for name in ALL for output in OUTPUTS if (name, output) not in LEFT_OUT]
@@ -70,5 +72,5 @@ def test_the_readme_shows_what_is_printed() -> None:
     readme = (GOLDEN.parent.parent / "README.md").read_text(encoding="utf-8")
     shown = readme.split("```text\n")[1].split("```")[0].splitlines()
     assert shown[1].startswith(" 16 nodes, 128 of 136 ranks")
-    printed = (GOLDEN / "cluster.terminal.txt").read_text(encoding="utf-8").splitlines()
+    printed = (GOLDEN / "cluster.screen.txt").read_text(encoding="utf-8").splitlines()
     assert [line for line in shown if line != " …" and line not in printed] == []

@@ -27,6 +27,8 @@ LABELS = ("Lost", "Main cause", "Where", "Evidence", "Try next", "Expected gain"
 NOT_KNOWN = "not known"
 _MAX_CAUSES, _MAX_EVIDENCE, _MAX_GAP_NAMES = 5, 2, 3
 _HIGH_CONFIDENCE_RATIO, _MEDIUM_CONFIDENCE_RATIO = 0.85, 0.6
+_MIN_SENTENCE_WORDS = 6
+"""A note with fewer words ("of the fetch") needs the name of what was measured before it."""
 _UNIT_SUFFIXES = ("_ratio", "_ns", "_bytes", "_count")
 
 
@@ -110,12 +112,15 @@ def is_device_measured(report: Report) -> bool:
 def format_evidence_in_words(item: Evidence) -> str:
     """Format a piece of evidence without the name of its metric, as far as its note allows."""
     value, note = wording.format_evidence_value(item), escape_text(item.note)
-    if item.unit == "ratio" and note.startswith("of "):
+    is_sentence = len(note.split()) >= _MIN_SENTENCE_WORDS
+    if item.unit == "ratio" and note.startswith("of ") and is_sentence:
         return f"{value} {note}"
     name = escape_text(item.name, 60)
     for suffix in _UNIT_SUFFIXES:
         name = name.removesuffix(suffix)
     name = name.replace(".", " ").replace("_", " ")
+    if note.startswith("of "):
+        return f"{name}: {value} {note}"
     return f"{name}: {value}" + (f" ({note})" if note else "")
 
 
@@ -133,7 +138,7 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
     if not report.ranks or not report.in_step_ns:
         yield ScreenRow("Lost", "Not known. " + wording.describe_verdict(report))
         yield ScreenRow(
-            "Try next", wording.describe_what_would_tell(report) + ". Or run clusterprof doctor."
+            "Try next", "See what can be recorded here with clusterprof doctor, and record again."
         )
         return
     yield ScreenRow("Lost", _describe_loss(report, price, currency))

@@ -80,7 +80,10 @@ def test_ascii_has_no_blocks() -> None:
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        (Evidence("worker.on_cpu_ratio", 0.92, "ratio", "of the waits"), "92.0 % of the waits"),
+        (
+            Evidence("worker.on_cpu_ratio", 0.92, "ratio", "of the waits"),
+            "worker on cpu: 92.0 % of the waits",
+        ),
         (Evidence("disk.read_bytes", 2048, "bytes", "from vda"), "disk read: 2.0 KiB (from vda)"),
         (Evidence("feeding.user_cpu_ratio", 0.97, "ratio"), "feeding user cpu: 97.0 %"),
     ],
