@@ -132,9 +132,12 @@ def _read_jobs(folder: Path, ours: JobIdentity) -> Iterator[tuple[JobIdentity | 
     for segment in segments[:_MAX_HEADERS]:
         try:
             is_live = now_s - segment.stat().st_mtime <= LIVE_S
-            yield _read_identity(segment), is_live
+            data = _read_beginning(segment)
         except OSError:
             yield None, False
+            continue
+        if _is_header_complete(data):  # else its recorder died before it had recorded anything
+            yield _decode_identity(data), is_live
 
 
 def _list_newest_segments(folder: Path) -> Iterable[Path]:
@@ -167,17 +170,24 @@ def _read_file_system_time(folder: Path) -> float:
         os.unlink(path)
 
 
-def _read_identity(segment: Path) -> JobIdentity | None:
-    """Read the identity of a recording from the first frame of a segment; None = unreadable.
-
-    Raises: OSError when the segment cannot be opened.
-    """
+def _read_beginning(segment: Path) -> bytes:
     with open(segment, "rb") as file:
-        data = file.read(_MAX_HEADER_BYTES)
+        return file.read(_MAX_HEADER_BYTES)
+
+
+def _is_header_complete(data: bytes) -> bool:
+    """Return False for a segment that ends within its first frame."""
+    if len(data) < frame.HEAD_BYTES:
+        return False
+    payload_bytes = frame.read_payload_length(data, 0)
+    return payload_bytes is None or len(data) >= frame.HEAD_BYTES + payload_bytes
+
+
+def _decode_identity(data: bytes) -> JobIdentity | None:
+    """Decode the identity of a recording from its first frame; None = unreadable."""
     try:
-        long_enough = len(data) >= frame.HEAD_BYTES
-        payload_bytes = frame.read_payload_length(data, 0) if long_enough else None
-        if payload_bytes is None or len(data) < frame.HEAD_BYTES + payload_bytes:
+        payload_bytes = frame.read_payload_length(data, 0)
+        if payload_bytes is None:
             return None
         first = frame.unpack_frame(data, 0, payload_bytes)
         header = _HEADER.decode(first.header) if first.kind == frame.KIND_HEADER else None

@@ -152,7 +152,7 @@ class Markdown:
 def _render_causes(report: Report) -> Iterator[str]:
     if not report.in_step_ns and not report.findings:
         return
-    yield from ("", "| the accelerators waited for | lost | share | sure | fixing wins | who |")
+    yield from ("", "| cause | lost | share | confidence | gain | where |")
     yield "|---|---:|---:|---:|---:|---|"
     for finding in report.findings:
         outside = ", outside steps" if finding.outside_steps else ""

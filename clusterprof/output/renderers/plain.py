@@ -202,11 +202,11 @@ def _render_finding(
 def _render_next_step(report: Report) -> Iterator[str]:
     """Render the line of code, the first thing to do and what it saves, before all details."""
     for label, text in build_summary(report, None, ""):
-        if label == "WHERE":
+        if label == "Where":
             yield f"Where: {text}"
-        elif label == "NEXT" or text.startswith("Change:"):
+        elif label == "Try next" or text.startswith("Change:"):
             yield f"Next: {text}"
-        elif label == "WINS":
+        elif label == "Expected gain":
             yield f"Next: this saves: {text[:1].lower()}{text[1:]}"
 
 

@@ -38,11 +38,12 @@ from clusterprof.units import format_quantity
 
 HEAD_LINES = 25
 MIN_WIDTH, MAX_WIDTH = 40, 200
-_BOLD_LABELS = ("LOST", "WHY", "KNOWN", "NEXT", "WINS")
-_CAUSE_HEADS = ("", "THE ACCELERATORS WAITED FOR", "lost", "share", "sure", "fixing wins")
+_BOLD_LABELS = ("Lost", "Main cause", "Known cause", "Try next", "Expected gain")
+_CAUSE_HEADS = ("", "CAUSE", "lost", "share", "confidence", "gain")
 _CAUSE_COLUMNS = (2, 1, 11, 8, 7, 12)  # at least; names get what is left
 _LONG_NAME_COLUMNS = 20  # of a cause, beyond what every column of text has
-_LABEL_COLUMNS = 8  # columns before the texts of the summary
+_LABEL_COLUMNS = 8  # columns before the bars
+_SUMMARY_COLUMNS = 16  # columns before the texts of the summary
 _MAX_EVIDENCE = 3  # pieces of evidence on the first screen
 _MAX_ANSWERS = 4  # of imported files on the first screen
 # (causes on the first screen, lines for each, lines for each summary text, extras). The first
@@ -176,20 +177,20 @@ class Terminal:
         under = ""
         for label, text in rows:
             under = label or under
-            if label == "SEEN":
+            if label == "Evidence":
                 text = self._evidence(first, most) if with_evidence else ""
-            elif not label and under == "LOST" and not with_outside:
+            elif not label and under == "Lost" and not with_outside:
                 text = ""
             if first is not None and text.startswith(CHANGE) and not label:
                 shown.append(("", self._change(first, most)))
             elif text.strip():
-                style = "dim" if under == "SEEN" else "bold" if label in _BOLD_LABELS else ""
+                style = "dim" if under == "Evidence" else "bold" if label in _BOLD_LABELS else ""
                 shown.append((label, Prose(text, style, most)))
-        yield render_labeled(shown, 1, _LABEL_COLUMNS - 2, right=1, label_style="heading")
+        yield render_labeled(shown, 1, _SUMMARY_COLUMNS - 2, right=1, label_style="heading")
 
     def _change(self, first: Finding, most: int) -> Text:
         """Return the edit or command of the first recommendation; a command is never cut."""
-        room = self._width - _LABEL_COLUMNS - 1
+        room = self._width - _SUMMARY_COLUMNS - 1
         all_lines = advice.wrap_change(first.advice[0], room, CHANGE)
         return Text("\n".join(line.text for line in advice.limit_lines(all_lines, most, room)))
 
@@ -278,7 +279,7 @@ class Terminal:
         evidence = evidence[:_MAX_EVIDENCE]
         for items in range(len(evidence), 1, -1):
             seen = "; ".join(wording.format_evidence(item) for item in evidence[:items])
-            if len(wrap_text(seen, self._width - _LABEL_COLUMNS - 1)) <= most:
+            if len(wrap_text(seen, self._width - _SUMMARY_COLUMNS - 1)) <= most:
                 return seen
         return wording.format_evidence(evidence[0]) if evidence else ""
 

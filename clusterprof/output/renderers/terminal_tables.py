@@ -49,6 +49,7 @@ _MATRIX_LABEL_COLUMNS = 8 + 7 + 10  # of ranks, of the words lost and caused, of
 _MIN_CAUSE_COLUMNS, _MAX_CAUSE_COLUMNS = 15, 18  # with the blank before a column
 _AMOUNT_COLUMNS = 18  # one exact number: 999,999.999999999 and two blanks
 _LEDGER_LABEL_COLUMNS = 25
+_FIELD_COLUMNS = 11  # of the labels of a cause
 _MAX_CULPRITS = 3  # culprits whose amounts are written
 _RANKS_WHEN_MANY = 2  # ranks in the ledger if there are more than `most_ranks`
 _MAX_SINGLE_NODES = 4  # with more nodes, those without damage share a line
@@ -259,7 +260,7 @@ def _render_causes(report: Report, width: int) -> Iterator[RenderableType]:
     for finding in report.findings:
         name = f"{escape_text(finding.cause.id, 60)}: {wording.format_title(finding)}"
         yield indent(make_line(name, "bold"), right=0)
-        yield render_labeled(_list_fields(report, finding, width, names), 3, 7)
+        yield render_labeled(_list_fields(report, finding, width, names), 3, _FIELD_COLUMNS)
     small = wording.list_small_causes(report)
     if small:
         named = [f"{escape_text(cause, 60)} {format_quantity(ns, 'ns')}" for cause, ns in small]
@@ -280,25 +281,25 @@ def _list_fields(
     caused = culprits.describe_caused_loss(finding, _MAX_CULPRITS, report.in_step_ns)
     fields = [
         ("lost", size),
-        ("sure", wording.describe_confidence(finding)),
-        ("wins", wording.describe_savings(finding)),
-        ("who", culprits.format_culprits(finding, 3)),
+        ("confidence", wording.describe_confidence(finding)),
+        ("gain", wording.describe_savings(finding)),
+        ("where", culprits.format_culprits(finding, 3)),
         *(("caused", line) for line in caused),
-        ("peers", culprits.describe_peer_comparison(finding)),
+        ("compared", culprits.describe_peer_comparison(finding)),
         ("since", culprits.describe_onset(finding)),
-        ("waits", culprits.describe_persistence(finding)),
-        *(("seen", wording.format_evidence(item)) for item in finding.evidence),
+        ("over time", culprits.describe_persistence(finding)),
+        *(("evidence", wording.format_evidence(item)) for item in finding.evidence),
     ]
     yield from ((label, Prose(text)) for label, text in fields if text.strip())
     if finding.lines:
-        yield from _render_lines(finding, width - 11, names)
-    yield "do", Prose(advice.describe_first_step(finding))
+        yield from _render_lines(finding, width - _FIELD_COLUMNS - 4, names)
+    yield "try next", Prose(advice.describe_first_step(finding))
     if finding.advice:
-        how = advice.wrap_change(finding.advice[0], width - 11)
-        yield "how", Text("\n".join(line.text for line in how))
+        how = advice.wrap_change(finding.advice[0], width - _FIELD_COLUMNS - 4)
+        yield "change", Text("\n".join(line.text for line in how))
     for label, text in (
         ("effort", advice.describe_effort(finding)),
-        ("not", "; ".join(advice.list_withheld_advice(finding))),
+        ("not advised", "; ".join(advice.list_withheld_advice(finding))),
     ):
         if text.strip():
             yield label, Prose(text)
@@ -318,7 +319,7 @@ def _render_lines(
         amounts = (make_line(format_quantity(line.lost_ns, "ns")),) if with_amounts else ()
         text = Prose(code.describe_line_in_full(line, names))
         grid.add_row(make_line(code.format_line_share(line)), *amounts, text)
-    yield "where", grid
+    yield "lines", grid
     rest = code.describe_lines_rest(finding, len(lines))
     if rest:
         yield "", Prose(rest)

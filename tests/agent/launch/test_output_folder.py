@@ -98,7 +98,10 @@ def test_ranks_that_meet_at_one_address_are_one_job(tmp_path: Path) -> None:
 
 def test_an_unreadable_recording_is_not_mixed_with_another(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
-    (tmp_path / "node" / "000001.cpf").write_bytes(b"CPF")
+    segment = tmp_path / "node" / "000001.cpf"
+    segment.write_bytes(b"CPF")  # its recorder died before it had recorded anything
+    assert choose_output_folder(tmp_path, ours("4711")) == tmp_path
+    segment.write_bytes(b"\xff" * 4096)
     assert choose_output_folder(tmp_path, ours("4711")) == tmp_path / "4711"
 
 

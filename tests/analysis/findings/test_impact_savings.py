@@ -119,7 +119,9 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
     first = report.findings[0]
     [(device_ns, job_ns)] = [row[1:] for row in document(report) if row[0] == first.cause.id]
     device = re.findall(
-        rf"(?:[Ff]ixing only this saves:?|(?:WINS|saves:) (?:[Aa]bout|[Aa]t most)) {AMOUNT}", text
+        rf"(?:[Ff]ixing only this saves:?|(?:Expected gain|saves:) (?:[Aa]bout|[Aa]t most))"
+        rf" {AMOUNT}",
+        text,
     )
     job = re.findall(rf"job (?:ends|would end) {AMOUNT} sooner", text)
     assert (device and job) or renderer is Markdown
@@ -128,7 +130,7 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
         [format_quantity(job_ns, "ns")],
     )
     assert format_quantity(device_ns, "ns") in text
-    culprits = re.findall(rf"fixing it alone wins (?:about )?{AMOUNT}", text)
+    culprits = re.findall(rf"fixing it alone saves (?:about )?{AMOUNT}", text)
     assert set(culprits) <= {
         format_quantity(item.recoverable_ns, "ns")
         for item in report.findings

@@ -112,7 +112,7 @@ def test_what_each_caused() -> None:
     mixed = chief(replace(culprit_of("a1", 3, "vda", 20, 60), recoverable_ns=30 * S))
     assert text_culprits.describe_caused_loss(mixed, 3, 1000 * S) == [
         "a1 rank 3 (vda): 80.00 s, 20.00 s its own and 60.00 s of 3 others that waited;"
-        " fixing it alone wins 30.00 s, 3.0 %"
+        " fixing it alone saves 30.00 s, 3.0 %"
     ]
     assert text_culprits.describe_caused_loss(chief(culprit_of("a1", 3, "", 20)), 3, S) == [
         "a1 rank 3: 20.00 s its own"

@@ -154,36 +154,41 @@ def preparing() -> Report:
 STRAGGLER = """\
  clusterprof  runs/a               1 node, 2 ranks, 100 steps, 5.2 min recorded
 
- LOST   15.0 % of GPU time inside steps: 0.50 of 3.3 GPU-minutes.
- WHY    One rank computes longer than the others: 30.00 s, 15.0 % (93 % sure).
- WHO    node-a rank 1: 1.50 s of work a step, the other rank 1.00 s; which lost
-        30.00 s waiting for it; from 40.0 s on (step 41 of 100)
- NEXT   On rank 1: compare its device with that of another rank
-        Change: dcgmi diag -r 2
- WINS   About 60.00 s of GPU time; the job ends 30.00 s sooner (30.0 %). That
-        is more than was lost: rank 1 itself finishes sooner, too.
+ Lost           15.0 % of GPU time inside steps: 0.50 of 3.3 GPU-minutes.
+ Main cause     One rank computes longer than the others: 30.00 s, 15.0 %
+                (confidence 93 %).
+ Ranks          node-a rank 1: 1.50 s of work a step, the other rank 1.00 s;
+                which lost 30.00 s waiting for it; from 40.0 s on (step 41 of
+                100)
+ Try next       On rank 1: compare its device with that of another rank
+                Change: dcgmi diag -r 2
+ Expected gain  About 60.00 s of GPU time; the job ends 30.00 s sooner
+                (30.0 %). That is more than was lost: rank 1 itself finishes
+                sooner, too.
 """
 PREPARING = """\
  clusterprof  runs/a               1 node, 2 ranks, 100 steps, 5.2 min recorded
 
- LOST   20.0 % of GPU time inside steps: 0.67 of 3.3 GPU-minutes.
- WHY    The CPU is busy preparing data: 40.00 s, 20.0 % (98 % sure).
- WHO    node-a rank 0 (worker pid 9): 400.0 ms lost to it in a step, the other
-        rank nothing
- SEEN   worker.on_cpu_ratio 90.0 % (of the waits); loader.workers_count 1 (of
-        the rank; the other rank has 1)
- NEXT   On rank 0: move transforms to the accelerator. More workers are not
-        advised: 2 ranks share 2 CPUs, and 1 worker fills its share.
-        Change: nvidia.dali
- WINS   About 40.00 s of GPU time, 20.0 %.
+ Lost           20.0 % of GPU time inside steps: 0.67 of 3.3 GPU-minutes.
+ Main cause     The CPU is busy preparing data: 40.00 s, 20.0 % (confidence
+                98 %).
+ Ranks          node-a rank 0 (worker pid 9): 400.0 ms lost to it in a step,
+                the other rank nothing
+ Evidence       worker.on_cpu_ratio 90.0 % (of the waits); loader.workers_count
+                1 (of the rank; the other rank has 1)
+ Try next       On rank 0: move transforms to the accelerator. More workers are
+                not advised: 2 ranks share 2 CPUs, and 1 worker fills its
+                share.
+                Change: nvidia.dali
+ Expected gain  About 40.00 s of GPU time, 20.0 %.
 
  busy   ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅
  lost   ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄
         0.0 s  rank 1 ended at 50.0 s; other ranks: steady   100.0 s
 
-    THE ACCELERATORS WAITED FOR               lost    share    sure  fixing wins
- 1  cpu-preprocess                         40.00 s   20.0 %    98 %      40.00 s
- ?  unattributed                              0 ns    0.0 %
+    CAUSE                                  lost    share confidence         gain
+ 1  cpu-preprocess                      40.00 s   20.0 %       98 %      40.00 s
+ ?  unattributed                           0 ns    0.0 %
 
  Not seen: nothing known.  More: clusterprof explain cpu-preprocess
 """

@@ -131,7 +131,10 @@ def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
     )
     report = dataclasses.replace(report, findings=(first, *report.findings[1:]), worth=worth)
     screen = " ".join(" ".join(Terminal(80).render(report).splitlines()[:24]).split())
-    assert "NEXT Set prefetch to 4. Change: prefetch_factor=4 WINS About 3.1 min" in screen
+    assert (
+        "Try next Set prefetch to 4. Change: prefetch_factor=4 Expected gain About 3.1 min"
+        in screen
+    )
     assert "of GPU time; the job ends 30.00 s sooner (10.0 %)." in screen
     assert "about 2.26 EUR at 36.00 EUR per GPU-hour" in screen
     assert "Next: Change: prefetch_factor=4" in Plain().render(report)

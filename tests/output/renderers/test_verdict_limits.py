@@ -58,20 +58,20 @@ def mostly_unknown() -> Report:
 def test_an_unknown_cause_is_the_verdict_then_what_would_tell_then_the_largest_cause() -> None:
     report = mostly_unknown()
     assert [label for label, _ in build_summary(report, None, "") if label] == [
-        "LOST",
-        "WHY",
-        "NEXT",
-        "KNOWN",
-        "WHO",
-        "SEEN",
+        "Lost",
+        "Main cause",
+        "Try next",
+        "Known cause",
+        "Ranks",
+        "Evidence",
     ]
     rows = dict(build_summary(report, None, ""))
-    assert rows["WHY"] == (
+    assert rows["Main cause"] == (
         "Not known: 97.3 % of the loss has no known cause (the main thread slept inside a step:"
         " waiting for ranks, or something unrecorded)."
     )
-    assert rows["NEXT"] == "To learn the cause: run it as the job's user"
-    assert rows["KNOWN"].startswith("The data path waits for a local disk: 6.00 s, 1.0 %")
+    assert rows["Try next"] == "To learn the cause: run it as the job's user"
+    assert rows["Known cause"].startswith("The data path waits for a local disk: 6.00 s, 1.0 %")
     for text in texts(report):
         assert text.index("Not known: 97.3 %") < text.index("To learn the cause: run it as")
 
@@ -140,6 +140,6 @@ def test_answers_of_files_stand_before_the_verdict() -> None:
     answer = "Published accelerator utilization (AU): 97.99 % of whole epochs"
     report = replace(storage_verdict(), answers=(answer,))
     for text, renderer in zip(texts(report), RENDERERS):
-        verdict = "LOST" if isinstance(renderer, Terminal) else wording.describe_verdict(report)
+        verdict = "Lost" if isinstance(renderer, Terminal) else wording.describe_verdict(report)
         assert text.index(answer) < text.index(verdict)
     assert json.loads(Json().render(report))["answers"] == [answer]

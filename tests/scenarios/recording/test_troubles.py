@@ -170,6 +170,7 @@ def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
         env=env,
     )
     wait_for_recording(out)
+    wait_until(lambda: run_dir_of(job).exists() and not list(run_dir_of(job).glob("probe.*.tmp")))
     written = b"".join(path.read_bytes() for path in run_dir_of(job).rglob("*") if path.is_file())
     assert process.wait() == 0
     wait_for_end(out)

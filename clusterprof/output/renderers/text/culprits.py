@@ -142,9 +142,9 @@ def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns:
         return text
     amount = f"{format_quantity(gain_ns, 'ns')}, {format_quantity(gain_ns / in_step_ns, 'ratio')}"
     if len(group) == 1 or named:
-        return f"{text}; fixing it alone wins {at_most}{amount}"
+        return f"{text}; fixing it alone saves {at_most}{amount}"
     # The sum over several culprits is a lower bound; with upper-bound losses it is neither bound.
-    return f"{text}; fixing them {'may win' if at_most else 'wins at least'} {amount}"
+    return f"{text}; fixing them {'may save' if at_most else 'saves at least'} {amount}"
 
 
 def describe_peer_comparison(finding: Finding) -> str:

@@ -1,12 +1,12 @@
 """The verdict as a summary: loss, cause, culprits, evidence, next step and what it saves.
 
-    LOST   27.2 % of GPU time inside steps: 7.46 of 27.4 GPU-seconds.
-    WHY    A bad link slows the data down: 5.95 s, 21.7 % (93 % sure).
-    WHO    node0 (eth0)
-    WHERE  train.py:42 in augment → PIL/Image.py:2450 resize: 71 % ± 4 of it
-    SEEN   tcp.retransmit_ratio 0.2 % (of the segments were sent again)
-    NEXT   Drain the named link, then reseat or replace cable, transceiver or port
-    WINS   About 5.90 s of GPU time; the job ends 2.95 s sooner (21.5 %).
+    Lost           27.2 % of GPU time inside steps: 7.46 of 27.4 GPU-seconds.
+    Main cause     A bad link slows the data down: 5.95 s, 21.7 % (confidence 93 %).
+    Ranks          node0 (eth0)
+    Where          train.py:42 in augment → PIL/Image.py:2450 resize: 71 % ± 4 of it
+    Evidence       tcp.retransmit_ratio 0.2 % (of the segments were sent again)
+    Try next       Drain the named link, then reseat or replace cable, transceiver or port
+    Expected gain  About 5.90 s of GPU time; the job ends 2.95 s sooner (21.5 %).
 
 Every line can be read alone; the whole takes half a minute.
 
@@ -37,31 +37,31 @@ def build_summary(
         return []
     money = wording.describe_cost(report, price_per_hour, currency)
     lines = [
-        ("LOST", wording.describe_total_loss(report, was_lost="") + (f" {money}" if money else ""))
+        ("Lost", wording.describe_total_loss(report, was_lost="") + (f" {money}" if money else ""))
     ]
     outside = wording.describe_time_outside_steps(report)
     if outside:
         lines.append(("", outside))
     if not wording.has_significant_loss(report):
-        return [*lines, ("NEXT", wording.describe_no_loss(report))]
+        return [*lines, ("Try next", wording.describe_no_loss(report))]
     first = report.main_cause
     if first is None:
-        lines.append(("WHY", wording.describe_unknown_cause(report)))
-        lines.append(("NEXT", wording.describe_what_would_tell(report)))
+        lines.append(("Main cause", wording.describe_unknown_cause(report)))
+        lines.append(("Try next", wording.describe_what_would_tell(report)))
         findings = wording.select_in_step_findings(report)
         if not findings:
             return lines
         first = findings[0]
-        lines.append(("KNOWN", _describe_cause(first)))
+        lines.append(("Known cause", _describe_cause(first)))
     else:
-        lines.append(("WHY", _describe_cause(first)))
+        lines.append(("Main cause", _describe_cause(first)))
     who = _describe_culprits(first)
     if who:
-        lines.append(("WHO", who))
+        lines.append(("Ranks", who))
     where = code.describe_where(report, first)
     if where:
-        lines.append(("WHERE", where))
-    lines.append(("SEEN", ""))
+        lines.append(("Where", where))
+    lines.append(("Evidence", ""))
     if report.main_cause is None:
         return lines
     return [*lines, *_describe_next_step(report, first)]
@@ -75,14 +75,14 @@ def find_summary_finding(report: Report) -> Finding | None:
 
 def find_main_line(report: Report) -> str:
     """Find the line of code that the summary names; "" where it names none."""
-    return next((text for label, text in build_summary(report, None, "") if label == "WHERE"), "")
+    return next((text for label, text in build_summary(report, None, "") if label == "Where"), "")
 
 
 def _describe_cause(first: Finding) -> str:
     part = format_quantity(first.share_ratio, "ratio")
     return (
         f"{wording.format_title(first)}: {wording.format_lost_time(first)}, {part}"
-        f" ({wording.format_confidence(first)} sure)."
+        f" (confidence {wording.format_confidence(first)})."
     )
 
 
@@ -115,7 +115,7 @@ def _describe_next_step(report: Report, first: Finding) -> list[tuple[str, str]]
     sentences = [text, *advice.list_withheld_advice(first)]
     lines = [
         (
-            "NEXT",
+            "Try next",
             " ".join(_ensure_full_stop(sentence) for sentence in sentences)
             if len(sentences) > 1
             else text,
@@ -125,7 +125,7 @@ def _describe_next_step(report: Report, first: Finding) -> list[tuple[str, str]]
     if recommendation is not None and recommendation.change:
         lines.append(("", f"{CHANGE} {escape_text(recommendation.change, 400)}"))
     wins = describe_fix_savings(report, first)
-    return [*lines, ("WINS", wins)] if wins else lines
+    return [*lines, ("Expected gain", wins)] if wins else lines
 
 
 def _ensure_full_stop(text: str) -> str:

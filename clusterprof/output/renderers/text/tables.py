@@ -126,7 +126,7 @@ def _build_ranked_table(
 
 def _build_cause_table(report: Report, top: int) -> Table:
     """Build the table of all causes inside steps, including unattributed time."""
-    heads = ("cause", "lost", "share", "sure", "wins", "who")
+    heads = ("cause", "lost", "share", "confidence", "gain", "where")
     finding_by_cause = {
         finding.cause.id: finding for finding in wording.select_in_step_findings(report)
     }

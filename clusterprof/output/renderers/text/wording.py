@@ -64,8 +64,8 @@ _NOTHING_MEASURED = (
 _HOST_ONLY = "The host hardly waited; no device was measured, so how busy they were is not known."
 _NOTABLE_UNOBSERVED_RATIO = 0.01  # of the time in steps; with more, what was seen is no bound
 LEGEND = (
-    "sure: how certain the cause is, not how large. fixing wins: device time saved by fixing"
-    " this cause only."
+    "confidence: how certain the cause is, not how large. gain: device time saved by fixing this"
+    " cause only."
 )
 
 

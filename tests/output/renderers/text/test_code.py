@@ -81,19 +81,19 @@ def test_a_place_without_line_file_or_function_says_so() -> None:
 
 
 def test_the_first_screen_names_the_line() -> None:
-    screen = Terminal(100).render(storage_in_code()).splitlines()[:HEAD_LINES]
-    at = next(number for number, line in enumerate(screen) if line.startswith(" WHERE "))
+    screen = Terminal(110).render(storage_in_code()).splitlines()[:HEAD_LINES]
+    at = next(number for number, line in enumerate(screen) if line.startswith(" Where "))
     assert screen[at : at + 2] == [
-        f" WHERE  {WHERE}, in the data",
-        "        loader's transform Resize",
+        f" Where          {WHERE}, in the data",
+        "                loader's transform Resize",
     ]
-    assert screen[at - 1].startswith(" WHO ") and screen[at + 2].startswith(" SEEN ")
+    assert screen[at - 1].startswith(" Ranks ") and screen[at + 2].startswith(" Evidence ")
 
 
 def test_without_lines_nothing_is_said_about_code() -> None:
     report = with_code(storage_verdict(), ())
     for text in (Terminal().render(report), Plain().render(report), Markdown().render(report)):
-        assert "where" not in text.lower()
+        assert "where:" not in text.lower() and " lines " not in text and " Where " not in text
 
 
 def test_the_peers_are_mentioned_where_lines_were_compared() -> None:
@@ -124,10 +124,10 @@ def test_a_share_has_its_error(share: float, error: float, text: str) -> None:
 
 
 def test_the_lines_stand_with_the_evidence() -> None:
-    text = Terminal(90).render(storage_in_code())
+    text = Terminal(94).render(storage_in_code())
     section = text.split("CAUSES IN FULL")[1].split("cpu-preprocess:")[0].splitlines()
-    at = next(number for number, line in enumerate(section) if line.startswith("   where "))
-    assert [line[10:] for line in section[at : at + 7]] == [
+    at = next(number for number, line in enumerate(section) if line.startswith("   lines "))
+    assert [line[14:] for line in section[at : at + 7]] == [
         "       share     lost  line",
         "    71 % ± 4  2.4 min  train.py:42 in Images.augment → PIL/Image.py:2450",
         "                       Image.resize, in the data loader's transform Resize",
