@@ -77,11 +77,13 @@ def merge_accumulators(*accumulators: Accumulator) -> Accumulator:
     )
 
 
-def select_slowest(*steps: Mapping[int, int]) -> dict[int, int]:
+def select_slowest(*steps: Mapping[int, int]) -> Mapping[int, int]:
     """Select the longest of steps (start -> length, ns); of equal ones the earliest.
 
     At most MAX_SLOWEST_STEPS.
     """
+    if steps and steps[0] and len(steps[0]) <= MAX_SLOWEST_STEPS and not any(steps[1:]):
+        return steps[0]
     longest: dict[int, int] = {}
     for rank_steps in steps:
         for start_ns, ns in rank_steps.items():
@@ -94,8 +96,11 @@ def select_slowest(*steps: Mapping[int, int]) -> dict[int, int]:
 _SUM_FIELDS = tuple(field.name for field in fields(Accumulator) if field.name != "slowest")
 
 
-def _sum_maps(maps: list[Mapping[Any, int]]) -> dict[Any, int]:
-    total = dict(maps[0]) if maps else {}
+def _sum_maps(maps: list[Mapping[Any, int]]) -> Mapping[Any, int]:
+    """Sum maps; a map to which nothing is added is shared, not copied."""
+    if not any(maps[1:]):
+        return maps[0] if maps else {}
+    total = dict(maps[0])
     known = total.get
     for counts in maps[1:]:  # the first is the sum so far: long, and copied at once
         for key, value in counts.items():
@@ -103,7 +108,7 @@ def _sum_maps(maps: list[Mapping[Any, int]]) -> dict[Any, int]:
     return total
 
 
-def sum_field(accumulators: Iterable[Accumulator], name: str) -> dict[Any, int]:
+def sum_field(accumulators: Iterable[Accumulator], name: str) -> Mapping[Any, int]:
     """Sum one field over accumulators, not `slowest`: cheaper than merging them for it."""
     return _sum_maps([getattr(accumulator, name) for accumulator in accumulators])
 

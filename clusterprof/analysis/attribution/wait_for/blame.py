@@ -32,7 +32,7 @@ Estimate how much earlier operations would end without the last arrival or a cau
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -226,6 +226,27 @@ class BlockBlame:
     had lost time to the category since the previous operation of the process group, ns
     (estimate_savings_by_category).
     """
+
+    def split(self, parts: Sequence[Operations]) -> Iterator[BlockBlame]:
+        """Yield the blame of each part of the block; parts follow each other."""
+        row, op, entry = 0, 0, 0
+        for part in parts:
+            row_end, op_end = row + part.rank.size, op + part.process_group.size
+            entry_end = int(np.searchsorted(self.row, row_end))
+            rows, ops, entries = slice(row, row_end), slice(op, op_end), slice(entry, entry_end)
+            yield BlockBlame(
+                self.row[entries] - row,
+                self.culprit[entries],
+                self.cause[entries],
+                self.ns[entries],
+                self.transfer_ns[rows],
+                self.last_arrival[ops],
+                self.recoverable_ns[ops],
+                self.late_peers[ops],
+                self.work_deficit_ns[rows],
+                self.savings_ns[:, ops],
+            )
+            row, op, entry = row_end, op_end, entry_end
 
 
 def list_causes(categories: Sequence[str]) -> tuple[str, ...]:

@@ -222,6 +222,7 @@ MIN_UNEVEN_SPREAD_RATIO = 0.02
 """Skewed work counts only if its spread is at least this part of the time between
 operations: the noise of every machine is slightly skewed.
 """
+_MAX_GROUP_LENGTHS = 16  # groups of more different lengths are sorted all at once
 _MAD_TO_SIGMA = 1.4826  # median of |x| -> standard deviation of a normal distribution
 _SKEWNESS_ERRORS = 3.0  # skewness must also exceed this many of its standard errors
 
@@ -313,18 +314,27 @@ def compute_group_medians(value: Float, group: Int, groups: int | None = None) -
     """
     size = int(group.max(initial=-1)) + 1 if groups is None else groups
     count = np.bincount(group, minlength=size)
-    if value.size and (count == count[0]).all() and (group[1:] >= group[:-1]).all():
-        middle = (int(count[0]) - 1) // 2, int(count[0]) // 2
-        parted = np.partition(value.reshape(size, -1), sorted(set(middle)), axis=1)
-        return np.asarray((parted[:, middle[0]] + parted[:, middle[1]]) / 2)
-    order = np.lexsort((value, group))
-    begin = np.cumsum(count) - count
     if not value.size:
         return np.zeros(size)
-    last = value.size - 1
-    low = value[order[np.minimum(begin + np.maximum(count - 1, 0) // 2, last)]]
-    high = value[order[np.minimum(begin + count // 2, last)]]
-    return np.where(count > 0, (low + high) / 2, 0.0)
+    begin = np.cumsum(count) - count
+    lengths = np.flatnonzero(np.bincount(count))
+    if lengths.size > _MAX_GROUP_LENGTHS or (group[1:] < group[:-1]).any():
+        order = np.lexsort((value, group))
+        low, high = begin + np.maximum(count - 1, 0) // 2, begin + count // 2
+        last = value.size - 1
+        middle = value[order[np.minimum(low, last)]] + value[order[np.minimum(high, last)]]
+        return np.where(count > 0, middle / 2, 0.0)
+    out = np.zeros(size)
+    for length in lengths[lengths > 0].tolist():
+        chosen = np.flatnonzero(count == length)
+        if chosen.size * length == value.size:
+            rows = value.reshape(-1, length)
+        else:
+            rows = value[begin[chosen, None] + np.arange(length)]
+        low, high = (length - 1) // 2, length // 2
+        parted = np.partition(rows, (low, high) if low < high else low, axis=1)
+        out[chosen] = (parted[:, low] + parted[:, high]) / 2
+    return out
 
 
 WINDOW_OPERATIONS = 64
@@ -371,7 +381,7 @@ class Jitter:
         direct = blamed.culprit == blamed.last_arrival[row_op[blamed.row]]
         for line, cause in zip(work, self._work):
             entries = np.flatnonzero(direct & (blamed.cause == cause))
-            np.add.at(line, blamed.row[entries], blamed.ns[entries])
+            line[:] = np.bincount(blamed.row[entries], blamed.ns[entries], row_op.size)
         rows = np.flatnonzero(chosen[row_op] & (blamed.work_deficit_ns != UNKNOWN_WORK_DEFICIT))
         op = row_op[rows]
         table = np.stack(
@@ -484,8 +494,9 @@ class Jitter:
         # If work is uneven, its random part becomes imbalance.
         from_imbalance = np.where(uneven, -from_slow, random_ns - from_slow)
         for column, ns in enumerate((from_imbalance, from_slow)):
-            np.add.at(self.victim_ns[:, column], rank, ns)
-            np.add.at(self.culprit_ns[:, column], last_arrival, ns)
+            if ns.any():
+                for sums, index in ((self.victim_ns, rank), (self.culprit_ns, last_arrival)):
+                    sums[:, column] += np.bincount(index, ns, ranks).astype(np.int64)
 
 
 def _is_sorted(keys: Int) -> bool:

@@ -35,6 +35,7 @@ roughly aligned or not aligned, only help to find that order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -291,6 +292,25 @@ class OperationBatch(NamedTuple):
     """int64[n, categories], ns."""
     at_leave: Int
     """int64[n, categories], ns."""
+
+
+def join_batches(batches: Sequence[OperationBatch]) -> OperationBatch:
+    """Join batches that follow each other; without any, raises ValueError."""
+    if len(batches) == 1:
+        return batches[0]
+    operations = [batch.operations for batch in batches]
+    rows = np.cumsum([0, *(ops.rank.size for ops in operations)])
+    first = [ops.first[:-1] + before for ops, before in zip(operations, rows[:-1].tolist())]
+    columns = {
+        column.name: np.concatenate([getattr(ops, column.name) for ops in operations])
+        for column in fields(Operations)
+        if column.name != "first"
+    }
+    return OperationBatch(
+        Operations(np.append(np.concatenate(first), rows[-1]), **columns),
+        np.concatenate([batch.at_arrive.T for batch in batches], axis=1).T,
+        np.concatenate([batch.at_leave.T for batch in batches], axis=1).T,
+    )
 
 
 class OperationStream:
