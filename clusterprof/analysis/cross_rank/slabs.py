@@ -48,7 +48,7 @@ from clusterprof.analysis.timeline.model import Int
 
 BLOCK_ROWS = 32_000
 """Rows that are blamed at once: their working set stays in the CPU caches."""
-MAX_ROWS_AT_ONCE = 256_000
+MAX_ROWS_AT_ONCE = 128_000
 """Rows that are blamed at once where as many rows of earlier blocks may be looked up: these take
 part in the sorting of each block.
 """
@@ -208,7 +208,9 @@ def _observe_batches(
     batches = stream.read_batches(BLOCK_ROWS)
     while parts := _take_batches(batches, 0 if carry is None else carry.rows.op.size):
         ops, arrive, leave = join_batches(parts)
-        blamed, carry = blame_waits(ops, arrive[:, own], leave[:, own], task.ranks, carry)
+        before, carry = [carry], None
+        # the call takes over the only reference, so that the rows of before are released in it
+        blamed, carry = blame_waits(ops, arrive[:, own], leave[:, own], task.ranks, before.pop())
         for part, part_blame in zip(parts, blamed.split([part.operations for part in parts])):
             sums.what_if.add(part.operations, part_blame, part.at_arrive, part.at_leave)
         del parts, arrive, leave

@@ -65,6 +65,7 @@ from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks, map_ranks, with_ranks
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
+from clusterprof.analysis.timeline.collectives.stream import return_freed_memory
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
 from clusterprof.report.model import Grade
 
@@ -96,6 +97,7 @@ def attribute_waits(state: JobState) -> JobState:
         sums, unmatched = _observe_blame(state, with_operations)
     except OSError as error:
         return replace(state, not_compared=str(error))
+    return_freed_memory()
     clock = _require_clock(state)
     network = TransferObserver(state.nodes, state.limits, sums.transfers).result()
     return replace(
