@@ -9,7 +9,7 @@ A pass that needs something an earlier one could not provide returns its state u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +100,7 @@ CROSS_RANK_PASSES: tuple[Callable[[JobState], JobState], ...] = (
 
 
 def analyze_across_ranks(
-    nodes: Sequence[NodeResult],
+    nodes: Iterable[NodeResult],
     place: SpillLocation = IN_MEMORY,
     limits: Mapping[str, Any] | None = None,
     run_map: RunMap = map,

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis.attribution.network.transfer_time import TransferTotals
-from clusterprof.analysis.attribution.wait_for.blame import BlameCarryOver, blame_waits, list_causes
+from clusterprof.analysis.attribution.wait_for.blame import BlameCarryOver, blame_waits
 from clusterprof.analysis.attribution.wait_for.slab_state import (
     LOOK_BACK_ROWS,
     NO_USUAL_WORK,
@@ -39,11 +39,19 @@ from clusterprof.analysis.cross_rank.slab_plan import WHOLE, JobSlabs
 from clusterprof.analysis.spill import SpillLocation, SpillReader
 from clusterprof.analysis.timeline.collectives.matching import ChannelDirectory, RankEntry
 from clusterprof.analysis.timeline.collectives.slab_stream import CutError, SlabSpan, SlabStream
-from clusterprof.analysis.timeline.collectives.stream import OperationStream
+from clusterprof.analysis.timeline.collectives.stream import (
+    OperationBatch,
+    OperationStream,
+    join_batches,
+)
 from clusterprof.analysis.timeline.model import Int
 
 BLOCK_ROWS = 32_000
 """Rows that are blamed at once: their working set stays in the CPU caches."""
+MAX_ROWS_AT_ONCE = 128_000
+"""Rows that are blamed at once where as many rows of earlier blocks may be looked up: these take
+part in the sorting of each block.
+"""
 RunMap = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 """Applies a function to items, in processes or not; yields the results in the order of items."""
 
@@ -82,8 +90,6 @@ class BlameSums:
 class BlameColumns:
     """Which categories of spent time are read."""
 
-    categories: tuple[str, ...]
-    """Names of all categories; work is the last."""
     used: tuple[int, ...]
     """Those in which time was spent, and work."""
     hidden: tuple[int, ...]
@@ -198,17 +204,16 @@ def _observe_batches(
     task: SlabTask, sums: BlameSums, stream: OperationStream, carry: BlameCarryOver | None
 ) -> BlameCarryOver | None:
     """Blame all operations of a stream; return the carry-over at its end, None without any."""
-    columns = task.columns
-    used_causes = list_causes([columns.categories[c] for c in columns.used])
-    all_causes = list_causes(columns.categories)
-    number = np.array([all_causes.index(name) for name in used_causes])
-    own = slice(len(columns.used))
-    for ops, arrive, leave in stream.read_batches(BLOCK_ROWS):
-        blamed, carry = blame_waits(ops, arrive[:, own], leave[:, own], task.ranks, carry)
-        sums.what_if.add(ops, blamed, arrive, leave)
-        savings_ns = np.zeros((len(all_causes), blamed.savings_ns.shape[1]), np.int64)
-        savings_ns[number[: len(blamed.savings_ns)]] = blamed.savings_ns
-        blamed = replace(blamed, cause=number[blamed.cause], savings_ns=savings_ns)
+    own = slice(len(task.columns.used))
+    batches = stream.read_batches(BLOCK_ROWS)
+    while parts := _take_batches(batches, 0 if carry is None else carry.rows.op.size):
+        ops, arrive, leave = join_batches(parts)
+        before, carry = [carry], None
+        # the call takes over the only reference, so that the rows of before are released in it
+        blamed, carry = blame_waits(ops, arrive[:, own], leave[:, own], task.ranks, before.pop())
+        for part, part_blame in zip(parts, blamed.split([part.operations for part in parts])):
+            sums.what_if.add(part.operations, part_blame, part.at_arrive, part.at_leave)
+        del parts, arrive, leave
         sums.totals.add(ops, blamed)
         sums.transfers.add(ops, blamed)
         sums.bubbles.add(ops, blamed)
@@ -217,6 +222,16 @@ def _observe_batches(
         if sums.long_waits is not None:
             sums.long_waits.add(ops, blamed)
     return carry
+
+
+def _take_batches(batches: Iterator[OperationBatch], kept_rows: int) -> list[OperationBatch]:
+    """Take the next batches, as many rows as the blame keeps of those before; none at the end."""
+    wanted = min(max(kept_rows, BLOCK_ROWS), MAX_ROWS_AT_ONCE)
+    out: list[OperationBatch] = []
+    while wanted > 0 and (batch := next(batches, None)) is not None:
+        out.append(batch)
+        wanted -= batch.operations.rank.size
+    return out
 
 
 class _JobBlame:
@@ -312,11 +327,10 @@ def blame_in_slabs(
 
     Raises: OSError when the operations cannot be read back.
     """
-    empty = deepcopy(sums)
 
     def make_task(slab: tuple[_JobBlame, int, SlabState]) -> SlabTask:
         blame, number, state = slab
-        return SlabTask(*blame.job.select(number), ranks, columns, empty, place, state)
+        return SlabTask(*blame.job.select(number), ranks, columns, sums, place, state)
 
     blames = [_JobBlame(job) for job in jobs]
     while slabs := [(blame, *slab) for blame in blames for slab in blame.list_slabs()]:

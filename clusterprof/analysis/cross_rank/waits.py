@@ -65,6 +65,7 @@ from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks, map_ranks, with_ranks
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
+from clusterprof.analysis.timeline.collectives.stream import return_freed_memory
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
 from clusterprof.report.model import Grade
 
@@ -92,11 +93,11 @@ def attribute_waits(state: JobState) -> JobState:
     ]
     if any(lost):
         return replace(state, not_compared=max(lost))
-    sums = _make_sums(state.nodes)
     try:
-        unmatched = _observe_blame(state, with_operations, sums)
+        sums, unmatched = _observe_blame(state, with_operations)
     except OSError as error:
         return replace(state, not_compared=str(error))
+    return_freed_memory()
     clock = _require_clock(state)
     network = TransferObserver(state.nodes, state.limits, sums.transfers).result()
     return replace(
@@ -130,16 +131,21 @@ def _select_ranks_with_operations(nodes: Sequence[NodeResult]) -> list[_Numbered
 # --- observing the blame ---
 
 
-def _make_sums(nodes: Sequence[NodeResult]) -> BlameSums:
+def _make_sums(nodes: Sequence[NodeResult], categories: Sequence[str]) -> BlameSums:
+    """Make the sums without operations.
+
+    categories: those in which time was spent, and work. There is a column of each of them for
+    every rank, and most causes have no time at all.
+    """
     ranks = list_ranks(nodes)
-    causes = list_causes(CATEGORIES)
+    causes = list_causes(categories)
     has_history = any(rank.history is not None for rank in ranks)
     numbered = [(node, rank) for node in nodes for rank in node.ranks]
     return BlameSums(
-        totals=WaitTotals(len(ranks), CATEGORIES),
-        transfers=make_transfer_totals(nodes, CATEGORIES),
-        bubbles=PipelineBubbles(len(ranks), CATEGORIES),
-        jitter=Jitter(len(ranks), CATEGORIES),
+        totals=WaitTotals(len(ranks), categories),
+        transfers=make_transfer_totals(nodes, categories),
+        bubbles=PipelineBubbles(len(ranks), categories),
+        jitter=Jitter(len(ranks), categories),
         culprits=make_culprit_sums(numbered, len(causes)),
         long_waits=LongWaitObserver(ranks, causes) if has_history else None,
         what_if=WhatIfObserver([rank.job for rank in ranks], CATEGORIES),
@@ -147,9 +153,9 @@ def _make_sums(nodes: Sequence[NodeResult]) -> BlameSums:
 
 
 def _observe_blame(
-    state: JobState, with_operations: Sequence[_NumberedRank], sums: BlameSums
-) -> Mapping[str, int]:
-    """Read and blame operations slab by slab; return unmatched spans by reason.
+    state: JobState, with_operations: Sequence[_NumberedRank]
+) -> tuple[BlameSums, Mapping[str, int]]:
+    """Read and blame operations slab by slab; return the sums, and unmatched spans by reason.
 
     Raises: OSError when the operations cannot be read back.
     """
@@ -161,15 +167,17 @@ def _observe_blame(
     )
     # Most categories have no time at all; work, the last one, is always requested.
     used = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]
-    columns = BlameColumns(CATEGORIES, tuple(used), tuple(sums.what_if.begin(used, spent)))
-    return blame_in_slabs(
+    sums = _make_sums(state.nodes, [CATEGORIES[c] for c in used])
+    hidden = sums.what_if.begin(used, spent)
+    unmatched = blame_in_slabs(
         plan_slabs(entries, members),
         sums,
-        columns,
+        BlameColumns(tuple(used), tuple(hidden)),
         len(list_ranks(state.nodes)),
         state.place,
         state.run_map,
     )
+    return sums, unmatched
 
 
 def _build_rank_entries(

@@ -280,13 +280,14 @@ def build_step_stats(ranks: Sequence[RankResult]) -> StepStats | None:
         return None
     width = max(blocks.width for _, blocks in known)
     wide = [(rank, blocks.widen(width)) for rank, blocks in known]
-    n = max(blocks.sums.shape[1] for _, blocks in wide)
+    n = max(blocks.count_blocks() for _, blocks in wide)
     in_step, sums = np.zeros(n, np.int64), np.zeros((ROWS, n), np.int64)
     claims: dict[str, Int] = {}
     for rank, blocks in wide:
-        part = slice(0, blocks.sums.shape[1])
-        in_step[part] += allocate_by_profile(rank.ledger.in_step_ns, _choose_block_time(blocks))
-        sums[:, part] += blocks.sums
+        rank_sums = blocks.sums
+        part = slice(0, rank_sums.shape[1])
+        in_step[part] += allocate_by_profile(rank.ledger.in_step_ns, _choose_block_time(rank_sums))
+        sums[:, part] += rank_sums
         for cause, ns in blocks.lost.items():
             claims.setdefault(cause, np.zeros(n, np.int64))[part] += ns
     # Ranks without a step have no time inside steps, or time without a block: it goes to the last.
@@ -326,12 +327,13 @@ def allocate_by_profile(total: int, profile: Int) -> Int:
     return parts if total >= 0 else -parts
 
 
-def _choose_block_time(blocks: StepBlockTable) -> Int:
+def _choose_block_time(sums: Int) -> Int:
     """Choose the time of each block: measured time where samples have gaps, else step time.
 
     Steps divide time more finely than samples do, but only samples show how much was measured.
+    sums: int64[ROWS, blocks] of a rank.
     """
-    seen, time = blocks.sums[MEASURED], blocks.sums[TIME]
+    seen, time = sums[MEASURED], sums[TIME]
     return seen if 0 < seen.sum() < _MIN_MEASURED_RATIO * time.sum() else time
 
 

@@ -206,10 +206,9 @@ def _count_models(nodes: Sequence[NodeResult]) -> Counter[str]:
 
 def _compute_median_per_step(ranks: Sequence[RankResult], row: int) -> float | None:
     """Compute the median over ranks of samples or tokens per step; None = not reported."""
+    tables = (rank.blocks.sums for rank in ranks if rank.blocks is not None)
     values = [
-        int(rank.blocks.sums[row].sum()) / int(counted)
-        for rank in ranks
-        if rank.blocks is not None and (counted := rank.blocks.sums[REPORTED].sum())
+        int(sums[row].sum()) / int(counted) for sums in tables if (counted := sums[REPORTED].sum())
     ]
     return float(median(values)) or None if values else None
 

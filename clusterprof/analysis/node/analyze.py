@@ -17,6 +17,7 @@ from clusterprof.analysis.attribution.accumulator import (
     EMPTY_ACCUMULATOR,
     Accumulator,
     merge_accumulators,
+    with_short_steps,
 )
 from clusterprof.analysis.attribution.ledger import RankIdentity, RankResult, build_rank_result
 from clusterprof.analysis.attribution.lines.lost_code import CodeSums
@@ -174,7 +175,8 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
     operations = open_rank.spending.operations()
     if operations is not None:
         operations = operations.with_clock_leaves(not rank.device or rank.emulated)
-    result = build_rank_result(name, open_rank.state, open_rank.partial, operations)
+    whole = with_short_steps(open_rank.partial)
+    result = build_rank_result(name, open_rank.state, whole, operations)
     steps, suspected = open_rank.frontier.operations()
     times = None if open_rank.times is None else open_rank.times.finish()
     period, blocks = open_rank.frontier.period(), open_rank.blocks.finish()

@@ -8,7 +8,7 @@ reads what this machine can read; analysis.tasks.dask_engine does the same on a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -126,11 +126,12 @@ class LocalEngine:
             ]
             outcomes = _run_tasks(tasks, request, pool if in_pool else None)
             nodes, skipped = split_outcomes(folders, outcomes)
+            kept = select_analyzed(folders, outcomes)
+            del outcomes
             # slabs of a small recording are not worth sending
             run_map: RunMap = pool.map if in_pool and place.address else map
-            across, history = compare_nodes(nodes, place, request, run_map)
+            across, history = compare_nodes(_take_all(nodes), place, request, run_map)
         dumps, unread = read_dumps(folders)
-        kept = select_analyzed(folders, outcomes)
         return JobResult(kept, across, history, skipped, tuple(dumps), tuple(unread))
 
 
@@ -207,8 +208,15 @@ def select_analyzed(
     return tuple(folder for folder, outcome in pairs if isinstance(outcome, NodeResult))
 
 
+def _take_all(nodes: list[NodeResult]) -> Iterator[NodeResult]:
+    """Yield all nodes, and keep none: the passes replace the results of their ranks."""
+    nodes.reverse()
+    while nodes:
+        yield nodes.pop()
+
+
 def compare_nodes(
-    nodes: Sequence[NodeResult], place: SpillLocation, request: JobRequest, run_map: RunMap = map
+    nodes: Iterable[NodeResult], place: SpillLocation, request: JobRequest, run_map: RunMap = map
 ) -> tuple[JobState, History | None]:
     """Compare the ranks of all nodes, and build the history where it was requested.
 

@@ -16,6 +16,7 @@ from clusterprof.analysis.node.transport import (
     unpack_fields,
     with_short_groups,
 )
+from clusterprof.analysis.timeline.collectives.int_table import keep_packed
 from clusterprof.analysis.timeline.collectives.rows import NO_LEAVES, RankOperations, SampledLeaves
 from clusterprof.trace.schema import Event
 
@@ -82,7 +83,8 @@ def test_only_the_members_of_groups_change() -> None:
 def test_one_sample_of_leaves_is_kept() -> None:
     first, second = (SampledLeaves(5, *(np.array([k]),) * 3) for k in (1, 2))
     none = np.zeros((0, 4), np.int64)
-    operations = RankOperations(none, none[:, 0], (), none.T, none[:, :3].T, {}, first, second)
+    samples = keep_packed(none[:, :3].T)
+    operations = RankOperations(none, none[:, 0], (), none.T, samples, {}, first, second)
     for host_waits, leaves, barriers in (
         (True, first, NO_LEAVES),
         (False, NO_LEAVES, second),

@@ -32,7 +32,7 @@ from tests.support.synthetic.jobs import CATEGORIES, MS, Job
 from tests.support.synthetic.matching import CollectiveSpans
 from tests.support.synthetic.spans import arrivals
 
-COLUMNS = BlameColumns(CATEGORIES, tuple(range(len(CATEGORIES))), ())
+COLUMNS = BlameColumns(tuple(range(len(CATEGORIES))), ())
 STEP_NS = 60 * MS
 
 

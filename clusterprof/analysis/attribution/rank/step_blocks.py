@@ -37,6 +37,11 @@ from clusterprof.analysis.attribution.rank.hidden_cost import compute_hidden_cos
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.time_spent import SpentTotals, split_amounts
 from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
+from clusterprof.analysis.timeline.collectives.int_table import (
+    PackedTable,
+    keep_packed,
+    read_table_shape,
+)
 from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder, Store
 from clusterprof.analysis.timeline.model import PHASE_SUSPECTED_BUSY_WAIT, Int, LostTime, Rank
 from clusterprof.analysis.timeline.series import Period, estimate_period
@@ -64,25 +69,34 @@ class StepBlockTable:
     """Totals of a rank by block of steps; small, so that it can be sent between processes."""
 
     width: int
-    sums: Int
-    """int64[ROWS, blocks]."""
+    packed_sums: PackedTable
+    """See `sums`; packed, because there may be thousands of ranks."""
     lost: Mapping[str, Int] = field(default_factory=dict)
     """Cause id as claimed -> int64[blocks], lost ns."""
     keys: Keys = field(default_factory=lambda: np.zeros((2, 0), np.int32))
     """int32[2, n]: block << 16 | bin of a step length, ascending; and the number of steps."""
+
+    @property
+    def sums(self) -> Int:
+        """Return the sums by block, int64[ROWS, blocks]."""
+        return self.packed_sums.unpack()
+
+    def count_blocks(self) -> int:
+        """Count the blocks."""
+        return read_table_shape(self.packed_sums.data)[1]
 
     def widen(self, width: int) -> StepBlockTable:
         """Return the totals in blocks of `width` steps, a multiple of the current width."""
         times = width // self.width
         if times == 1:
             return self
-        at = np.arange(0, self.sums.shape[1], times)
+        sums = self.sums
+        at = np.arange(0, sums.shape[1], times)
         lost = {cause: np.add.reduceat(ns, at) for cause, ns in self.lost.items()}
         block, bin_ = unpack_keys(self.keys)
         keys = merge_keys(np.stack([block // times << _BIN_BITS | bin_, self.keys[1]]))
-        return StepBlockTable(
-            width, np.add.reduceat(self.sums, at, axis=1), lost, keys.astype(np.int32)
-        )
+        wide_sums = keep_packed(np.add.reduceat(sums, at, axis=1))
+        return StepBlockTable(width, wide_sums, lost, keys.astype(np.int32))
 
 
 class StepBlocks:
@@ -136,7 +150,7 @@ class StepBlocks:
             ns[blocks - 1] += ns[blocks:].sum()
             lost[cause] = ns[:blocks].copy()
         keys = merge_keys(self._keys).astype(np.int32)  # int32: there may be thousands of ranks
-        return StepBlockTable(self._width, self._sums[:, :blocks].copy(), lost, keys)
+        return StepBlockTable(self._width, keep_packed(self._sums[:, :blocks]), lost, keys)
 
     def _add_settled(self, settled: _SettledSteps) -> None:
         last = settled.first + settled.ends.size

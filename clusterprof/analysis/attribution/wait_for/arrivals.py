@@ -66,9 +66,15 @@ class ArrivalRows:
     on_device: Int
     """1 if the times are those of a device, 0 if they are the host's."""
 
-    def take(self, rows: Int | NDArray[np.bool_]) -> ArrivalRows:
-        """Return the chosen rows."""
-        return ArrivalRows(*(getattr(self, field.name)[..., rows] for field in fields(self)))
+    def list_columns(self) -> list[Int]:
+        """List all columns in their order."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def take_rows(columns: list[Int], rows: Int) -> ArrivalRows:
+    """Return the chosen rows of columns; the list is emptied, so that each is released in turn."""
+    columns.reverse()
+    return ArrivalRows(*[columns.pop()[..., rows] for _ in fields(ArrivalRows)])
 
 
 def make_empty_rows(categories: int) -> ArrivalRows:

@@ -32,8 +32,8 @@ Estimate how much earlier operations would end without the last arrival or a cau
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ from clusterprof.analysis.attribution.wait_for.arrivals import (
     is_point_to_point,
     make_empty_rows,
     select_kept_rows,
+    take_rows,
 )
 from clusterprof.analysis.attribution.wait_for.chains import BlameEntries
 from clusterprof.analysis.attribution.wait_for.excess import WaitPairs, find_last_common_leave
@@ -227,6 +228,27 @@ class BlockBlame:
     (estimate_savings_by_category).
     """
 
+    def split(self, parts: Sequence[Operations]) -> Iterator[BlockBlame]:
+        """Yield the blame of each part of the block; parts follow each other."""
+        row, op, entry = 0, 0, 0
+        for part in parts:
+            row_end, op_end = row + part.rank.size, op + part.process_group.size
+            entry_end = int(np.searchsorted(self.row, row_end))
+            rows, ops, entries = slice(row, row_end), slice(op, op_end), slice(entry, entry_end)
+            yield BlockBlame(
+                self.row[entries] - row,
+                self.culprit[entries],
+                self.cause[entries],
+                self.ns[entries],
+                self.transfer_ns[rows],
+                self.last_arrival[ops],
+                self.recoverable_ns[ops],
+                self.late_peers[ops],
+                self.work_deficit_ns[rows],
+                self.savings_ns[:, ops],
+            )
+            row, op, entry = row_end, op_end, entry_end
+
 
 def list_causes(categories: Sequence[str]) -> tuple[str, ...]:
     """Return the cause names by index; the last category, work, is split into two causes.
@@ -257,11 +279,12 @@ def blame_waits(
     if not ops.process_group.size:
         return _make_empty_block(), carry_over
     shortest = find_shortest_stays(ops)
-    all_rows = append_block_rows(
-        carry_over.rows, ops, carry_over.operations, at_arrive, at_leave, shortest
-    )
-    fresh = carry_over.rows.op.size
-    index, usual_work = excess.with_usual_work(build_arrival_index(all_rows, fresh, ranks))
+    fresh, first_number = carry_over.rows.op.size, carry_over.operations
+    rows = append_block_rows(carry_over.rows, ops, first_number, at_arrive, at_leave, shortest)
+    # There may be as many rows as in several blocks: none is kept twice.
+    carry_over = replace(carry_over, rows=make_empty_rows(0))
+    index, usual_work = excess.with_usual_work(build_arrival_index(rows, fresh, ranks))
+    del rows
     last = find_last_arrivals(ops, shortest, index)
     members = np.diff(ops.first)
     wait = ops.blocked_ns - np.repeat(shortest, members)
@@ -274,13 +297,6 @@ def blame_waits(
     block_deficit[waiting] = work_deficit
     entries = blame_table.concat_entries()
     recoverable_ns, late_peers = measure_last_arrivals(ops, shortest, last)
-    kept_rows = select_kept_rows(index)
-    after = BlameCarryOver(
-        index.rows.take(kept_rows),
-        _select_kept_entries(kept_rows, all_rows.op.size, entries),
-        carry_over.operations + ops.process_group.size,
-        *_join_checks(carry_over, context),
-    )
     new = slice(int(np.searchsorted(entries.row, fresh)), None)
     width = at_arrive.shape[1] - 1 + len(BLAME_CAUSES)
     culprit = entries.key[new] // width
@@ -289,14 +305,23 @@ def blame_waits(
         culprit - 1,
         entries.key[new] - culprit * width,
         entries.ns[new],
-        index.rows.transfer_ns[fresh:],
+        index.rows.transfer_ns[fresh:].copy(),
         np.where((np.diff(ops.first) > 1) & ~no_last, ops.rank[last], NO_CULPRIT),
         np.where(no_last, 0, recoverable_ns),
         np.where(no_last, 0, late_peers),
         block_deficit,
         estimate_savings_by_category(ops, index),
     )
-    return blamed, after
+    kept_rows = select_kept_rows(index)
+    kept_entries = _select_kept_entries(kept_rows, index.rows.op.size, entries)
+    columns = index.rows.list_columns()
+    del index, usual_work, blame_table, entries
+    return blamed, BlameCarryOver(
+        take_rows(columns, kept_rows),
+        kept_entries,
+        first_number + ops.process_group.size,
+        *_join_checks(carry_over, context),
+    )
 
 
 def _make_first_carry_over(columns: int) -> BlameCarryOver:

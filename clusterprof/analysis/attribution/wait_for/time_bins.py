@@ -209,3 +209,16 @@ def sum_by_cell(cell: Int, ns: Int) -> tuple[Int, Int]:
         return cells + lowest, sums[cells].astype(np.int64)
     cells, at = np.unique(cell, return_inverse=True)
     return cells, np.bincount(at, weights=ns).astype(np.int64)
+
+
+def index_keys(key: Int) -> tuple[Int, Int]:
+    """Return the distinct keys, ascending, and the index of each given key among them."""
+    span = int(key.max()) + 1
+    if span > max(1 << 20, 8 * key.size):
+        keys, at = np.unique(key, return_inverse=True)
+        return keys, at
+    number = np.zeros(span, np.int64)
+    number[key] = 1
+    keys = np.flatnonzero(number)
+    number[keys] = np.arange(keys.size)
+    return keys, number[key]

@@ -40,7 +40,7 @@ from clusterprof.analysis.attribution.wait_for.blame import (
     BlockBlame,
     list_causes,
 )
-from clusterprof.analysis.attribution.wait_for.time_bins import CellSums
+from clusterprof.analysis.attribution.wait_for.time_bins import CellSums, index_keys
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Float, Int
 
@@ -295,7 +295,7 @@ class SavingsTotals:
         if not known.size:
             return
         row, culprit, cause = blamed.row[known], blamed.culprit[known], blamed.cause[known]
-        pair, at = _index_keys(op[row] * self._ranks + culprit)
+        pair, at = index_keys(op[row] * self._ranks + culprit)
         savings = np.minimum(blamed.ns[known], self._compute_savings(ops, recent_culprit, pair)[at])
         shape = self.others_ns.shape
         self.others_ns += _sum_into_table(culprit, cause, savings, shape)
@@ -417,16 +417,3 @@ def _find_main_culprits(blamed: BlockBlame, rows: int) -> Int:
         largest = np.flatnonzero(blamed.ns == np.repeat(most, size))
         main_culprit[blamed.row[largest]] = blamed.culprit[largest]
     return main_culprit
-
-
-def _index_keys(key: Int) -> tuple[Int, Int]:
-    """Return the distinct keys, ascending, and the index of each given key among them."""
-    span = int(key.max()) + 1
-    if span > max(1 << 20, 8 * key.size):
-        keys, at = np.unique(key, return_inverse=True)
-        return keys, at
-    number = np.zeros(span, np.int64)
-    number[key] = 1
-    keys = np.flatnonzero(number)
-    number[keys] = np.arange(keys.size)
-    return keys, number[key]

@@ -62,6 +62,8 @@ from clusterprof.analysis.attribution.wait_for.blame import (
     BlockBlame,
     list_causes,
 )
+from clusterprof.analysis.attribution.wait_for.excess import expand_ranges
+from clusterprof.analysis.attribution.wait_for.time_bins import index_keys
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Float, Int
 
@@ -222,6 +224,7 @@ MIN_UNEVEN_SPREAD_RATIO = 0.02
 """Skewed work counts only if its spread is at least this part of the time between
 operations: the noise of every machine is slightly skewed.
 """
+_MAX_GROUP_LENGTHS = 16  # groups of more different lengths are sorted all at once
 _MAD_TO_SIGMA = 1.4826  # median of |x| -> standard deviation of a normal distribution
 _SKEWNESS_ERRORS = 3.0  # skewness must also exceed this many of its standard errors
 
@@ -245,6 +248,8 @@ class WorkVariation(NamedTuple):
     """window * ranks + rank of each level, ascending."""
     level_ns: Float
     """0 where the level may be chance."""
+    level_of_row_ns: Float
+    """Level of the rank of each sample."""
 
     def level(self, window: Int, rank: Int, ranks: int) -> Float:
         """Return the level of ranks in windows, float64[m], ns."""
@@ -264,7 +269,7 @@ def evaluate_work_variation(
         samples.work_ns
         - compute_group_medians(samples.work_ns, samples.operation)[samples.operation]
     )
-    key, at = np.unique(samples.window * ranks + samples.rank, return_inverse=True)
+    key, at = index_keys(samples.window * ranks + samples.rank)
     count = np.bincount(at, minlength=key.size)
     level = np.bincount(at, difference, key.size) / np.maximum(count, 1)
     rest = difference - level[at]
@@ -283,7 +288,8 @@ def evaluate_work_variation(
         spread > MIN_UNEVEN_SPREAD_RATIO * period_ns
     )
     uneven = is_skewed | (spread > UNEVEN_SPREAD_RATIO * period_ns)
-    return WorkVariation(spread, uneven, key, np.where(significant, level, 0.0))
+    level = np.where(significant, level, 0.0)
+    return WorkVariation(spread, uneven, key, level, level[at])
 
 
 def _compute_skewness(rest: Float, window: Int, spread: Float, members: Int) -> tuple[Float, Float]:
@@ -313,18 +319,27 @@ def compute_group_medians(value: Float, group: Int, groups: int | None = None) -
     """
     size = int(group.max(initial=-1)) + 1 if groups is None else groups
     count = np.bincount(group, minlength=size)
-    if value.size and (count == count[0]).all() and (group[1:] >= group[:-1]).all():
-        middle = (int(count[0]) - 1) // 2, int(count[0]) // 2
-        parted = np.partition(value.reshape(size, -1), sorted(set(middle)), axis=1)
-        return np.asarray((parted[:, middle[0]] + parted[:, middle[1]]) / 2)
-    order = np.lexsort((value, group))
-    begin = np.cumsum(count) - count
     if not value.size:
         return np.zeros(size)
-    last = value.size - 1
-    low = value[order[np.minimum(begin + np.maximum(count - 1, 0) // 2, last)]]
-    high = value[order[np.minimum(begin + count // 2, last)]]
-    return np.where(count > 0, (low + high) / 2, 0.0)
+    begin = np.cumsum(count) - count
+    lengths = np.flatnonzero(np.bincount(count))
+    if lengths.size > _MAX_GROUP_LENGTHS or (group[1:] < group[:-1]).any():
+        order = np.lexsort((value, group))
+        low, high = begin + np.maximum(count - 1, 0) // 2, begin + count // 2
+        last = value.size - 1
+        middle = value[order[np.minimum(low, last)]] + value[order[np.minimum(high, last)]]
+        return np.where(count > 0, middle / 2, 0.0)
+    out = np.zeros(size)
+    for length in lengths[lengths > 0].tolist():
+        chosen = np.flatnonzero(count == length)
+        if chosen.size * length == value.size:
+            rows = value.reshape(-1, length)
+        else:
+            rows = value[begin[chosen, None] + np.arange(length)]
+        low, high = (length - 1) // 2, length // 2
+        parted = np.partition(rows, (low, high) if low < high else low, axis=1)
+        out[chosen] = (parted[:, low] + parted[:, high]) / 2
+    return out
 
 
 WINDOW_OPERATIONS = 64
@@ -353,7 +368,10 @@ class Jitter:
         """
         self._groups: dict[int, tuple[int, int]] = {}
         """Process group -> (operations so far, when its lowest rank left the last of them)."""
+        self._operations: list[Int] = []
+        """int64[5, operations]: process group, number, last arrival, period, pending rows."""
         self._rows: list[Int] = []
+        """int64[4, rows]: rank, work deficit, waits for imbalance and for slow compute."""
         self._count, self._kept = 0, 0
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
@@ -367,25 +385,17 @@ class Jitter:
         )
         row_op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
         ordinal, period = self._number_operations(ops, chosen)
-        work = np.zeros((2, row_op.size), np.int64)
         direct = blamed.culprit == blamed.last_arrival[row_op[blamed.row]]
-        for line, cause in zip(work, self._work):
-            entries = np.flatnonzero(direct & (blamed.cause == cause))
-            np.add.at(line, blamed.row[entries], blamed.ns[entries])
         rows = np.flatnonzero(chosen[row_op] & (blamed.work_deficit_ns != UNKNOWN_WORK_DEFICIT))
-        op = row_op[rows]
-        table = np.stack(
-            [
-                ops.process_group[op],
-                ordinal[op],
-                ops.rank[rows],
-                blamed.work_deficit_ns[rows],
-                blamed.last_arrival[op],
-                work[0, rows],
-                work[1, rows],
-                period[op],
-            ]
-        )
+        table = np.empty((4, rows.size), np.int64)
+        table[:2] = ops.rank[rows], blamed.work_deficit_ns[rows]
+        for line, cause in zip(table[2:], self._work):
+            entries = np.flatnonzero(direct & (blamed.cause == cause))
+            work = np.bincount(blamed.row[entries], blamed.ns[entries], row_op.size)
+            line[:] = work[rows]
+        size = np.bincount(row_op[rows], minlength=ordinal.size)
+        columns = np.stack([ops.process_group, ordinal, blamed.last_arrival, period, size])
+        self._operations.append(columns[:, size > 0])
         self._rows.append(table)
         self._count += rows.size
         if self._count > max(_MIN_ROWS_TO_SETTLE, 2 * self._kept):
@@ -423,77 +433,99 @@ class Jitter:
         one, ns.
         """
         ordinal, period = np.zeros((2, ops.process_group.size), np.int64)
-        leave = ops.leave_ns[ops.first[:-1]]
-        for at in np.flatnonzero(chosen).tolist():
-            group = int(ops.process_group[at])
-            count, last = self._groups.get(group, (0, -1))
-            ordinal[at], period[at] = count, max(int(leave[at]) - last, 0) if count else -1
-            self._groups[group] = count + 1, int(leave[at])
+        at = np.flatnonzero(chosen)
+        groups, group = np.unique(ops.process_group[at], return_inverse=True)
+        order = np.argsort(group, kind="stable")
+        at, group = at[order], group[order]
+        before = [self._groups.get(label, (0, 0)) for label in groups.tolist()]
+        count, last = np.array(before, np.int64).reshape(-1, 2).T
+        leave = ops.leave_ns[ops.first[at]]
+        size = np.bincount(group, minlength=groups.size)
+        ends = np.cumsum(size)
+        ordinal[at] = count[group] + np.arange(at.size) - (ends - size)[group]
+        previous = np.append(0, leave[:-1])
+        previous[ends - size] = last
+        period[at] = np.where(ordinal[at] > 0, np.maximum(leave - previous, 0), -1)
+        after = zip((count + size).tolist(), leave[ends - 1].tolist())
+        self._groups.update(zip(groups.tolist(), after))
         return ordinal, period
 
     def _settle(self, whole: bool) -> None:
         """Evaluate windows; if more blocks may follow (`whole`), only full ones."""
-        table = np.concatenate(self._rows, axis=1)
-        group, ordinal = table[0], table[1]
+        operations = np.concatenate(self._operations, axis=1)
+        group, ordinal, _, _, size = operations
         window = ordinal // WINDOW_OPERATIONS
         groups, at = np.unique(group, return_inverse=True)
         full_windows = np.array(
             [self._groups[label][0] // WINDOW_OPERATIONS for label in groups.tolist()], np.int64
         )
+        ready = np.ones(group.size, np.bool_)
         if whole:
             ready = window < full_windows[at] - self.join_last
-            self._rows, table, window = [table[:, ~ready]], table[:, ready], window[ready]
-        else:
-            if self.join_last:
-                window = np.minimum(window, np.maximum(full_windows[at] - 1, 0))
-            self._rows = []
-        self._count = self._kept = sum(rows.shape[1] for rows in self._rows)
-        if table.shape[1]:
-            self._evaluate_windows(table, window)
+        elif self.join_last:
+            window = np.minimum(window, np.maximum(full_windows[at] - 1, 0))
+        first, rows = np.cumsum(size) - size, np.concatenate(self._rows, axis=1)
+        left = np.flatnonzero(~ready)
+        self._operations = [operations[:, left]]
+        self._rows = [rows[:, expand_ranges(first[left], first[left] + size[left])[1]]]
+        self._count = self._kept = self._rows[0].shape[1]
+        due = np.flatnonzero(ready)
+        if not due.size:
+            return
+        due = due[np.lexsort((ordinal[due], group[due]))]
+        opens = np.append(True, (np.diff(group[due]) != 0) | (np.diff(window[due]) != 0))
+        windows = np.flatnonzero(opens)
+        until = np.append(windows[1:], due.size)
+        rows_until = np.append(0, np.cumsum(size[due]))
+        begin = 0
+        for end in until.tolist():  # some at once: temporary arrays are many
+            if end < due.size and rows_until[end] - rows_until[begin] < _MIN_ROWS_TO_SETTLE:
+                continue
+            chosen = due[begin:end]
+            number = np.cumsum(opens[begin:end]) - 1
+            row = expand_ranges(first[chosen], first[chosen] + size[chosen])[1]
+            self._evaluate_windows(operations[:, chosen], number, rows[:, row])
+            begin = end
 
-    def _evaluate_windows(self, table: Int, window: Int) -> None:
+    def _evaluate_windows(self, operations: Int, window: Int, rows: Int) -> None:
+        """Evaluate whole windows.
+
+        window: int64[operations], from 0, ascending. operations, rows: as they are kept.
+        """
         ranks = self._ranks
-        if not _is_sorted(table[:3]):
-            order = np.lexsort((table[2], table[1], table[0]))
-            table, window = table[:, order], window[order]
-        group, ordinal, rank, work_deficit, last_arrival, imbalance, slow, period = table
-        opens = np.append(True, (group[1:] != group[:-1]) | (ordinal[1:] != ordinal[:-1]))
-        operation = np.cumsum(opens) - 1
-        wid = (
-            np.cumsum(np.append(True, (group[1:] != group[:-1]) | (window[1:] != window[:-1]))) - 1
+        _, _, last_arrival, period, size = operations
+        rank, work_deficit, imbalance, slow = rows
+        count = int(window[-1]) + 1
+        known = period >= 0
+        length = np.bincount(window[known], period[known], count) / np.maximum(
+            np.bincount(window[known], minlength=count), 1
         )
-        count = int(wid[-1]) + 1
-        known = opens & (period >= 0)
-        length = np.bincount(wid[known], period[known], count) / np.maximum(
-            np.bincount(wid[known], minlength=count), 1
+        operation, window_of_row = (
+            np.repeat(column, size) for column in (np.arange(size.size), window)
         )
         variation = evaluate_work_variation(
-            WorkSamples(wid, operation, rank, -work_deficit.astype(np.float64)),
+            WorkSamples(window_of_row, operation, rank, -work_deficit.astype(np.float64)),
             count,
             ranks,
             length,
         )
-        level_difference = variation.level(wid, last_arrival, ranks) - variation.level(
-            wid, rank, ranks
-        )
-        uneven = variation.uneven[wid]
-        most = np.where(uneven, np.inf, OUTLIER_SPREADS * variation.spread_ns[wid])
-        ratio = _compute_random_ratio(work_deficit, level_difference, most)
+        level_difference = np.repeat(variation.level(window, last_arrival, ranks), size)
+        level_difference -= variation.level_of_row_ns
+        uneven = variation.uneven[window_of_row]
+        most = np.where(variation.uneven, np.inf, OUTLIER_SPREADS * variation.spread_ns)
+        ratio = _compute_random_ratio(work_deficit, level_difference, most[window_of_row])
         random_ns = np.rint((imbalance + slow) * ratio).astype(np.int64)
         from_slow = np.minimum(random_ns, slow)
         # If work is uneven, its random part becomes imbalance.
         from_imbalance = np.where(uneven, -from_slow, random_ns - from_slow)
+        starts = np.cumsum(size) - size
         for column, ns in enumerate((from_imbalance, from_slow)):
-            np.add.at(self.victim_ns[:, column], rank, ns)
-            np.add.at(self.culprit_ns[:, column], last_arrival, ns)
-
-
-def _is_sorted(keys: Int) -> bool:
-    """Return whether the columns of int64[k, n] are sorted by the first row, then by the next."""
-    ascending = np.ones(max(keys.shape[1] - 1, 0), np.bool_)
-    for key in keys[::-1]:
-        ascending = (key[1:] > key[:-1]) | (key[1:] == key[:-1]) & ascending
-    return bool(ascending.all())
+            if ns.any():
+                self.victim_ns[:, column] += np.bincount(rank, ns, ranks).astype(np.int64)
+                of_operation = np.add.reduceat(ns, starts)
+                self.culprit_ns[:, column] += np.bincount(last_arrival, of_operation, ranks).astype(
+                    np.int64
+                )
 
 
 def _compute_random_ratio(work_deficit: Int, usual_ns: Float, most_ns: Float) -> Float:

@@ -7,6 +7,8 @@ A row with equal steps costs only its header. A row that does not fit is stored 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,24 @@ from clusterprof.analysis.timeline.model import Int
 
 _WIDTHS = (1, 2, 4)
 _HEAD = 2  # int64: rows, columns; then first, smallest step and width of each row
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTable:
+    """A table of int64 that is kept for many ranks and seldom read."""
+
+    rows: int
+    data: bytes
+    """Its columns, packed; empty without any."""
+
+    def unpack(self) -> Int:
+        """Return the table, int64[rows, n]."""
+        return unpack_table(self.data) if self.data else np.zeros((self.rows, 0), np.int64)
+
+
+def keep_packed(table: Int) -> PackedTable:
+    """Pack int64[r, n] to keep it in few bytes."""
+    return PackedTable(len(table), pack_table(table) if table.shape[1] else b"")
 
 
 def pack_table(table: Int) -> bytes:

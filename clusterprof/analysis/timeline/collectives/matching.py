@@ -258,12 +258,13 @@ def _find_skewed_channels(
     out = np.zeros(rank_index.size, np.bool_)
     base, entries, numbers, leaves = 0, [], [], []
     for entry_of_rank in ranks:
-        at, number, leave = entry_of_rank.operations.samples
+        at, number, leave = entry_of_rank.operations.samples.unpack()
         entries.append(at + base)
         numbers.append(number)
         leaves.append(leave)
         base += len(entry_of_rank.operations.channels)
     entry, number, leave = (np.concatenate(parts) for parts in (entries, numbers, leaves))
+    del entries, numbers, leaves
     selected = candidates[entry]
     entry, number, leave = entry[selected], number[selected], leave[selected]
     if not entry.size:

@@ -27,7 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.timeline.collectives.cuts import CutSampler
-from clusterprof.analysis.timeline.collectives.int_table import pack_table, unpack_table
+from clusterprof.analysis.timeline.collectives.int_table import (
+    PackedTable,
+    keep_packed,
+    pack_table,
+    unpack_table,
+)
 from clusterprof.analysis.timeline.collectives.operations import (
     ON_DEVICE,
     RECV,
@@ -303,7 +308,7 @@ class RankOperations:
     """int64[blocks + 1, c]: the lowest number of a channel in this block or a later one;
     `NO_NUMBER` if there is none.
     """
-    samples: Int
+    samples: PackedTable
     """int64[3, m]: channel, number and leave time of some operations, selected alike on all
     ranks.
     """
@@ -365,6 +370,7 @@ class RankRowBuilder:
         self._leaves, self._barriers = LeaveSampler(), LeaveSampler((BARRIER,))
         self._cuts = CutSampler()
         self._why_lost = ""
+        self._categories: dict[bytes, Int] = {}
 
     def add(self, spans: Int, at_arrive: Int, at_leave: Int, categories: Int | None = None) -> None:
         """Add spans and the time spent so far at their start and end.
@@ -413,7 +419,7 @@ class RankRowBuilder:
             counts,
             blocks,
             lowest,
-            samples,
+            keep_packed(samples),
             dict(self._left_out),
             self._leaves.leaves(),
             self._barriers.leaves(),
@@ -466,9 +472,12 @@ class RankRowBuilder:
             self._why_lost = self._store.why_full
             self._blocks = []
             return
-        self._blocks.append(
-            Block(spans.shape[1], place, len(data), arrive_categories, leave_categories)
-        )
+        used_in = map(self._share_categories, (arrive_categories, leave_categories))
+        self._blocks.append(Block(spans.shape[1], place, len(data), *used_in))
+
+    def _share_categories(self, categories: Int) -> Int:
+        """Return the array of equal categories that an earlier block has, if one does."""
+        return self._categories.setdefault(categories.tobytes(), categories)
 
     def _join_halves(self, rows: SpentRows) -> SpentRows:
         """Join issues and waits of asynchronous operations, also with pending issues."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clusterprof.analysis.timeline.collectives.int_table import PackedTable
 from clusterprof.analysis.timeline.collectives.matching import ChannelDirectory, RankEntry
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.collectives.rows import (
@@ -100,7 +101,7 @@ def select_slab_entries(entries: Sequence[RankEntry], span: SlabSpan) -> list[Ra
                     counts=operations.counts[:0],
                     blocks=operations.blocks[low:high],
                     lowest=lowest,
-                    samples=operations.samples[:, :0],
+                    samples=PackedTable(3, b""),
                     left_out={},
                     leaves=none,
                     barriers=none,
@@ -217,8 +218,9 @@ class SlabStream(OperationStream):
 
         Raises: CutError when the end is not found.
         """
-        if self._rest is not None:
-            yield from self._split_batches(*self._rest, most_rows)
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            yield from self._split_batches(*rest, most_rows)
         yield from super().read_batches(most_rows)
         if self._passed.any():
             raise CutError("operations were settled without all members")

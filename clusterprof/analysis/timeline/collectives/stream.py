@@ -34,7 +34,10 @@ roughly aligned or not aligned, only help to find that order.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +65,8 @@ from clusterprof.analysis.timeline.collectives.rows import (
 from clusterprof.analysis.timeline.model import Int
 
 _SPARE_CELLS = 1 << 20
+_MANY_RANKS = 1024
+"""Ranks of a job whose rows take so much memory that what others have freed is returned before."""
 _MAX_ORDER_PASSES = (
     12  # passes for finding an order that fits all ranks; clocks mostly need one or two
 )
@@ -293,6 +298,35 @@ class OperationBatch(NamedTuple):
     """int64[n, categories], ns."""
 
 
+def join_batches(batches: Sequence[OperationBatch]) -> OperationBatch:
+    """Join batches that follow each other; without any, raises ValueError."""
+    if len(batches) == 1:
+        return batches[0]
+    operations = [batch.operations for batch in batches]
+    rows = np.cumsum([0, *(ops.rank.size for ops in operations)])
+    first = [ops.first[:-1] + before for ops, before in zip(operations, rows[:-1].tolist())]
+    columns = {
+        column.name: np.concatenate([getattr(ops, column.name) for ops in operations])
+        for column in fields(Operations)
+        if column.name != "first"
+    }
+    return OperationBatch(
+        Operations(np.append(np.concatenate(first), rows[-1]), **columns),
+        np.concatenate([batch.at_arrive.T for batch in batches], axis=1).T,
+        np.concatenate([batch.at_leave.T for batch in batches], axis=1).T,
+    )
+
+
+def return_freed_memory() -> None:
+    """Return memory that was freed to the system, where the C library can.
+
+    Tables of all ranks are allocated and freed in turn, of different sizes: the holes between those
+    that are left would add up to half a gigabyte for 10,000 ranks.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class OperationStream:
     """Reads and matches operations; `unmatched` is complete when all batches have been read."""
 
@@ -339,6 +373,8 @@ class OperationStream:
         Batches have up to `most_rows` rows, or one operation.
         """
         while (self._read < self._blocks).any():
+            if self._read.size >= _MANY_RANKS:
+                return_freed_memory()
             self._load(self._wanted & (self._read < self._blocks))
             yield from self._split_batches(*self._settle_held(), most_rows)
         assert not self._table.shape[1]
@@ -421,17 +457,26 @@ class OperationStream:
     def _split_batches(
         self, ops: Operations, table: Int, most_rows: int
     ) -> Iterator[OperationBatch]:
-        middle = HEAD_ROWS + (self._rows - HEAD_ROWS) // 2
+        categories = (self._rows - HEAD_ROWS) // 2
+        arrive, leave = table[HEAD_ROWS : HEAD_ROWS + categories], table[HEAD_ROWS + categories :]
+        # Most categories only grow between operations.
+        grown = [at for at in range(categories) if not np.array_equal(arrive[at], leave[at])]
+        at_arrive = np.take(arrive, ops.source, axis=1)
+        at_leave = {at: leave[at][ops.source] for at in grown}
+        del table, arrive, leave  # there may be a gigabyte
         at = 0
         while at < ops.process_group.size:
             end = int(np.searchsorted(ops.first, ops.first[at] + most_rows, side="right")) - 1
             end = max(end, at + 1)
-            batch = ops.take_range(at, end)
-            at_arrive, at_leave = (
-                table[HEAD_ROWS:middle, batch.source],
-                table[middle:, batch.source],
-            )
-            yield OperationBatch(batch, at_arrive.T, at_leave.T)
+            rows = slice(int(ops.first[at]), int(ops.first[end]))
+            # Copies, so that a batch does not keep the rows of all ranks until the next are read.
+            batch_arrive = at_arrive[:, rows].copy()
+            batch_leave = batch_arrive.copy()
+            for category, spent in at_leave.items():
+                batch_leave[category] = spent[rows]
+            part = ops.take_range(at, end)
+            part = Operations(*[getattr(part, column.name).copy() for column in fields(part)])
+            yield OperationBatch(part, batch_arrive.T, batch_leave.T)
             at = end
 
 

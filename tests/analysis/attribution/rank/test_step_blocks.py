@@ -23,6 +23,7 @@ from clusterprof.analysis.findings.metrics import (
 from clusterprof.analysis.findings.report import _parse_frameworks
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.pipeline import analyze
+from clusterprof.analysis.timeline.collectives.int_table import keep_packed
 from clusterprof.report.model import Report
 
 RECORDING = Path(__file__).parents[3] / "recordings" / "v1"
@@ -49,7 +50,8 @@ def test_blocks_become_wider_and_keep_their_sums() -> None:
     keys = merge_keys(
         np.array([[0 << 16 | 7, 1 << 16 | 7, 4 << 16 | 9, 4 << 16 | 9], [1, 2, 3, 4]])
     )
-    blocks = StepBlockTable(2, sums, {"startup": np.array([5, 4, 3, 2, 1])}, keys).widen(4)
+    lost = {"startup": np.array([5, 4, 3, 2, 1])}
+    blocks = StepBlockTable(2, keep_packed(sums), lost, keys).widen(4)
     assert blocks.width == 4
     assert blocks.sums[0].tolist() == [0 + 1, 2 + 3, 4]
     assert blocks.lost["startup"].tolist() == [9, 5, 1]
