@@ -48,7 +48,7 @@ from clusterprof.analysis.timeline.model import Int
 
 BLOCK_ROWS = 32_000
 """Rows that are blamed at once: their working set stays in the CPU caches."""
-MAX_ROWS_AT_ONCE = 128_000
+MAX_ROWS_AT_ONCE = 64_000
 """Rows that are blamed at once where as many rows of earlier blocks may be looked up: these take
 part in the sorting of each block.
 """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 from clusterprof.analysis.attribution.accumulator import (
     MAX_SLOWEST_STEPS,
     Accumulator,
     merge_accumulators,
     select_slowest,
     sum_field,
+    with_short_steps,
 )
 
 
@@ -28,3 +31,15 @@ def test_the_longest_steps_stay_and_of_equal_ones_the_earliest() -> None:
     assert first == {10: 5, 20: 7}
     many = {start: 1 for start in range(100)}
     assert list(select_slowest({}, many)) == list(range(MAX_SLOWEST_STEPS))
+
+
+def test_short_steps_are_the_steps() -> None:
+    whole = Accumulator(totals={"lost": 3}, slowest={10: 5, 30: 4, 20: 9})
+    short = with_short_steps(whole)
+    assert list(short.slowest.items()) == [(10, 5), (30, 4), (20, 9)]
+    assert (short.slowest[30], len(short.slowest), list(short.slowest)) == (4, 3, [10, 30, 20])
+    assert pickle.loads(pickle.dumps(short)) == short == whole  # noqa: S301, pickled above
+    assert short != with_short_steps(Accumulator(totals={"lost": 3}, slowest={10: 5, 30: 4}))
+    assert dict(with_short_steps(Accumulator()).slowest) == {}
+    more = merge_accumulators(short, Accumulator(slowest={40: 7}))
+    assert list(more.slowest.items()) == [(20, 9), (40, 7), (10, 5), (30, 4)]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterprof.analysis.cross_rank import slabs as slabs_module
 from clusterprof.analysis.cross_rank.slab_plan import JobSlabs
 from clusterprof.analysis.cross_rank.slabs import SlabTask
 from tests.support.synthetic.jobs import (
@@ -225,3 +226,25 @@ def test_a_task_names_the_blocks_that_it_reads() -> None:
     # first of block 5; a slab can look back to 512 rows, here to all before it.
     assert tasks[0].span is not None and tasks[0].span.end == (0, 80)
     assert len(tasks[0].list_blocks()) == 4 * 6
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_how_many_rows_are_blamed_at_once_changes_nothing(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = make_entries(any_fault(layout, 8, 5, 60), 16)
+    jobs = plan(entries, 60)
+    whole = [JobSlabs(job.entries, job.directory, ()) for job in jobs]
+    monkeypatch.setattr(slabs_module, "BLOCK_ROWS", 40)
+    taken = []
+    real = slabs_module.join_batches
+    monkeypatch.setattr(
+        slabs_module, "join_batches", lambda parts: taken.append(len(parts)) or real(parts)
+    )
+    results = []
+    for most in (40, 100, 1000):
+        monkeypatch.setattr(slabs_module, "MAX_ROWS_AT_ONCE", most)
+        results.append(list_all_results(blame_job(whole, 8)[0]))
+        taken.append(0)
+    assert results[0] == results[1] == results[2]
+    assert max(taken) > 2

@@ -72,7 +72,10 @@ class ArrivalRows:
 
 
 def take_rows(columns: list[Int], rows: Int) -> ArrivalRows:
-    """Return the chosen rows of columns; the list is emptied, so that each is released in turn."""
+    """Return the chosen rows of columns; the list is emptied, so that each is released in turn.
+
+    columns: as ArrivalRows.list_columns, int64[..., n]. rows: int64[m].
+    """
     columns.reverse()
     return ArrivalRows(*[columns.pop()[..., rows] for _ in fields(ArrivalRows)])
 

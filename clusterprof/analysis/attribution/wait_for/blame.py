@@ -271,8 +271,7 @@ def blame_waits(
 
     at_arrive, at_leave: int64[rows, K], ns: time each rank had spent by category since a
     fixed instant of its own, at arrival and at leave; the last column is work.
-    ranks: number of ranks over all jobs. carry_over: second result of the previous block,
-    None for the first block.
+    ranks: number over all jobs. carry_over: second result of the previous block, if any.
     """
     if carry_over is None:
         carry_over = _make_first_carry_over(at_arrive.shape[1])
@@ -281,8 +280,7 @@ def blame_waits(
     shortest = find_shortest_stays(ops)
     fresh, first_number = carry_over.rows.op.size, carry_over.operations
     rows = append_block_rows(carry_over.rows, ops, first_number, at_arrive, at_leave, shortest)
-    # There may be as many rows as in several blocks: none is kept twice.
-    carry_over = replace(carry_over, rows=make_empty_rows(0))
+    carry_over = replace(carry_over, rows=make_empty_rows(0))  # no row is kept twice
     index, usual_work = excess.with_usual_work(build_arrival_index(rows, fresh, ranks))
     del rows
     last = find_last_arrivals(ops, shortest, index)

@@ -212,7 +212,10 @@ def sum_by_cell(cell: Int, ns: Int) -> tuple[Int, Int]:
 
 
 def index_keys(key: Int) -> tuple[Int, Int]:
-    """Return the distinct keys, ascending, and the index of each given key among them."""
+    """Return the distinct keys, ascending, and the index of each given key among them.
+
+    key: int64[n], not negative. Returns int64[m] and int64[n].
+    """
     span = int(key.max()) + 1
     if span > max(1 << 20, 8 * key.size):
         keys, at = np.unique(key, return_inverse=True)

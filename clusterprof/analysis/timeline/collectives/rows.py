@@ -305,9 +305,7 @@ class RankOperations:
     """int64[c]: rows of each channel."""
     blocks: tuple[Block, ...]
     lowest: Int
-    """int64[blocks + 1, c]: the lowest number of a channel in this block or a later one;
-    `NO_NUMBER` if there is none.
-    """
+    """int64[blocks + 1, c]: lowest number of a channel from this block on; `NO_NUMBER` = none."""
     samples: PackedTable
     """int64[3, m]: channel, number and leave time of some operations, selected alike on all
     ranks.
@@ -472,12 +470,9 @@ class RankRowBuilder:
             self._why_lost = self._store.why_full
             self._blocks = []
             return
-        used_in = map(self._share_categories, (arrive_categories, leave_categories))
-        self._blocks.append(Block(spans.shape[1], place, len(data), *used_in))
-
-    def _share_categories(self, categories: Int) -> Int:
-        """Return the array of equal categories that an earlier block has, if one does."""
-        return self._categories.setdefault(categories.tobytes(), categories)
+        share = self._categories.setdefault  # equal arrays are one: there are many blocks
+        used = [share(rows.tobytes(), rows) for rows in (arrive_categories, leave_categories)]
+        self._blocks.append(Block(spans.shape[1], place, len(data), *used))
 
     def _join_halves(self, rows: SpentRows) -> SpentRows:
         """Join issues and waits of asynchronous operations, also with pending issues."""

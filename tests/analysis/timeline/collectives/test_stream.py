@@ -283,3 +283,25 @@ def test_a_rank_of_which_only_halves_were_seen_has_no_operations() -> None:
     stream = OperationStream([RankEntry(0, 0, 0, ClockOffset(), whole_report)], {}, (0,), store.get)
     assert list(stream.read_batches(100)) == []
     assert stream.unmatched == {"issue-not-seen": 2}
+
+
+def test_time_spent_inside_an_operation_stands_at_its_end() -> None:
+    """Two ranks meet five times; the second category grows inside, the first only between."""
+    numbers, store, people = np.arange(5), Kept(), []
+    for rank in range(2):
+        zeros = np.zeros(5, np.int64)
+        start = 100 * numbers + 10 * rank
+        spans = (start, 100 * numbers + 50, zeros + 9, numbers, zeros, zeros + 1, zeros)
+        at_arrive = np.stack([7 * numbers + rank, 3 * numbers])
+        builder = RankRowBuilder(store, 2)
+        builder.add(np.stack(spans), at_arrive, at_arrive + np.array([[0], [2]]))
+        result = builder.finish()
+        assert result is not None
+        people.append(RankEntry(rank, rank, 0, ClockOffset(), result))
+    batches = list(OperationStream(people, {}, (0, 1), store.get).read_batches(4))
+    joined = stream.join_batches(batches)
+    assert len(batches) > 1 and joined.operations.first.tolist() == [0, 2, 4, 6, 8, 10]
+    assert joined.operations.rank.tolist() == [0, 1] * 5
+    expected = [[7 * n + rank, 3 * n] for n in range(5) for rank in range(2)]
+    assert joined.at_arrive.tolist() == expected
+    assert joined.at_leave.tolist() == [[work, other + 2] for work, other in expected]
