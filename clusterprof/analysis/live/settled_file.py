@@ -174,6 +174,8 @@ def _encode_value(value: Any) -> Any:
         return value.item()
     if isinstance(value, range):
         return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     raise TypeError(type(value).__name__)
 
 

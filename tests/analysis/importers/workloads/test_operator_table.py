@@ -216,7 +216,7 @@ def test_a_stage_whose_ranks_are_all_alike_slow_is_one_culprit(tmp_path: Path) -
     saved_ns = 4 * (report.worth.causes[0].saved_ns or 0)
     assert first.recoverable_ns == saved_ns
     share = format_quantity(saved_ns / report.in_step_ns, "ratio")
-    assert caused.endswith(f"fixing it alone wins {format_quantity(saved_ns, 'ns')}, {share}")
+    assert caused.endswith(f"fixing it alone saves {format_quantity(saved_ns, 'ns')}, {share}")
     stored = build_document(report)["findings"][0]
     assert stored["culprit_group"] == {"name": "stage 1", "ranks": [2, 3]}
 
