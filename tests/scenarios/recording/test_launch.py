@@ -57,8 +57,11 @@ def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
         tmp_path / "out",
         job,
         f"""
-        import resource
+        import resource, signal
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # nohup and background jobs of a shell ignore these, and every child would inherit that
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
         print([status_of("/bin/sh", "-c", f"kill -{{n}} $$; sleep 9") & 0x7F for n in {fatal}])
         """,
     )
