@@ -55,7 +55,8 @@ def test_every_name_in_the_code_that_makes_evidence_has_a_page() -> None:
         (
             "host.asleep_ratio",
             "a number derived from the recording, in ratio",
-            "Share of the lost time of the finding in which the training thread slept.",
+            "Share of the lost time of the finding in which the training thread slept, or waited for"
+            " a lock or a connection.",
         ),
     ],
 )
