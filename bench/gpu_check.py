@@ -61,7 +61,7 @@ Result = dict[str, Any]
 
 
 def time_driver_calls() -> Result:
-    """Time each NVML function that the collector calls, at 10 Hz for 8 s: n, median, p99, max µs."""
+    """Time each NVML function that the collector calls, at 10 Hz for 8 s, in µs."""
     nvml = load_pynvml()
     took_us: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
@@ -147,8 +147,10 @@ def record(out: Path, arguments: list[str], profile: str = "", env: Any = None) 
         options = ["--profile", str(out.with_suffix(".yaml"))]
         Path(options[1]).write_text(profile, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "clusterprof", "record", "-o", str(out), *options, "--"]
-        + [*arguments, str(truth)],
+        [
+            *(sys.executable, "-m", "clusterprof", "record", "-o", str(out)),
+            *(*options, "--", *arguments, str(truth)),
+        ],
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         capture_output=True,
@@ -298,7 +300,7 @@ def format_page(results: Result) -> str:
 def format_loops(loops: Result) -> list[str]:
     """Format the table of loops: busy time and idle waits against CUPTI, and the verdict."""
     lines = [
-        "| loop | busy, CUPTI | busy, recorded | idle in data waits, CUPTI | hooks | lost | first cause |",
+        "| loop | busy, CUPTI | recorded | idle data waits, CUPTI | hooks | lost | first cause |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, loop in loops.items():
@@ -353,8 +355,9 @@ def format_rest(results: Result) -> list[str]:
     if "failed" not in samples:
         period, delay = ([value / 1000 for value in samples[n]] for n in ("period_us", "delay_us"))
         lines.append(
-            f"Driver's samples: every {period[1]:.0f} ms ({period[0]:.0f} to {period[2]:.0f}); the newest"
-            f" is {delay[1]:.0f} ms old when first seen ({delay[0]:.0f} to {delay[2]:.0f})."
+            f"Driver's samples of utilization: one every {period[1]:.0f} ms ({period[0]:.0f} to"
+            f" {period[2]:.0f}); the newest is {delay[1]:.0f} ms old when first seen"
+            f" ({delay[0]:.0f} to {delay[2]:.0f})."
         )
     if "failed" not in events:
         growth = "; ".join(
