@@ -32,10 +32,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.detectors.base import Claims, compute_claimed_mean, select_phases
-from clusterprof.analysis.timeline.intervals import find_overlaps, merge_intervals
+from clusterprof.analysis.timeline.intervals import find_overlaps, measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_H2D,
@@ -51,6 +52,11 @@ from clusterprof.report.model import Cause, Evidence, Grade
 
 LINK_BYTES_PER_SECOND = 25_000_000_000
 """Rate of copies from pinned memory (16 lanes of PCIe 4.0); a faster link would be done sooner."""
+
+_MAX_ISSUE_NS = 200_000
+"""A call that only issues a copy returns within this time."""
+_MAX_STAGING_BYTES_PER_SECOND = 100_000_000_000
+"""No processor copies pageable memory into a pinned buffer faster than this."""
 
 
 class H2dCopy:
@@ -91,7 +97,7 @@ class H2dCopy:
             return Claims(share, "B")
         evidence = []
         if copies is not None:
-            blocking = float(np.mean(copies.non_blocking != 1))
+            blocking = _compute_blocking_ratio(copies, lost, share > 0)
             evidence.append(
                 Evidence("h2d.blocking_ratio", blocking, "ratio", "of the copies blocked the host")
             )
@@ -113,13 +119,36 @@ class H2dCopy:
         return Claims(share, grade, tuple(evidence))
 
 
+def _find_blocking_copies(copies: H2dSpans) -> NDArray[np.bool_]:
+    """Find the copies for which the host had to wait: bool[n].
+
+    A copy from pageable memory blocks whatever `non_blocking` asks for: the driver first moves the
+    bytes through a pinned buffer. One from pinned memory is only issued, whatever its size.
+    """
+    length_ns = copies.end_ns - copies.start_ns
+    staged_ns = copies.bytes * (1e9 / _MAX_STAGING_BYTES_PER_SECOND)
+    waited = length_ns >= np.maximum(staged_ns, _MAX_ISSUE_NS)
+    return np.asarray((copies.non_blocking != 1) | waited, np.bool_)
+
+
+def _compute_blocking_ratio(copies: H2dSpans, lost: LostTime, claimed: NDArray[np.bool_]) -> float:
+    """Compute the share of the copies in claimed time that blocked the host.
+
+    claimed: bool[n]. All copies count where none overlaps the claimed time.
+    """
+    blocked = _find_blocking_copies(copies)
+    times = merge_intervals((lost.start_ns[claimed], lost.end_ns[claimed]))
+    inside = measure_overlap((copies.start_ns, copies.end_ns), times) > 0
+    return float(np.mean(blocked[inside] if inside.any() else blocked))
+
+
 def _estimate_pending_copies(lost: LostTime, spans: H2dSpans | None) -> Float:
     """Estimate the share of each segment in steps in which non-blocking copies may run."""
     share = np.zeros(lost.start_ns.size)
     if spans is None:
         return share
     inside = select_phases(lost, PHASE_COMPUTE) & (lost.step >= 0)
-    nonblocking = np.flatnonzero((spans.non_blocking == 1) & (spans.bytes > 0))
+    nonblocking = np.flatnonzero(~_find_blocking_copies(spans) & (spans.bytes > 0))
     if not nonblocking.size or not inside.any():
         return share
     begins = spans.end_ns[nonblocking]

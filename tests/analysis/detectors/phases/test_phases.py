@@ -64,7 +64,7 @@ def test_a_limit_leaves_short_pieces_alone() -> None:
 
 
 def test_h2d_copy_is_confirmed_by_traffic_on_the_bus() -> None:
-    table = spans((2, 2.5, 100, 0), (2.5, 3, 100, 1))
+    table = spans((2, 2.5, 100, 0), (2.5, 2.5001, 100, 1))
     main = process(100, spans={layout.H2D: table})
     series = {("gpu.pcie_receive_bytes_per_second", "gpu-0"): gauge([0, 2, 3], [5.0, 12e9, 1.0])}
     got = H2dCopy().claim(
@@ -81,7 +81,7 @@ def test_h2d_copy_is_confirmed_by_traffic_on_the_bus() -> None:
 def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
     # 25 GB take 1 s, 5 GB 0.2 s. Behind the first: [2, 2.5) of 0.5 s idle, [2.5, 3.5) of 1 s idle
     # (0.5 s of the copy). The second blocked: it is over at its end. Behind the third 0.1 s idle.
-    table = spans((1, 2, 25e9, 1), (4, 5, 25e9, 0), (6, 6, 5e9, 1), (7, 7, 25e9, 1))
+    table = spans((2, 2, 25e9, 1), (4, 5, 25e9, 0), (6, 6, 5e9, 1), (7, 7, 25e9, 1))
     main = process(100, spans={layout.H2D: table})
     pieces = (
         (2, 2.5, 0.5, PHASE_COMPUTE),
@@ -96,6 +96,17 @@ def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
     np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0, 1.0, 0.0])
     got = H2dCopy().claim(timeline, lost(*pieces, step=-1), blocked, H2dCopy.Limits())
     np.testing.assert_array_equal(got.share, [0.0] * 5)
+
+
+def test_a_copy_of_pageable_memory_blocks_whatever_it_asks_for() -> None:
+    # 128 MB in 30 ms are 4 GB/s, staged by the host; the second call only issues its copy. Neither
+    # goes on behind the first, which is over at its end.
+    table = spans((2, 2.03, 128e6, 1), (2.5, 2.50005, 128e6, 1))
+    pieces = lost((2, 2.03, 0.03, PHASE_H2D), (2.03, 2.1, 0.07, PHASE_COMPUTE), step=3)
+    timeline = rank(6, process(100, spans={layout.H2D: table}))
+    got = H2dCopy().claim(timeline, pieces, feeding({}, {}), H2dCopy.Limits())
+    assert {item.name: item.value for item in got.evidence} == {"h2d.blocking_ratio": 1.0}
+    np.testing.assert_array_equal(got.share, [1.0, 0.0])
 
 
 def test_launch_bound_needs_a_main_thread_that_is_busy() -> None:
