@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
 from clusterprof.analysis.timeline.device_sync import (
+    find_drained_rows,
     find_samples_in_waits,
     measure_device_sync,
     measure_increase_outside_waits,
@@ -402,6 +403,10 @@ _SLEEP_STATES = (ord("S"), ord("D"))
 _MOVE_WINDOW_NS = 1_000_000_000
 
 
+_MIN_SLEEP_SAMPLES = 16
+"""Fewer samples do not show where a thread sleeps."""
+
+
 def measure_sleep(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
     """Measure how long the main thread was neither on a CPU nor runnable.
 
@@ -415,7 +420,37 @@ def measure_sleep(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) -> Float:
     asleep = np.clip(1.0 - active, 0.0, 1.0) * length - measure_device_sync(
         rank, lost.start_ns, lost.end_ns
     )
-    return np.where(rows & ~np.isnan(active), np.maximum(asleep, 0.0), 0.0)
+    asleep = np.where(rows & ~np.isnan(active), np.maximum(asleep, 0.0), 0.0)
+    return _move_sleep_after_waits(rank, lost, rows, asleep)
+
+
+def find_drained_segments(rank: Rank, lost: LostTime) -> NDArray[np.bool_]:
+    """Find the segments of steps that follow a marked wait for the device: bool[n]."""
+    in_compute = select_phases(lost, PHASE_COMPUTE)
+    return find_drained_rows(rank.main, lost.start_ns, lost.end_ns, in_compute)
+
+
+def _move_sleep_after_waits(
+    rank: Rank, lost: LostTime, rows: NDArray[np.bool_], asleep_ns: Float
+) -> Float:
+    """Divide the sleep between segments after waits for the device and others as samples do.
+
+    Counters are read too rarely to show on which side of such a wait the thread slept; many samples
+    of its state together do. rows: bool[n]. asleep_ns: float64[n]. Returns float64[n], ns.
+    """
+    drained = rows & find_drained_segments(rank, lost)
+    if not drained.any() or not (rows & ~drained).any():
+        return asleep_ns
+    count = int(select_sleep_samples(rank, lost, rows).sum())
+    if count < _MIN_SLEEP_SAMPLES:
+        return asleep_ns
+    ratio = int(select_sleep_samples(rank, lost, drained).sum()) / count
+    length_ns = (lost.end_ns - lost.start_ns).astype(np.float64)
+    out = asleep_ns.copy()
+    for side, part in ((drained, ratio), (rows & ~drained, 1.0 - ratio)):
+        wanted_ns, now_ns = part * float(asleep_ns.sum()), float(asleep_ns[side].sum())
+        out[side] *= wanted_ns / max(now_ns, 1.0)
+    return np.minimum(out, length_ns)
 
 
 def measure_host_work(rank: Rank, lost: LostTime, *activities: int) -> Float:

@@ -28,6 +28,10 @@ _MIN_WAITED_RATIO = 0.5
 _MIN_STATES = 4
 """Fewer samples in waits do not show whether the thread polls in them."""
 _RUNNING = ord("R")
+_MAX_AFTER_NS = 100_000
+"""What begins this soon after a wait follows it, ns."""
+
+Bools = NDArray[np.bool_]
 
 
 class _Waits(NamedTuple):
@@ -62,6 +66,28 @@ def find_samples_in_waits(process: Process, t_ns: Int) -> NDArray[np.bool_]:
         return np.zeros(t_ns.size, np.bool_)
     row = np.searchsorted(start_ns, t_ns, side="right") - 1
     return np.asarray((row >= 0) & (t_ns < end_ns[np.maximum(row, 0)]), np.bool_)
+
+
+def find_drained_rows(process: Process, start_ns: Int, end_ns: Int, chosen: Bools) -> Bools:
+    """Find the rows that follow a marked wait for the device, whose queue was empty then: bool[n].
+
+    A row begins where such a wait ends, or continues a row that does. start_ns, end_ns: int64[n],
+    in order of time. chosen: bool[n], the rows that may count; others end what follows a wait.
+    """
+    none = np.zeros(start_ns.size, np.bool_)
+    waits = select_device_waits(process)
+    if not waits[0].size or not start_ns.size:
+        return none
+    chosen = chosen & ~find_samples_in_waits(process, (start_ns + end_ns) // 2)
+    wait_end_ns = np.maximum.accumulate(waits[1])
+    row = np.searchsorted(wait_end_ns, start_ns, side="right") - 1
+    after_ns = start_ns - wait_end_ns[np.maximum(row, 0)]
+    follows = chosen & (row >= 0) & (after_ns <= _MAX_AFTER_NS)
+    continues = none.copy()
+    continues[1:] = chosen[1:] & chosen[:-1] & (start_ns[1:] == end_ns[:-1])
+    so_far = np.cumsum(follows)
+    first = np.maximum.accumulate(np.where(continues, 0, np.arange(start_ns.size)))
+    return np.asarray(chosen & (so_far > so_far[first] - follows[first]), np.bool_)
 
 
 def measure_device_sync(rank: Rank, start_ns: Int, end_ns: Int) -> Float:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.timeline.device_sync import (
+    find_drained_rows,
     find_samples_in_waits,
     measure_device_sync,
     measure_increase_outside_waits,
@@ -16,6 +17,7 @@ from clusterprof.probe import layout
 from tests.support.builders import activity, ints, ns, process, rank, spans, thread
 
 WHOLE = layout.WHOLE_NS
+SECOND = 1_000_000_000
 
 
 def build_rank(doing: str, *syncs: tuple[float, float, int, int], hz: float = 1) -> Rank:
@@ -86,3 +88,20 @@ def test_nothing_is_known_without_waits_or_samples() -> None:
 
 
 EDGES = ints([0]), ints([10])
+
+
+def test_rows_after_a_wait_are_drained_until_something_else_comes() -> None:
+    # A wait in [2, 3); one that waited for a tenth of [7, 8) only, which does not count.
+    syncs = spans((2, 3, SECOND, 1), (7, 8, SECOND // 10, 4))
+    main = process(100, spans={layout.SYNC: syncs})
+    start_s = np.array([0, 2, 3, 4, 5, 6, 8])
+    end_s = np.array([2, 3, 4, 5, 6, 7, 9])
+    chosen = np.array([True, True, True, True, False, True, True])
+    drained = find_drained_rows(main, start_s * SECOND, end_s * SECOND, chosen)
+    # [3, 4) begins with an empty queue and [4, 5) continues it; after [5, 6) nothing is known.
+    np.testing.assert_array_equal(drained, [False, False, True, True, False, False, False])
+
+
+def test_without_marked_waits_no_row_is_drained() -> None:
+    t = np.array([0, SECOND])
+    assert not find_drained_rows(process(100), t, t + SECOND, np.array([True, True])).any()

@@ -30,11 +30,15 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     allocate_by_phase,
 )
 from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
-from clusterprof.analysis.timeline.device_sync import measure_increase_outside_waits
+from clusterprof.analysis.timeline.device_sync import (
+    find_drained_rows,
+    measure_increase_outside_waits,
+)
 from clusterprof.analysis.timeline.intervals import allocate_by_wait_age, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
     PHASE_DATA_WAIT,
     PHASE_GC,
     PHASE_H2D,
@@ -79,14 +83,16 @@ def allocate_idle_time(
     window, phase = phases.window, phases.phase
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
     (rows,) = IS_STARVING[phase].nonzero()
+    drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, phase == PHASE_COMPUTE)
+    more = (known, asleep_ns, learned, drained)
     if not rows.size:
-        return allocate_by_shares(window, phase, room_ns, idle_ns, known, asleep_ns, learned)
+        return allocate_by_shares(window, phase, room_ns, idle_ns, *more)
     starving = phases.rows(rows)
     start_ns, end_ns = _find_launch_gaps(rank, starving)
     begins = np.zeros(phase.size, np.bool_)
     begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
     open_ns = np.where(begins, 0, room_ns)
-    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, known, asleep_ns, learned)
+    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, *more)
     if begins.any():
         left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
         if left.any():  # there is no other place for it

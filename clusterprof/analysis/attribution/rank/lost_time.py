@@ -74,6 +74,7 @@ from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, s
 from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
 from clusterprof.analysis.timeline.device_sync import (
+    find_drained_rows,
     measure_device_sync,
     measure_increase_outside_waits,
 )
@@ -287,7 +288,11 @@ def _learn_activity(rank: Rank, ready: Sequence[Segment]) -> DeviceActivity:
     phases = rows.phases
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
     steps = phases.steps_begun
-    shares = learn_shares(phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns)
+    is_compute = phases.phase == PHASE_COMPUTE
+    drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, is_compute)
+    shares = learn_shares(
+        phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns, drained
+    )
     activity = replace(activity, phase_shares=shares)
     return replace(activity, learned_until_ns=end_ns) if is_enough else activity
 

@@ -23,6 +23,10 @@ in which its host launches, and the device is busy until its queue is empty.
     host     launch 20 | wait 80          work of 50 per step
     device   busy 50       | idle 50      launching: 0, waiting: 50 / 80
 
+Two things are known beforehand. A host waits for its device only as long as that works, so a marked
+wait has no share. And once such a wait is over the queue is empty: the idle time of a sleeping
+thread is placed after it, as far as there is room.
+
 The shares of the first minute are learned from all its windows before any is divided. Windows of
 another kind, such as those of the first steps, are left out of that; later ones count less, the
 further they are from the others. Later the equations are updated at fixed numbers of windows, so
@@ -38,6 +42,7 @@ from dataclasses import dataclass, replace
 from operator import mul
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER, allocate_by_phase
 from clusterprof.analysis.timeline.model import (
@@ -126,13 +131,15 @@ def allocate_by_shares(
     known: PhaseShares,
     asleep_ns: Int | None = None,
     learned: int = 0,
+    drained: NDArray[np.bool_] | None = None,
 ) -> tuple[Int, PhaseShares]:
     """Allocate the idle time of each window to the rows in it; also return the updated shares.
 
     window, phase, room_ns: int64[n], rows of one window are contiguous. idle_ns:
     int64[windows]. asleep_ns: int64[windows], sleep of the main thread in PHASE_COMPUTE. learned:
-    number of windows at the beginning from which the shares were learned. Returns int64[n], ns, at
-    most the room.
+    number of windows at the beginning from which the shares were learned. drained: bool[n], rows of
+    PHASE_COMPUTE that begin with an empty queue; None = none. Returns int64[n], ns, at most the
+    room.
     """
     parts_ns, cell, in_cell_ns = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     amounts_ns = np.zeros(parts_ns.shape)
@@ -146,35 +153,94 @@ def allocate_by_shares(
         if at >= learned:
             known = _add_windows(known, *_compute_ratios(parts_ns[rows], idle_ns[rows]))
         at = until
+    first_ns = np.zeros(room_ns.size)
+    if drained is not None and drained.any():
+        first_ns = _place_sleep(window, room_ns, amounts_ns[:, _ASLEEP], drained)
+        amounts_ns[:, PHASE_COMPUTE] -= np.bincount(window, first_ns, minlength=idle_ns.size)
+        in_cell_ns = in_cell_ns - np.bincount(cell, first_ns, minlength=in_cell_ns.size)
     amounts_ns[:, PHASE_COMPUTE] += amounts_ns[:, _ASLEEP]
     # Within a phase by length; what rounding leaves, and windows before any share is known, go on.
-    ratio = amounts_ns.ravel() / np.maximum(in_cell_ns, 1.0)
-    out = np.minimum(np.floor(room_ns * ratio[cell]).astype(np.int64), room_ns)
+    ratio = np.maximum(amounts_ns.ravel(), 0.0) / np.maximum(in_cell_ns, 1.0)
+    placed_ns = first_ns + (room_ns - first_ns) * ratio[cell]
+    out = np.minimum(np.floor(placed_ns).astype(np.int64), room_ns)
     left_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
     return out + allocate_by_phase(window, phase, room_ns - out, left_ns, FILL_ORDER), known
 
 
+def _place_sleep(
+    window: Int, room_ns: Int, asleep_idle_ns: Float, drained: NDArray[np.bool_]
+) -> Float:
+    """Place the idle time of a sleeping thread where the queue was empty: float64[n], ns.
+
+    A thread that sleeps launches nothing, so a device without work stays idle until it wakes.
+    asleep_idle_ns: float64[windows].
+    """
+    open_ns = np.where(drained, room_ns, 0)
+    in_window_ns = np.bincount(window, open_ns, minlength=asleep_idle_ns.size)
+    ratio = np.minimum(asleep_idle_ns / np.maximum(in_window_ns, 1.0), 1.0)
+    return np.asarray(open_ns * ratio[window], np.float64)
+
+
 def learn_shares(
-    window: Int, phase: Int, room_ns: Int, idle_ns: Int, step: Int, asleep_ns: Int | None = None
+    window: Int,
+    phase: Int,
+    room_ns: Int,
+    idle_ns: Int,
+    step: Int,
+    asleep_ns: Int | None = None,
+    drained: NDArray[np.bool_] | None = None,
 ) -> PhaseShares:
     """Learn the shares of a run from its first windows.
 
     As `allocate_by_shares`; step: int64[n], number of steps begun.
     """
-    assumed = assume_queue(phase, room_ns, step, int(idle_ns.sum()))
+    rows = phase, room_ns, step
+    if asleep_ns is not None:
+        rows = _separate_sleep(window, *rows, asleep_ns, drained)
+    assumed = assume_queue(*rows, int(idle_ns.sum()))
     if idle_ns.size < MIN_WINDOWS:
         return PhaseShares(assumed=assumed)
     parts_ns, _, _ = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     parts, idle = _compute_ratios(parts_ns, idle_ns)
-    known = _add_windows(PhaseShares(assumed=assumed), parts, idle)
+    known = PhaseShares(assumed=assumed)
+    # Begin with what is assumed: a fit to all windows would follow the first steps, in which a
+    # phase that is otherwise short takes the whole window.
+    shares = fill_assumed(assumed, float(idle.mean()))
     for _ in range(_LEARNING_ROUNDS):
-        difference = np.abs(idle - parts @ np.array(solve_shares(known)))
+        difference = np.abs(idle - parts @ shares)
         spread = max(float(np.median(difference)) / _MEDIAN_OF_NORMAL, _MIN_SPREAD)
         usual = difference <= _MAX_SPREADS * spread
         rare = 2 * parts[usual].sum(axis=0) < parts.sum(axis=0)
-        usual |= parts[:, rare].any(axis=1)  # nothing else shows what those phases are like
+        # Nothing else shows what those phases are like; but they explain no more than their part.
+        usual |= difference <= _MAX_SPREADS * spread + parts[:, rare].sum(axis=1)
         known = _add_windows(PhaseShares(assumed=assumed, spread=spread), parts[usual], idle[usual])
+        shares = solve_shares(known)
     return update_shares(known)
+
+
+def _separate_sleep(
+    window: Int,
+    phase: Int,
+    room_ns: Int,
+    step: Int,
+    asleep_ns: Int,
+    drained: NDArray[np.bool_] | None,
+) -> tuple[Int, Int, Int]:
+    """Divide each row of PHASE_COMPUTE into launching and sleep: phase, ns and step, int64[2 n].
+
+    Sleep lies where the queue was empty, as far as there is room, and comes first there; the rest
+    is spread over the other rows.
+    """
+    compute = phase == PHASE_COMPUTE
+    first = compute & drained if drained is not None else np.zeros(phase.size, np.bool_)
+    sleep_ns = _place_sleep(window, room_ns, asleep_ns.astype(np.float64), first)
+    left_ns = asleep_ns - np.bincount(window, sleep_ns, minlength=asleep_ns.size)
+    sleep_ns += _place_sleep(window, room_ns, np.maximum(left_ns, 0.0), compute & ~first)
+    sleep_ns = np.rint(sleep_ns).astype(np.int64)
+    parts_ns = np.stack([sleep_ns, room_ns - sleep_ns], axis=1)
+    phases = np.stack([np.full(phase.size, _ASLEEP), phase], axis=1)
+    parts_ns[~first], phases[~first] = parts_ns[~first, ::-1], phases[~first, ::-1]
+    return phases.ravel(), parts_ns.ravel(), np.repeat(step, 2)
 
 
 def _sum_parts(
@@ -262,6 +328,13 @@ def assume_queue(phase: Int, room_ns: Int, step: Int, idle_ns: int) -> tuple[flo
     return tuple(shares.tolist())
 
 
+def fill_assumed(assumed: tuple[float, ...], mean: float) -> Float:
+    """Fill in the idle shares of which a queue says nothing: float64[k]; `mean` is that of all."""
+    shares = np.array(assumed or (np.nan,) * PHASES)
+    otherwise = [_ASSUMED.get(phase, mean) for phase in range(PHASES)]
+    return np.where(np.isnan(shares), otherwise, shares)
+
+
 def solve_shares(known: PhaseShares) -> Float:
     """Solve for the idle share of each phase by least squares with 0 <= share <= 1: float64[k].
 
@@ -272,11 +345,12 @@ def solve_shares(known: PhaseShares) -> Float:
     weight = float(products.sum())
     mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
     shares = np.full(len(products), min(max(mean, 0.0), 1.0))
-    (present,) = np.diag(products).nonzero()
+    occurs = np.diag(products) > 0
+    shares[PHASE_SYNC] = 0.0  # a host waits for its device only as long as that works
+    occurs[PHASE_SYNC] = False
+    (present,) = occurs.nonzero()
     matrix, target = products[np.ix_(present, present)], idle_products[present]
-    assumed = np.array(known.assumed or (np.nan,) * PHASES)[present]
-    otherwise = [_ASSUMED.get(phase, mean) for phase in present.tolist()]
-    assumed = np.where(np.isnan(assumed), otherwise, assumed)
+    assumed = fill_assumed(known.assumed, mean)[present]
 
     def solve(ridge: float) -> Float:
         stiff = matrix + ridge * np.eye(present.size)

@@ -44,6 +44,7 @@ import numpy as np
 
 from clusterprof.analysis.detectors.base import (
     Claims,
+    find_drained_segments,
     measure_main_thread,
     measure_sleep,
     select_phases,
@@ -187,10 +188,15 @@ def _estimate_active_ratio(rank: Rank, lost: LostTime, inside: np.ndarray) -> fl
         return 1.0
     ran_ns = float((active_share * (lost.end_ns - lost.start_ns))[known].sum())
     lost_ns = max(float(lost.lost_ns[known].sum()), 1.0)
-    elsewhere_ns = float(measure_sleep(rank, lost, known).sum())
+    asleep_ns = measure_sleep(rank, lost, known)
+    elsewhere_ns = float(asleep_ns.sum())
     if elsewhere_ns < _MAX_SHORT_SLEEP_RATIO * lost_ns:
         return 1.0
-    return min(1.0, max(ran_ns, lost_ns - elsewhere_ns) / lost_ns)
+    # The queue was empty after such a wait, so the device was idle while the thread slept there.
+    drained = known & find_drained_segments(rank, lost)
+    idle_asleep_ns = float(np.minimum(asleep_ns, lost.lost_ns)[drained].sum())
+    active_ns = min(max(ran_ns, lost_ns - elsewhere_ns), lost_ns - idle_asleep_ns)
+    return min(1.0, active_ns / lost_ns)
 
 
 def _find_steps_with_sync(steps: StepSpans, syncs: SyncSpans) -> np.ndarray:

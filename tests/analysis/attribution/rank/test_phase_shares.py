@@ -17,12 +17,14 @@ from clusterprof.analysis.attribution.rank.phase_shares import (
     PhaseShares,
     allocate_by_shares,
     assume_queue,
+    learn_shares,
     solve_shares,
 )
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
+    PHASE_SYNC,
     Int,
 )
 
@@ -197,7 +199,42 @@ def true_shares(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[float, ...]]:
     shares = draw(
         st.lists(st.floats(0.0, 1.0), min_size=len(phases), max_size=len(phases)).map(tuple)
     )
+    # A host waits for its device only as long as that works.
+    shares = tuple(0.0 if phase == PHASE_SYNC else share for phase, share in zip(phases, shares))
     return tuple(phases), shares
+
+
+def test_sleep_after_a_wait_for_the_device_is_idle_time() -> None:
+    # Each step launches for 20 ms, waits 30 for the device and sleeps for 50: work of 50, idle 50.
+    phases = (PHASE_COMPUTE, PHASE_SYNC, PHASE_COMPUTE)
+    lengths_ms, asleep_ns = [20, 30, 50], np.full(32, 50 * MS)
+    windows = build(np.tile(np.array(lengths_ms) * MS, (32, 1)), phases, np.full(32, 50 * MS))
+    rows = windows.window, windows.phase, windows.room_ns, windows.idle_ns
+    drained = np.tile([False, False, True], 32)
+    known = learn_shares(*rows, windows.window, asleep_ns, drained)
+    assert known.shares[PHASE_SYNC] == known.shares[PHASE_COMPUTE] == 0.0
+    assert known.shares[-1] == 1.0
+    allocated_ns, _ = allocate_by_shares(*rows, known, asleep_ns, 32, drained)
+    np.testing.assert_array_equal(allocated_ns.reshape(-1, 3), np.tile([0, 0, 50 * MS], (32, 1)))
+    # Without knowing where the queue was empty, sleep is spread over all launching.
+    spread_ns, _ = allocate_by_shares(*rows, known, asleep_ns, 32)
+    assert spread_ns[0] > 10 * MS
+
+
+def test_first_windows_do_not_decide_for_those_that_follow() -> None:
+    # Two windows of a first step, idle while the host launches; then 30 of launching, which keep
+    # the device busy, and 70 of waiting in which it is idle. The phases hardly vary.
+    rng = np.random.default_rng(1)
+    waits_ms = 70 + rng.uniform(-0.5, 0.5, 40)
+    parts_ms = np.stack([100 - waits_ms, waits_ms], axis=1)
+    parts_ms[:2] = [[98, 2], [99, 1]]
+    idle_ms = np.concatenate([[99, 99], 70 + rng.uniform(-1, 1, 38)])
+    phases = (PHASE_COMPUTE, PHASE_COLLECTIVE)
+    windows = build(np.rint(parts_ms * MS), phases, np.rint(idle_ms * MS))
+    rows = windows.window, windows.phase, windows.room_ns, windows.idle_ns
+    known = learn_shares(*rows, windows.window)
+    assert known.shares[PHASE_COMPUTE] < 0.3
+    assert known.shares[PHASE_COLLECTIVE] > 0.85
 
 
 SEEDS = st.integers(0, 2**32 - 1)
