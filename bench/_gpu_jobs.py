@@ -274,10 +274,10 @@ def run_rank(seconds: float) -> dict[str, Any]:
     return {"backend": backend}
 
 
-def run_events(seconds: float) -> dict[str, Any]:
+def run_events(seconds: float, matmuls: int) -> dict[str, Any]:
     """Measure time per step without the probe, with its hooks, and with its events as well."""
     probe: Any = sys.modules["_clusterprof_probe"]
-    batches, step = load(0.0, 0), make_trainer(8)
+    batches, step = load(0.0, 0), make_trainer(matmuls)
     run_until(batches, step, time.monotonic() + 2)
     arms = {"off": (False, False), "hooks": (True, False), "events": (True, True)}
     step_ns: dict[str, list[float]] = {name: [] for name in arms}
@@ -304,8 +304,10 @@ def main() -> None:
     if name == "rank":
         truth = run_rank(seconds)
         path += os.environ["RANK"]
+    elif name.startswith("events-"):
+        truth = run_events(seconds, int(name[7:]))
     else:
-        truth = run_events(seconds) if name == "events" else run_loop(name, seconds)
+        truth = run_loop(name, seconds)
     with open(path, "w", encoding="utf-8") as file:
         json.dump(truth, file)
 

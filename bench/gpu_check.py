@@ -33,7 +33,7 @@ BEGIN_MARK, END_MARK = (
     "<!-- end of results -->\n",
 )
 JOBS = ROOT / "bench/_gpu_jobs.py"
-LOOP_S = 9.0
+LOOP_S = 7.0
 DATA_WAIT, EXPOSED = 1, 8
 LOOPS: dict[str, tuple[str, ...]] = {
     "healthy": (),
@@ -65,6 +65,7 @@ def time_driver_calls() -> Result:
     nvml = load_pynvml()
     took_us: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
+    own_us: list[float] = []
     for name in [name for name in dir(nvml) if name.startswith("nvml") and name[4].isupper()]:
         original = getattr(nvml, name)
         if callable(original):
@@ -73,9 +74,10 @@ def time_driver_calls() -> Result:
     opened = {name: len(values) for name, values in took_us.items()}
     sample_us = []
     for _ in range(80):
-        began_s = time.perf_counter()
+        began_s, own_s = time.perf_counter(), time.thread_time()
         for device in library.devices:
             device.sample()
+        own_us.append((time.thread_time() - own_s) * 1e6)
         sample_us.append((time.perf_counter() - began_s) * 1e6)
         time.sleep(0.1)
     signals = library.devices[0].signals
@@ -88,6 +90,7 @@ def time_driver_calls() -> Result:
         "calls": calls,
         "failed": failed,
         "sample_us": [statistics.median(sample_us), float(np.percentile(sample_us, 99))],
+        "mean_us": [statistics.mean(sample_us), statistics.mean(own_us)],
         "gpm": "gpu.sm_active_ratio" in signals,
         "inventory": library.inventory[0],
     }
@@ -235,18 +238,43 @@ def check_loop(folder: Path, name: str, gpm: str = "auto") -> Result:
     return result
 
 
-def check_two_ranks(folder: Path, backend: str) -> Result:
+def check_two_ranks(folder: Path, backend: str, env: Any = None, suffix: str = "") -> Result:
     """Record two ranks on one GPU of which rank 1 is late; returns what the report names."""
-    out = folder / f"ranks-{backend}"
+    out = folder / f"ranks-{backend}{suffix}"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    env = {"GPU_CHECK_BACKEND": backend, "LOCAL_RANK_GPU": "0"}
-    record(out, [*launcher, str(JOBS), "rank", "10"], env=env)
-    return {"verdict": read_verdict(out), "screen": run_command("analyze", str(out))}
+    record(
+        out, [*launcher, str(JOBS), "rank", "14"], env={"GPU_CHECK_BACKEND": backend, **(env or {})}
+    )
+    # The first steps wait for CUDA and the loader's workers; they are not the loop's fault.
+    verdict = read_verdict(out, "--steps", "50:")
+    return {"verdict": verdict, "screen": run_command("analyze", str(out), "--steps", "50:")}
 
 
-def check_events(folder: Path) -> Result:
+def check_mps(folder: Path) -> Result:
+    """Record two ranks that share one GPU through a Multi-Process Service of our own.
+
+    Raises: RuntimeError when the service is not installed or does not start.
+    """
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        raise RuntimeError("nvidia-cuda-mps-control is not installed")
+    pipe = folder / "mps"
+    pipe.mkdir()
+    own = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(pipe)}
+    env = {**os.environ, **own}
+    started = subprocess.run([control, "-d"], env=env, capture_output=True, text=True, check=False)
+    if started.returncode:
+        raise RuntimeError(f"the service did not start: {started.stderr.strip()}")
+    try:
+        return check_two_ranks(folder, "gloo", own, "-mps")
+    finally:
+        subprocess.run([control], env=env, input="quit\n", text=True, timeout=30, check=False)
+
+
+def check_events(folder: Path, matmuls: int) -> Result:
     """Measure what the probe costs a job: relative growth of a step, 95 % interval, rounds."""
-    return record(folder / "events", [sys.executable, str(JOBS), "events", "45"])
+    out = folder / f"events-{matmuls}"
+    return record(out, [sys.executable, str(JOBS), out.name, "30"])
 
 
 def measure(folder: Path, only: str) -> Result:
@@ -263,10 +291,15 @@ def measure(folder: Path, only: str) -> Result:
         ("calls_idle", time_driver_calls),
         ("samples", measure_sample_buffer),
         *((f"loops/{name}", lambda name=name: check_loop(folder, name)) for name in LOOPS),
-        ("loops/slow-dataset, GPM off", lambda: check_loop(folder, "slow-dataset", "false")),
-        ("events", lambda: check_events(folder)),
+        *(
+            (f"loops/{name}, GPM off", lambda name=name: check_loop(folder, name, "false"))
+            for name in ("slow-dataset", "tiny-kernels")
+        ),
+        ("events_short", lambda: check_events(folder, 8)),
+        ("events_long", lambda: check_events(folder, 80)),
         ("ranks_nccl", lambda: check_two_ranks(folder, "nccl")),
         ("ranks_gloo", lambda: check_two_ranks(folder, "gloo")),
+        ("mps", lambda: check_mps(folder)),
     ]
     for name, section in sections:
         if not name.startswith(only):
@@ -339,10 +372,11 @@ def format_calls(calls: Result) -> list[str]:
         "",
         "Not available there: " + "; ".join(f"{n} ({e})" for n, e in calls["failed"].items()),
     ]
-    median_us, p99_us = calls["sample_us"]
+    (median_us, p99_us), (mean_us, own_us) = calls["sample_us"], calls["mean_us"]
     state = "on" if calls["gpm"] else "off"
     lines += [
-        f"One sample: {median_us:.0f} µs (p99 {p99_us:.0f}). `gpm: auto` is {state} there.",
+        f"One sample of all signals: {median_us:.0f} µs (mean {mean_us:.0f}, p99 {p99_us:.0f}), of",
+        f"which {own_us:.0f} µs in the mean are CPU time. `gpm: auto` is {state} there.",
         "",
     ]
     return lines
@@ -351,7 +385,7 @@ def format_calls(calls: Result) -> list[str]:
 def format_rest(results: Result) -> list[str]:
     """Format sample buffer, cost of the probe and pairs of ranks."""
     lines = []
-    samples, events = results["samples"], results["events"]
+    samples = results["samples"]
     if "failed" not in samples:
         period, delay = ([value / 1000 for value in samples[n]] for n in ("period_us", "delay_us"))
         lines.append(
@@ -359,18 +393,32 @@ def format_rest(results: Result) -> list[str]:
             f" {period[2]:.0f}); the newest is {delay[1]:.0f} ms old when first seen"
             f" ({delay[0]:.0f} to {delay[2]:.0f})."
         )
-    if "failed" not in events:
+    for events in (results["events_short"], results["events_long"]):
+        if "failed" in events:
+            lines.append(f"The probe's cost could not be measured: {events['failed'][-160:]}.")
+            continue
         growth = "; ".join(
             f"{label} {100 * events[n][0]:+.2f} % ± {100 * events[n][1]:.2f}"
             for n, label in (("hooks", "hooks"), ("events", "hooks and events"))
         )
         lines.append(f"Growth of a step of {events['step_ns'] / 1e6:.2f} ms: {growth}.")
-    for backend in ("nccl", "gloo"):
-        ranks = results[f"ranks_{backend}"]
-        words = ranks.get("failed", "").strip().splitlines()
-        answer = f"could not be tried: {words[-1][:160]}" if words else str(ranks["verdict"])
-        lines.append(f"Two ranks on one GPU, {backend}: {answer}.")
-    return [*(f"* {line}" for line in lines), "* MPS: not tried."]
+    for section in ("ranks_nccl", "ranks_gloo", "mps"):
+        ranks = results[section]
+        label = {"mps": "gloo, MPS"}.get(section, section[6:])
+        lines.append(f"Two ranks on one GPU, {label}: {format_ranks(ranks)}")
+    return [f"* {line}" for line in lines]
+
+
+def format_ranks(ranks: Result) -> str:
+    """Format what the report says of two ranks, or why they could not be tried."""
+    if "failed" in ranks:
+        words = ranks["failed"].strip().splitlines()
+        reason = next((w for w in words if "Duplicate GPU" in w), words[-1])
+        return f"could not be tried: {reason.strip()[:160]}."
+    verdict = ranks["verdict"]
+    causes = ", ".join(f"{cause} {100 * share:.1f} %" for cause, share in verdict["causes"])
+    lost = "unknown" if verdict["lost_ratio"] is None else f"{100 * verdict['lost_ratio']:.1f} %"
+    return f"lost {lost}, first cause {verdict['main_cause'] or 'not known'} ({causes})."
 
 
 def write_page(results: Result) -> None:

@@ -49,14 +49,14 @@ def test_every_name_in_the_code_that_makes_evidence_has_a_page() -> None:
         (
             "worker.on_cpu_ratio",
             "a number derived from the recording, in ratio",
-            "Share of the lost time of the finding in which data workers computed. High values mean"
+            "Share of the waits for data in which the loading thread computed. High values mean"
             " that preparing the batches takes the time, not reading them.",
         ),
         (
             "host.asleep_ratio",
             "a number derived from the recording, in ratio",
-            "Share of the lost time of the finding in which the training thread slept, or waited for"
-            " a lock or a connection.",
+            "Share of the lost time of the finding in which the training thread slept, or waited"
+            " for a lock or a connection.",
         ),
     ],
 )

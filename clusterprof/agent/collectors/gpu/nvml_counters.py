@@ -34,13 +34,13 @@ _MIB = 1 << 20
 _MAX_PERCENT = 101.0  # allows for rounding; a larger value is not a valid share
 _RATE_METRICS = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
 GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true")
-GPM_BUDGET_NS = 2_000_000
-"""Limit of the time of one reading, measured when the device is opened: at five readings a
-second it is 1 % of a core of the helper's process.
-"""
+GPM_BUDGET_NS = 5_000_000
+"""Limit of the time of one reading, measured when the device is opened."""
+MAX_GPM_LOAD = 0.01
+"""A slow reading is made less often, so that it takes 1 % of a core of the helper's process."""
 GPM_TOO_SLOW = Unavailable(
     "absent",
-    "one reading of GPM takes longer than its budget of 2 ms here",
+    "one reading of GPM takes longer than its budget of 5 ms here",
     "set sampling.gpm in the profile to true to read it anyway",
 )
 GPM_UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
@@ -176,6 +176,8 @@ class Gpm:
         """Time between the two samples of the last reading."""
         self.is_gapless = False
         """True when the last reading began where the one before it ended."""
+        self.cost_ns = 0
+        """Time of one reading without its wait, as measured when the device was opened."""
 
     def begin(self) -> None:
         """Take the sample at which the first mean begins; raise what NVML raises."""
@@ -193,19 +195,28 @@ class Gpm:
         self.is_gapless = self._clock() - self.taken_ns <= _MAX_GAP_NS
         if not self.is_gapless:
             self.begin()
-        wait_ns = MIN_INTERVAL_NS - (self._clock() - self.taken_ns)
-        if wait_ns > 0:
-            self._pause(wait_ns / 1e9)
-        self._take(self._samples[1])
-        now_ns = self._clock()
-        self._request.sample1, self._request.sample2 = self._samples
-        self._nvml.nvmlGpmMetricsGet(self._request)
+        self.wait_until_ready()
+        now_ns = self.request_means()
         self._samples.reverse()  # the end of this reading is the start of the next one
         self.elapsed_ns, self.taken_ns = now_ns - self.taken_ns, now_ns
         return {
             metric: _convert_metric(metric, self._request.metrics[at])
             for at, metric in enumerate(self._metrics)
         }
+
+    def wait_until_ready(self) -> None:
+        """Wait until NVML's least interval since the first sample is over."""
+        wait_ns = MIN_INTERVAL_NS - (self._clock() - self.taken_ns)
+        if wait_ns > 0:
+            self._pause(wait_ns / 1e9)
+
+    def request_means(self) -> int:
+        """Take the second sample and have NVML compute the means; returns when it was taken, ns."""
+        self._take(self._samples[1])
+        now_ns = self._clock()
+        self._request.sample1, self._request.sample2 = self._samples
+        self._nvml.nvmlGpmMetricsGet(self._request)
+        return now_ns
 
     def _prepare(self) -> None:
         self._samples = [self._nvml.nvmlGpmSampleAlloc() for _ in range(2)]

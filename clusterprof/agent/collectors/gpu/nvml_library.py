@@ -495,7 +495,8 @@ class NvmlLibrary:
         parent = self.inventory[instance.parent]
         entry["id"] = f"{parent['id']}/{instance.position}"
         device = Device(self._nvml, index, handle, self._mark, self._clock)
-        device.set_calls(nvml_queries.plan_instance_calls(False), nvml_counters.GPM_UNSUPPORTED)
+        unsupported = nvml_counters.GPM_UNSUPPORTED
+        device.set_calls(nvml_queries.plan_instance_calls(unsupported), unsupported)
         if index in skip or handle is None:
             device.fail(_CRASHED if index in skip else nvml_queries.INSTANCE_GONE)
             return device, entry, handle
@@ -507,7 +508,7 @@ class NvmlLibrary:
         has_gpm = isinstance(counters, Gpm)
         if not has_gpm:
             entry["tells_busy"] = False
-        device.set_calls(nvml_queries.plan_instance_calls(has_gpm), counters)
+        device.set_calls(nvml_queries.plan_instance_calls(counters), counters)
         if calls.fatal_reason is not None:
             device.fail(calls.fatal_reason)
         return device, entry, handle
@@ -551,17 +552,27 @@ class NvmlLibrary:
         calls.call("GpmSampleGet", counters.begin)  # the first one also loads what it needs
         if calls.last_reason is not None or self._gpm != "auto":
             return calls.last_reason or counters
-        took_ns = self._measure_reading_ns(calls, counters)
-        return counters if took_ns <= nvml_counters.GPM_BUDGET_NS else nvml_counters.GPM_TOO_SLOW
+        return self._time_readings(calls, counters)
 
-    def _measure_reading_ns(self, calls: GuardedCalls, counters: Gpm) -> int:
-        """Measure the time of one reading: the least of several, because the CPU is shared."""
-        least_ns = nvml_counters.GPM_BUDGET_NS + 1
+    def _time_readings(self, calls: GuardedCalls, counters: Gpm) -> Gpm | Unavailable:
+        """Time whole readings; returns the counters, or why they are not used.
+
+        The least of several counts, because the CPU is shared. One that fails has no time.
+        """
+        counters.wait_until_ready()
+        times_ns = []
         for _ in range(_TRIAL_READINGS):
             began_ns = self._clock()
-            calls.call("GpmSampleGet", counters.begin)
-            least_ns = min(least_ns, self._clock() - began_ns)
-        return least_ns
+            calls.call("GpmMetricsGet", counters.request_means)
+            if calls.last_reason is None:
+                times_ns.append(self._clock() - began_ns)
+            if calls.fatal_reason is not None:
+                break
+        if not times_ns:
+            return calls.last_reason or counters
+        counters.cost_ns = min(times_ns)
+        too_slow = counters.cost_ns > nvml_counters.GPM_BUDGET_NS
+        return nvml_counters.GPM_TOO_SLOW if too_slow else counters
 
     def _build_entry(self, index: int) -> dict[str, Any]:
         """Build the header fields that every device has."""

@@ -196,7 +196,12 @@ def _is_gpm_stuck(means: dict[int, Value], memory: DeviceState) -> bool:
     return memory.contradictions >= _MAX_CONTRADICTIONS
 
 
-def build_gpm_call(metrics: tuple[int, ...]) -> Call:
+def compute_gpm_interval_ns(counters: Gpm) -> int:
+    """Compute how often GPM is read: every second sample, or less often where it is slow."""
+    return max(GPM_NS, round(counters.cost_ns / nvml_counters.MAX_GPM_LOAD))
+
+
+def build_gpm_call(metrics: tuple[int, ...], every_ns: int) -> Call:
     """Build the call that reads these GPM metrics of a whole GPU."""
 
     def read(nvml: Any, handle: Any, memory: DeviceState) -> Values:
@@ -216,7 +221,7 @@ def build_gpm_call(metrics: tuple[int, ...]) -> Call:
         return tuple(_check_rate(means[metric], limits.get(metric, math.inf)) for metric in metrics)
 
     signals = tuple(SIGNAL_BY_METRIC[metric] for metric in metrics)
-    return Call("GpmMetricsGet", GPM_NS, signals, read)
+    return Call("GpmMetricsGet", every_ns, signals, read)
 
 
 def _count_busy_time(memory: DeviceState, share: Value) -> None:
@@ -475,7 +480,8 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
     middle: tuple[Call, ...] = ()
     if isinstance(counters, Gpm):
         # First, so that the busy time of the same sample is that of its means.
-        before = (build_gpm_call(list_gpm_metrics(entry)), *before)
+        every_ns = compute_gpm_interval_ns(counters)
+        before = (build_gpm_call(list_gpm_metrics(entry), every_ns), *before)
     else:
         known = (SIGNAL_BY_METRIC[metric] for metric in list_gpm_metrics(entry))
         signals = tuple(signal for signal in known if signal in CALLS_WITHOUT_GPM[0].signals)
@@ -503,10 +509,12 @@ def plan_partitioned_gpu_calls(entry: dict[str, Any]) -> tuple[Call, ...]:
     )
 
 
-def plan_instance_calls(has_gpm: bool) -> tuple[Call, ...]:
+def plan_instance_calls(counters: Gpm | Unavailable) -> tuple[Call, ...]:
     """Return the calls for a compute instance: values of its own, not of its GPU."""
     call_by_name = {call.name: call for call in CALLS}
-    every_ns, later_ns = (GPM_NS, 0) if has_gpm else (NEVER_NS, NEVER_NS)
+    every_ns, later_ns, has_gpm = NEVER_NS, NEVER_NS, isinstance(counters, Gpm)
+    if isinstance(counters, Gpm):
+        every_ns, later_ns = compute_gpm_interval_ns(counters), 0
     return (
         Call(
             "GpmMetricsGet",

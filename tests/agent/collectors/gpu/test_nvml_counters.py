@@ -52,7 +52,7 @@ class World:
 
     def mark(self, _: int, call: str) -> None:
         self.calls.append(call)
-        if call == "GpmSampleGet":
+        if call == "GpmMetricsGet":
             self.now_ns += next(self.reading_ns)
 
     def open(self, gpm: str = "auto") -> NvmlLibrary:
@@ -88,13 +88,14 @@ def test_a_mean_begins_where_the_one_before_it_ended(scenario: Scenario) -> None
     library = world.open()
     scenario.write("* GpmQueryDeviceSupport = 1", sample(10.1, 508))
     collected = [sampled(library)["gpu.sm_active_ratio"]]
-    for at, sm in ((10.2, 510), (10.3, 518), (10.4, 526)):
-        world.now_ns += 100 * MS
+    for passed_ms, at, sm in ((200, 10.2, 510), (100, 10.3, 518), (100, 10.4, 526)):
+        world.now_ns += passed_ms * MS
         scenario.write("* GpmQueryDeviceSupport = 1", sample(at, sm))
         collected.append(sampled(library)["gpu.sm_active_ratio"])
     # 8 %·s in 0.1 s; 2 in the next 0.1 s; 100 ms later it is not read again; then 16 in 0.2 s.
     assert collected == pytest.approx([0.8, 0.2, 0.2, 0.8])
-    assert world.calls.count("GpmMetricsGet") == 3 and world.waits == [0.1]
+    # Five readings when it was opened, and three means.
+    assert world.calls.count("GpmMetricsGet") == 8 and world.waits == [0.1]
 
 
 def test_a_metric_that_is_not_reported_takes_no_other_with_it(scenario: Scenario) -> None:
@@ -152,7 +153,7 @@ def test_without_gpm_pcie_is_looked_at_as_before(
     assert sampled(World().open()) == {**HEALTHY, **dict.fromkeys(names, why)}
 
 
-SLOW_NS = 2 * MS + 1
+SLOW_NS = 5 * MS + 1
 
 
 def test_where_every_reading_is_slow_it_is_not_used_and_the_reason_says_how_to(
@@ -165,7 +166,8 @@ def test_where_every_reading_is_slow_it_is_not_used_and_the_reason_says_how_to(
     scenario.write(*GPM.splitlines(), "* GpmSampleGet segv")
     assert sampled(library) == {**HEALTHY, "gpu.sm_active_ratio": GPM_TOO_SLOW}
     assert world.calls.count("GetPcieThroughput:RX") == 1
-    assert world.calls.count("GpmSampleGet") == 6  # the first one also loads what it needs
+    # The first sample also loads what it needs; then five whole readings are timed.
+    assert (world.calls.count("GpmSampleGet"), world.calls.count("GpmMetricsGet")) == (1, 5)
     assert (GPM_TOO_SLOW.kind, GPM_TOO_SLOW.remedy) == (
         "absent",
         "set sampling.gpm in the profile to true to read it anyway",
@@ -176,16 +178,28 @@ def test_one_quick_reading_of_five_is_enough(scenario: Scenario) -> None:
     """The others waited for a processor: the machine is shared."""
     scenario.write(*GPM.splitlines())
     world = World()
-    world.reading_ns = chain([9 * MS, 9 * MS, SLOW_NS, 2 * MS, 9 * MS, 9 * MS], repeat(0))
+    world.reading_ns = chain([9 * MS, 9 * MS, SLOW_NS, 2 * MS, 9 * MS], repeat(0))
     sample = sampled(world.open())
     assert {name: sample[name] for name in MEANS} == MEANS
 
 
-def test_the_first_reading_does_not_count(scenario: Scenario) -> None:
+def test_a_slow_reading_is_made_less_often(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines())
     world = World()
-    world.reading_ns = chain([0], repeat(SLOW_NS))
-    assert sampled(world.open())["gpu.sm_active_ratio"] == GPM_TOO_SLOW
+    world.reading_ns = repeat(4 * MS)  # 1 % of a core: every 400 ms
+    library = world.open()
+    opened = world.calls.count("GpmMetricsGet")
+    for _ in range(20):
+        sampled(library)
+        world.now_ns += 100 * MS
+    assert (opened, world.calls.count("GpmMetricsGet")) == (5, 10)
+
+
+def test_a_reading_that_fails_when_it_is_timed_has_no_time(scenario: Scenario) -> None:
+    scenario.write(*GPM.splitlines(), "* GpmMetricsGet error 4")
+    library = World().open()
+    scenario.write(*GPM.splitlines())
+    assert sampled(library)["gpu.sm_active_ratio"] == DENIED
 
 
 def test_a_profile_can_have_it_read_however_slow_it_is(scenario: Scenario) -> None:
@@ -274,7 +288,7 @@ def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Sc
     timed_out = Unavailable("failed", "NVML: timed out")
     # 10 in 0.2 s; 26 in 0.4 s; what is older than 10 s begins nothing: two samples at one time.
     assert collected[:3] == [pytest.approx(0.5), timed_out, pytest.approx(0.65)]
-    assert collected[3] == Unavailable("failed", "NVML (2)") and world.waits == [0.1]
+    assert collected[3] == Unavailable("failed", "NVML (2)") and world.waits == [0.1, 0.1]
 
 
 def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scenario) -> None:

@@ -145,7 +145,8 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
     library = world.open()
     assert ["tells_busy" in device for device in library.inventory] == [True, False, False, False]
     collected = []
-    # 100 % for 0.1 s; 25 % for 0.2 s; a hole; 35 % for the 0.4 s since; a hole of 20 s; 100 % since
+    # 100 % for 0.3 s, as opening each instance takes 0.1 s; 25 % for 0.2 s; a hole; 35 % for
+    # the 0.4 s since; a hole of 20 s; 100 % since
     for step_ms, at, active, trouble in (
         (100, 10.1, 10, ""),
         (200, 10.3, 15, ""),
@@ -170,9 +171,9 @@ def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenar
         _two_at_once(),
     ]
     totals = [item["gpu.busy_ns_total"] for item in collected[:4]]
-    assert totals == [100 * MS, 150 * MS, timed_out, pytest.approx(290 * MS, abs=1)]
+    assert totals == [300 * MS, 350 * MS, timed_out, pytest.approx(490 * MS, abs=1)]
     means = dict(zip(GPM_SIGNALS, (0.625, 0.125, 0.25, 0.5), strict=True))
-    busy = {"gpu.busy_ratio": 1.0, "gpu.busy_ns_total": 100 * MS}
+    busy = {"gpu.busy_ratio": 1.0, "gpu.busy_ns_total": 300 * MS}
     assert collected[0] == {**OWN, **busy, **means}
     assert collected[2]["gpu.sm_active_ratio"] == Unavailable("failed", "GPM was not read")
 
