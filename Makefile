@@ -10,7 +10,7 @@ BENCH_TARGETS := peers blame-check fuzz import-answers
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-fast test-long accept check lint types contracts docs docs-check golden
-.PHONY: host bench clean $(LAB_TARGETS) $(BENCH_TARGETS)
+.PHONY: host bench gpu-check clean $(LAB_TARGETS) $(BENCH_TARGETS)
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -82,8 +82,16 @@ host: $(VENV)/dev
 bench: $(VENV)/torch ## measure speed and cost, as ratios within one run
 	$(BIN)/python -m bench
 
+# With the packages of PYTHON, whose PyTorch has CUDA: a virtual environment that also sees them.
+gpu-check: pyproject.toml ## measure what a real NVIDIA GPU says; writes docs/gpu-notes.md (eight minutes)
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	$(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    > "$$(.venv-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+	.venv-gpu/bin/python $(PIP) -e .
+	.venv-gpu/bin/python bench/gpu_check.py --out gpu-check
+
 clean: ## remove virtual environments and caches
-	rm -rf $(VENV) .venv-frameworks-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-gpu .venv-frameworks-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 # `make score` is short for `make -C lab score`.
 $(LAB_TARGETS):

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 WINDOW_S = {"cuda-graph": 0.3, "tiny-kernels": 1.0, "item": 1.0}
 """Loops with so many kernels that two seconds of them take CUPTI a minute to hand over."""
 ROUND_S = 0.3
+WARM_UP_STEPS = 5
 
 Step = Callable[[Any], None]
 
@@ -216,6 +217,8 @@ def run_loop(name: str, seconds: float) -> dict[str, Any]:
         torch.cuda.synchronize()
     window_s = WINDOW_S.get(name, 2.0)
     batches, step = LOOPS[name]()
+    for _ in range(WARM_UP_STEPS):  # compiles, and captures graphs
+        step(next(batches))
     steps_before, _ = run_until(batches, step, time.monotonic() + seconds)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
@@ -230,7 +233,7 @@ def run_loop(name: str, seconds: float) -> dict[str, Any]:
     return {
         "began_ns": began_ns,
         "ended_ns": ended_ns,
-        "steps_before": steps_before,
+        "steps_before": WARM_UP_STEPS + steps_before,
         "steps": steps,
         "busy_ns": measure_busy_ns(busy, *window),
         "kernel_ns": measure_busy_ns(kernels, *window),

@@ -162,7 +162,7 @@ def record(out: Path, arguments: list[str], profile: str = "", env: Any = None) 
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-1500:])
+        raise RuntimeError(done.stderr.strip()[-6000:])
     return json.loads(truth.read_text(encoding="utf-8")) if truth.exists() else {}
 
 
@@ -450,7 +450,7 @@ def main() -> int:
     except ImportError:
         has_gpu = False
     if not has_gpu:
-        print("Nothing measured: PyTorch with CUDA and an NVIDIA GPU are needed.")
+        print("Nothing was measured: PyTorch with CUDA and an NVIDIA GPU are needed here.")
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

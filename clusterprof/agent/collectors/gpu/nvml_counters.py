@@ -29,6 +29,7 @@ NVLINK_RECEIVE, NVLINK_TRANSMIT = 60, 61
 """Metric identifiers of nvml.h; pynvml before 12.535 has no names for them."""
 
 MIN_INTERVAL_NS = 100_000_000
+_TRIAL_READINGS = 5
 _MAX_GAP_NS = 10_000_000_000
 _MIB = 1 << 20
 _MAX_PERCENT = 101.0  # allows for rounding; a larger value is not a valid share
@@ -226,6 +227,24 @@ class Gpm:
         for at, metric in enumerate(self._metrics):
             request.metrics[at].metricId = metric
         self._request = request
+
+
+def time_readings(
+    counters: Gpm, call: Callable[[str, Callable[[], int]], int | None], clock: Callable[[], int]
+) -> Gpm | Unavailable:
+    """Time whole readings; returns the counters, or that they are too slow.
+
+    The least of several counts, because the CPU is shared. One that fails has no time.
+    call: makes a call of this name; None when it fails.
+    """
+    counters.wait_until_ready()
+    times_ns = []
+    for _ in range(_TRIAL_READINGS):
+        began_ns = clock()
+        if call("GpmMetricsGet", counters.request_means) is not None:
+            times_ns.append(clock() - began_ns)
+    counters.cost_ns = min(times_ns, default=0)
+    return GPM_TOO_SLOW if counters.cost_ns > GPM_BUDGET_NS else counters
 
 
 def _convert_metric(metric: int, result: Any) -> Value:

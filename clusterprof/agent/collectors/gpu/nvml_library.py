@@ -184,7 +184,6 @@ _LANE_BYTES = {
 }
 """Bytes per second of a PCIe lane in one direction, by generation, net of its line code."""
 _RATE_TOLERANCE = 1.05
-_TRIAL_READINGS = 5
 
 
 class GuardedCalls:
@@ -552,27 +551,7 @@ class NvmlLibrary:
         calls.call("GpmSampleGet", counters.begin)  # the first one also loads what it needs
         if calls.last_reason is not None or self._gpm != "auto":
             return calls.last_reason or counters
-        return self._time_readings(calls, counters)
-
-    def _time_readings(self, calls: GuardedCalls, counters: Gpm) -> Gpm | Unavailable:
-        """Time whole readings; returns the counters, or why they are not used.
-
-        The least of several counts, because the CPU is shared. One that fails has no time.
-        """
-        counters.wait_until_ready()
-        times_ns = []
-        for _ in range(_TRIAL_READINGS):
-            began_ns = self._clock()
-            calls.call("GpmMetricsGet", counters.request_means)
-            if calls.last_reason is None:
-                times_ns.append(self._clock() - began_ns)
-            if calls.fatal_reason is not None:
-                break
-        if not times_ns:
-            return calls.last_reason or counters
-        counters.cost_ns = min(times_ns)
-        too_slow = counters.cost_ns > nvml_counters.GPM_BUDGET_NS
-        return nvml_counters.GPM_TOO_SLOW if too_slow else counters
+        return nvml_counters.time_readings(counters, calls.call, self._clock)
 
     def _build_entry(self, index: int) -> dict[str, Any]:
         """Build the header fields that every device has."""
