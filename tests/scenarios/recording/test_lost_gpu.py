@@ -82,8 +82,8 @@ def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) 
     )
     wait_until(lambda: out.exists() and times_of_device(records_of(out), uuid(0)))
     agent = recorder_pid(job)
+    began_ns = time.monotonic_ns()  # before: the gap may come at once
     scenario.write(line)
-    began_ns = time.monotonic_ns()
     time.sleep(TROUBLE_S)
     if event == "helper-died":  # both were in the process that died: one of them comes back
         died, *_ = wait_until(lambda: events_of(out, event))

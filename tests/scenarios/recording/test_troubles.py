@@ -52,7 +52,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode != 0:
         pytest.skip(f"this container may not mount: {done.stderr.strip()}")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(path: Path) -> None:
@@ -70,22 +70,32 @@ def times_of(out: Path, collector: str) -> list[int]:
     ]
 
 
-def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path) -> None:
-    job, out = own_job("full"), small_disk / "out"
-    program = "import sys, time\nfor n in range(45): time.sleep(0.1)\nprint('trained')\nsys.exit(5)"
+def test_a_full_disk_pauses_the_recording_and_not_the_job(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    job, out, end = own_job("full"), small_disk / "out", tmp_path / "end"
+    program = (
+        "import os, sys, time\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.1)\n"
+        "print('trained')\n"
+        "sys.exit(5)"
+    )
     process = subprocess.Popen(
-        [*RECORD, "-o", str(out), "--keep-free", "0 B", "--", PYTHON, "-c", program],
+        [*RECORD, "-o", str(out), "--keep-free", "0 B", "--", PYTHON, "-c", program, str(end)],
         env=environment(job),
         stdout=subprocess.PIPE,
         text=True,
     )
     wait_for_recording(out)
+    wait_until(lambda: times_of(out, "cpu"))
     fill(small_disk / "filler")
     full_ns = time.monotonic_ns()
     time.sleep(2.0)
     assert isinstance(records_of(out)[0].node["key"], str)  # type: ignore[union-attr]
     os.unlink(small_disk / "filler")
     free_ns = time.monotonic_ns()
+    wait_until(lambda: events_of(out, "disk-resumed"))
+    end.touch()
     assert process.communicate()[0] == "trained\n"
     assert process.returncode == 5
     wait_for_end(out)
