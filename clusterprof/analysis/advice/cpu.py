@@ -119,12 +119,12 @@ def _fill_cheaper_preprocessing(context: AdviceContext) -> FilledRecommendation:
     who, _, pid = context.resource.partition(" pid ")
     number, here = (pid, " of this run") if pid.isdecimal() else ("PID", "")
     what = "the training process" if who == "training process" else "a worker"
-    return FilledRecommendation(
-        f"{mark_command(f'py-spy record -d 30 -o profile.svg --pid {number}')}, {what}{here},"
-        " names the functions; do once and offline what every epoch repeats (decode, resize,"
-        " tokenize), and the rest with fewer operations",
-        tuple(describe_cpus(context)),
-    )
+    change = "do once and offline what every epoch repeats (decode, resize, tokenize), and the rest"
+    change += " with fewer operations"
+    if not context.code:
+        profile = mark_command(f"py-spy record -d 30 -o profile.svg --pid {number}")
+        change = f"find the functions in {what}{here} with {profile}; {change}"
+    return FilledRecommendation(change, tuple(describe_cpus(context)))
 
 
 def _fill_gpu_preprocessing(context: AdviceContext) -> FilledRecommendation:

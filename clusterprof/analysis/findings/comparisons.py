@@ -229,7 +229,7 @@ def _compare_own_loss(
         [(own.get(_get_rank_name(rank)) or 0) / rank.ledger.steps for rank in group]
         for group in (culprit_ranks, checked)
     )
-    bound = ", at most" if finding.upper_bound else ""
+    bound = " at most" if finding.upper_bound else ""
     return _build_comparison(
         OWN_LOSS_METRIC, "rank", f"lost to it in a step{bound}", culprit_values, other_values
     )

@@ -1,12 +1,14 @@
 """List coverage gaps: lost records, failed sources, causes that could not be checked.
 
-Describe the errors that drivers reported about devices during the recording.
+Describe the errors that drivers reported about devices during the recording, and which rank
+failed first.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from clusterprof.analysis.attribution.rank.claims import MISSING_TRACE_DATA
 from clusterprof.analysis.cross_rank.implicit_collectives import UNVERIFIED_BUSY
 from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.analysis.node.observations import FailedExit
 from clusterprof.report.model import CoverageGap
 from clusterprof.signals.host import is_absence_normal
 from clusterprof.trace.reader import SkippedInput
@@ -272,3 +275,50 @@ def _parse_pci_address(pci: str) -> tuple[int, int, int] | None:
     if parts is None:
         return None
     return (int(parts[1] or "0", 16), int(parts[2], 16), int(parts[3], 16))
+
+
+FAILED_NOTE = "the job failed"
+"""Words with which the note begins."""
+_LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""How launchers and users end ranks that did not fail."""
+
+
+def describe_failed_ranks(nodes: Sequence[NodeResult]) -> tuple[str, ...]:
+    """Describe the first rank of each node that failed and was not started again.
+
+    When one fails, its launcher ends the others with SIGTERM. A node has a clock of its own here,
+    so ranks of several nodes are not put in order.
+    """
+    texts = []
+    for node in nodes:
+        ranks = {(rank.ledger.pid, rank.started_ticks): rank for rank in node.ranks}
+        failed = [
+            (item, ranks[item.pid, item.started_ticks])
+            for item in sorted(node.failed_exits, key=lambda item: item.t_ns)
+            if (item.pid, item.started_ticks) in ranks and item.signal not in _LAUNCHER_SIGNALS
+        ]
+        last = [pair for pair in failed if not _has_successor(*pair, node.ranks)]
+        if last:
+            texts.append(_describe_exit(*last[0], node.facts.name, len(last) - 1))
+    return (f"{FAILED_NOTE}: {'; '.join(texts)}",) if texts else ()
+
+
+def _has_successor(item: FailedExit, rank: RankResult, ranks: Iterable[RankResult]) -> bool:
+    """Return whether a process with the same rank began after this one had ended."""
+    return any(
+        other.place.rank == rank.place.rank and other.first_ns >= item.t_ns for other in ranks
+    )
+
+
+def _describe_exit(item: FailedExit, rank: RankResult, node: str, others: int) -> str:
+    who = f"process {item.pid}" if rank.place.rank is None else f"rank {rank.place.rank}"
+    if item.signal:
+        try:
+            name = signal.Signals(item.signal).name
+        except ValueError:
+            name = f"signal {item.signal}"
+        how = f"was killed by {name}"
+    else:
+        how = f"ended with exit status {item.status}"
+    more = "" if not others else f", and {others} more after it"
+    return f"{who} on {node} {how}{more}"

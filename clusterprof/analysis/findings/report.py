@@ -43,7 +43,11 @@ from clusterprof.analysis.findings.comparisons import (
     with_read_counts,
     with_work_evidence,
 )
-from clusterprof.analysis.findings.coverage import describe_driver_errors, list_coverage_gaps
+from clusterprof.analysis.findings.coverage import (
+    describe_driver_errors,
+    describe_failed_ranks,
+    list_coverage_gaps,
+)
 from clusterprof.analysis.findings.efficiency_metrics import get_storage_au
 from clusterprof.analysis.findings.findings import build_findings
 from clusterprof.analysis.findings.impact import (
@@ -423,6 +427,7 @@ def report_coverage(state: ReportState) -> ReportState:
             *across.blinds,
         ),
         notes=(
+            *describe_failed_ranks(across.nodes),
             *_build_notes(ranks),
             *describe_driver_errors(across.nodes),
             *merge_node_notes([(node.facts.name, node.notes) for node in across.nodes]),

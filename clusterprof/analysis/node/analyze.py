@@ -36,7 +36,7 @@ from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
 from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
 from clusterprof.analysis.attribution.taxonomy import CLAIMABLE_CAUSES
-from clusterprof.analysis.node.observations import EndingTracker, HostNotes, RankEnding
+from clusterprof.analysis.node.observations import EndingTracker, FailedExit, HostNotes, RankEnding
 from clusterprof.analysis.node.selection import observe_window, watch_chunks
 from clusterprof.analysis.node.setup import NodeSetup, SetupCollector, find_rack
 from clusterprof.analysis.node.transport import pack_fields, unpack_fields, with_short_groups
@@ -215,6 +215,8 @@ class NodeResult:
     """Notes on its host."""
     setup: NodeSetup = field(default_factory=NodeSetup)
     """How the node and its ranks were set up."""
+    failed_exits: tuple[FailedExit, ...] = ()
+    """Processes that ended with an exit status or by a signal, in order of time."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to pickle it: packed (analysis.node.transport)."""
@@ -313,6 +315,7 @@ def analyze_load(
         throughout.finish(),
         host.notes(),
         setups.result(facts.name),
+        endings.failed_exits(),
     )
 
 

@@ -94,11 +94,28 @@ class RankEnding:
         return self.last_begun
 
 
+@dataclass(frozen=True, slots=True)
+class FailedExit:
+    """A process that ended with an exit status or by a signal."""
+
+    pid: int
+    started_ticks: int
+    t_ns: int
+    """On its node's clock."""
+    status: int
+    """Exit status; 0 = ended by the signal."""
+    signal: int
+
+
+_MAX_FAILED_EXITS = 4096
+
+
 class EndingTracker:
     """Tracks every process with a rank, chunk by chunk."""
 
     def __init__(self) -> None:
         self._endings: dict[tuple[int, int], RankEnding] = {}
+        self._failed: list[FailedExit] = []
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Pass chunks through, and record what they show."""
@@ -115,6 +132,10 @@ class EndingTracker:
         return tuple(
             sorted(self._endings.values(), key=lambda ending: (ending.place.rank or 0, ending.pid))
         )
+
+    def failed_exits(self) -> tuple[FailedExit, ...]:
+        """Return the processes that failed, with a rank or without, in order of time."""
+        return tuple(self._failed)
 
     def _update(self, chunk: Chunk, process: Process) -> None:
         place = parse_identity(process.registration)
@@ -154,6 +175,11 @@ class EndingTracker:
         ending.wchan = names[wchan] if 0 <= wchan < len(names) and names[wchan] != "0" else ""
 
     def _apply_event(self, kind: str, attributes: Mapping[str, Any], t_ns: int) -> None:
+        if kind == "process-exited" and len(self._failed) < _MAX_FAILED_EXITS:
+            numbers = ("pid", "started_ticks", "exit_code", "signal")
+            pid, ticks, status, signal = (int(attributes.get(name) or 0) for name in numbers)
+            if status or signal:
+                self._failed.append(FailedExit(pid, ticks, t_ns, status, signal))
         ending = self._endings.get((attributes.get("pid", -1), attributes.get("started_ticks", -1)))
         if ending is None:
             return

@@ -163,7 +163,10 @@ def test_no_worker_is_withheld_from_a_loader_without_workers() -> None:
 def test_the_training_process_is_profiled_as_what_it_is() -> None:
     context = scene("cpu-preprocess", PREPARING, resource="training process pid 7076")
     change = named(context, "prepare-ahead").change
-    assert "--pid 7076" in change and "the training process of this run, names" in change
+    assert (
+        "--pid 7076" in change
+        and "the functions in the training process of this run with py-spy" in change
+    )
 
 
 def test_milliseconds_of_a_job_change_nothing_but_the_next_recording() -> None:

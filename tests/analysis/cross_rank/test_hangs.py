@@ -52,7 +52,7 @@ def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None
         "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
     )
     assert note.endswith("asleep in do_poll.constprop.0")
-    assert list_warnings(report)[0] == note  # on the first screen
+    assert list_warnings(report)[0] == f"{note[0].upper()}{note[1:]}."  # on the first screen
 
 
 def test_a_rank_that_crashed_is_named_with_how_it_ended(tmp_path: Path) -> None:

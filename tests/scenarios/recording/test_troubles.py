@@ -70,9 +70,7 @@ def times_of(out: Path, collector: str) -> list[int]:
     ]
 
 
-def test_a_full_disk_pauses_the_recording_and_not_the_job(
-    small_disk: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path, tmp_path: Path) -> None:
     job, out, end = own_job("full"), small_disk / "out", tmp_path / "end"
     program = (
         "import os, sys, time\n"

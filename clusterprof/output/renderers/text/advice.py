@@ -14,7 +14,7 @@ if needed, continued with a backslash at blanks outside quotes, as a shell (and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterprof.output.renderers.text.safety import (
     NONBREAKING_BLANK,
@@ -39,7 +39,21 @@ def describe_first_step(finding: Finding) -> str:
 
 def get_first_change(finding: Finding) -> str:
     """Return the edit or command of the first recommendation; "" if there is none."""
-    return escape_text(finding.advice[0].change, _MAX_CHANGE_CHARACTERS) if finding.advice else ""
+    return escape_change(finding.advice[0]) if finding.advice else ""
+
+
+def escape_change(advice: Advice) -> str:
+    """Return the edit or command of a recommendation, safe to print."""
+    return escape_text(advice.change, _MAX_CHANGE_CHARACTERS)
+
+
+def capitalize_change(advice: Advice) -> Advice:
+    """Begin the change with a capital letter if it begins with a word, not with code."""
+    word, _, rest = advice.change.partition(" ")
+    begins_with_command = any(map(advice.change.startswith, advice.commands))
+    if not word.isalpha() or rest.startswith("-") or begins_with_command:
+        return advice
+    return replace(advice, change=f"{word[0].upper()}{advice.change[1:]}")
 
 
 def describe_effort(finding: Finding) -> str:

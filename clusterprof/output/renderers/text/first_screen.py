@@ -126,9 +126,10 @@ def format_evidence_in_words(item: Evidence) -> str:
 
 def _list_warnings(report: Report) -> Iterator[str]:
     """Yield warnings; without a device, what shares refer to instead of bounds of GPU time."""
-    if report.in_step_ns and not is_device_measured(report):
-        yield "No GPU was measured: shares are of step time in the training loop on the host."
-        hidden = ("UPPER BOUND:", "NO BOUND:")
+    if not is_device_measured(report):
+        if report.in_step_ns:
+            yield "No GPU was measured: shares are of step time in the training loop on the host."
+        hidden = ("UPPER BOUND:", "NO BOUND:", "NOT MEASURED:")
         yield from (text for text in wording.list_warnings(report) if not text.startswith(hidden))
         return
     yield from wording.list_warnings(report)
@@ -136,10 +137,8 @@ def _list_warnings(report: Report) -> Iterator[str]:
 
 def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[ScreenRow]:
     if not report.ranks or not report.in_step_ns:
-        yield ScreenRow("Lost", "Not known. " + wording.describe_verdict(report))
-        yield ScreenRow(
-            "Try next", "See what can be recorded here with clusterprof doctor, and record again."
-        )
+        yield ScreenRow("Lost", _describe_unknown_loss(report))
+        yield ScreenRow("Try next", _describe_how_to_see_more(report))
         return
     yield ScreenRow("Lost", _describe_loss(report, price, currency))
     first = summary.find_summary_finding(report)
@@ -164,6 +163,26 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
     grade = wording.describe_evidence_grade(first.grade).partition(" (class")[0]
     certain = f"{wording.format_confidence(first)} ({_name_confidence(first)}): {grade}."
     yield ScreenRow("Confidence", certain)
+
+
+def _has_no_steps(report: Report) -> bool:
+    return bool(report.ranks) and not any(rank.steps for rank in report.ranks)
+
+
+def _describe_unknown_loss(report: Report) -> str:
+    if _has_no_steps(report) and not is_device_measured(report):
+        return "Not known. No steps of a training loop were seen, and no GPU was measured."
+    return f"Not known. {wording.describe_verdict(report)}"
+
+
+def _describe_how_to_see_more(report: Report) -> str:
+    """Describe what makes a job visible: marks of its steps, or what doctor says."""
+    if _has_no_steps(report):
+        return (
+            "Call clusterprof.step() at the end of each step of the training loop, and record"
+            " again. The steps of PyTorch optimizers are seen without it."
+        )
+    return "See what can be recorded here with clusterprof doctor, and record again."
 
 
 def _describe_loss(report: Report, price: float | None, currency: str) -> str:
@@ -200,7 +219,10 @@ def _locate_cause(report: Report, finding: Finding) -> Iterator[ScreenRow]:
     who = culprits.summarize_main_culprits(finding) if finding.culprits else "All ranks alike"
     onset = culprits.describe_onset(finding) or culprits.summarize_persistence(finding)
     text = f"{who}: {comparison}" if comparison else who
-    texts = [text for text in (line, f"{text}; {onset}" if onset else text) if text]
+    text = f"{text}; {onset}" if onset else text
+    if line and len(report.ranks) == 1 and text == report.ranks[0].node:
+        text = ""  # there is no other place
+    texts = [item for item in (line, text) if item]
     yield from (ScreenRow("" if at else "Where", text) for at, text in enumerate(texts))
 
 
@@ -215,7 +237,8 @@ def _advise(report: Report, finding: Finding) -> Iterator[ScreenRow]:
         " ".join(text if text[-1] in ".!?" else f"{text}." for text in sentences if text),
     )
     if finding.advice and finding.advice[0].change:
-        yield ScreenRow("", advice.get_first_change(finding), finding.advice[0])
+        change = advice.capitalize_change(finding.advice[0])
+        yield ScreenRow("", advice.escape_change(change), change)
     yield ScreenRow("Expected gain", _describe_gain(report, finding))
 
 
