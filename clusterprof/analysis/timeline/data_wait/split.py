@@ -145,11 +145,13 @@ def find_worker_start(process: Process) -> int:
     return int(spans.start_ns[-1])
 
 
-def find_batch_ready(fetches: FetchSpans, wait_start_ns: Int, wait_end_ns: Int) -> tuple[Int, Int]:
+def find_batch_ready(
+    process: Process, fetches: FetchSpans, wait_start_ns: Int, wait_end_ns: Int
+) -> tuple[Int, Int]:
     """Find when the awaited batch of each wait was ready, and whether that is certain.
 
-    int64[n] each. The last fetch that ended before the wait ended made the batch. Without
-    an earlier fetch, it was never ready (the end of the wait). A fetch that ended before
+    int64[n] each. The last fetch of the process that ended before the wait ended made the batch.
+    Without an earlier fetch, it was never ready (the end of the wait). A fetch that ended before
     the wait began is certain only if no record after it is missing: the second array is
     then 1, else 0. Times in ns.
     """
@@ -158,9 +160,22 @@ def find_batch_ready(fetches: FetchSpans, wait_start_ns: Int, wait_end_ns: Int) 
     row = np.maximum(row, 0)
     ready = np.where(known, fetches.end_ns[row], wait_end_ns)
     following = np.minimum(row + 1, len(fetches.end_ns) - 1)
-    uninterrupted = (following == row) | (fetches.sequence[following] == fetches.sequence[row] + 1)
+    between = fetches.sequence[following] - fetches.sequence[row]
+    uninterrupted = between <= 1
+    if not uninterrupted.all():  # records of other kinds may lie between two fetches
+        recorded = _list_sequences(process)
+        first, end = (recorded.searchsorted(fetches.sequence[at]) for at in (row, following))
+        uninterrupted = end - first == between
     certain = known & ((ready > wait_start_ns) | uninterrupted)
     return ready, certain.astype(np.int64)
+
+
+def _list_sequences(process: Process) -> Int:
+    """List the sequence numbers of all records of a process, sorted: int64[n]."""
+    tables = [table.sequence for table in process.spans.values()]
+    if process.stacks is not None:
+        tables.append(process.stacks.sequence)
+    return np.unique(np.concatenate(tables))
 
 
 SplitFetches = dict[int, tuple[FetchSpans, Float]]
@@ -287,7 +302,7 @@ def _split_worker_wait(
     if fetched is None:
         return table + estimate_activity(process, begin, end, context) * (end - begin)[:, None]
     spans, split = fetched
-    ready, certain = find_batch_ready(spans, *wait)
+    ready, certain = find_batch_ready(process, spans, *wait)
     until = np.minimum(np.maximum(ready, begin), end)
     table[:, kinds.DELIVERY] = np.where(certain, end - until, 0)
     # One interpreter does both: while the worker makes the next batch, it delivers none.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
+from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from tests.support.builders import activity, fetches, ints, process, rank, spans, thread
 
@@ -24,3 +28,20 @@ def test_a_worker_hands_nothing_over_while_its_interpreter_makes_the_next_batch(
     assert breakdown.memory[0] == pytest.approx(0.8 / 6, abs=1e-3)
     assert breakdown.delivery[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
     assert breakdown.block_io[0] == 0
+
+
+@pytest.mark.parametrize(("is_recorded", "delivery"), [(True, 1.0), (False, 0.0)])
+def test_samples_of_the_stack_between_two_fetches_are_no_missing_records(
+    is_recorded: bool, delivery: float
+) -> None:
+    # The batch is ready at 2, a second before the wait. The record after its fetch has number 2: a
+    # sample of the stack, or one that was lost and may have been the fetch that was waited for.
+    rows = activity("U2 S8")
+    made = replace(fetches(rows, (0, 2, 0), (6, 7, 0)), sequence=np.array([1, 3]))
+    sample = replace(spans((5, 5, 1, 50_000_000)), sequence=np.array([2]))
+    worker = process(WORKER, MAIN, {FETCH: made}, thread(rows, end=12))
+    stacks = StackSamples.from_table(sample) if is_recorded else None
+    main = process(MAIN, spans={DATA_WAIT: spans((3, 4, 0, WORKER, 1)), STEP: spans((0, 20))})
+    timeline = rank(30, main, [replace(worker, stacks=stacks)])
+    breakdown = split_data_wait(timeline, ints([3]), ints([4]))
+    assert (breakdown.delivery[0], breakdown.unknown[0]) == (delivery, 1.0 - delivery)
