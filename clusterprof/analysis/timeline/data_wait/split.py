@@ -140,7 +140,9 @@ def find_worker_start(process: Process) -> int:
     if spans is None or not len(spans.start_ns):
         return int(LONG_AGO_NS)
     fetches = process.spans.get(FETCH)
-    if fetches is not None and np.array_equal(fetches.sequence[:1], spans.sequence[-1:] + 1):
+    if fetches is None or not len(fetches.start_ns):
+        return int(spans.start_ns[-1])
+    if _is_complete(process, spans.sequence[-1:], fetches.sequence[:1]).all():
         return int(fetches.start_ns[0])
     return int(spans.start_ns[-1])
 
@@ -160,22 +162,25 @@ def find_batch_ready(
     row = np.maximum(row, 0)
     ready = np.where(known, fetches.end_ns[row], wait_end_ns)
     following = np.minimum(row + 1, len(fetches.end_ns) - 1)
-    between = fetches.sequence[following] - fetches.sequence[row]
-    uninterrupted = between <= 1
-    if not uninterrupted.all():  # records of other kinds may lie between two fetches
-        recorded = _list_sequences(process)
-        first, end = (recorded.searchsorted(fetches.sequence[at]) for at in (row, following))
-        uninterrupted = end - first == between
+    uninterrupted = (following == row) | _is_complete(
+        process, fetches.sequence[row], fetches.sequence[following]
+    )
     certain = known & ((ready > wait_start_ns) | uninterrupted)
     return ready, certain.astype(np.int64)
 
 
-def _list_sequences(process: Process) -> Int:
-    """List the sequence numbers of all records of a process, sorted: int64[n]."""
-    tables = [table.sequence for table in process.spans.values()]
-    if process.stacks is not None:
-        tables.append(process.stacks.sequence)
-    return np.unique(np.concatenate(tables))
+def _is_complete(process: Process, first: Int, last: Int) -> NDArray[np.bool_]:
+    """Return whether no record of any kind is missing between two sequence numbers: bool[n]."""
+    count = last - first
+    complete = count == 1
+    if not complete.all():
+        tables = [table.sequence for table in process.spans.values()]
+        if process.stacks is not None:
+            tables.append(process.stacks.sequence)
+        recorded = np.unique(np.concatenate(tables))
+        present = recorded.searchsorted(last) - recorded.searchsorted(first)
+        complete = (count > 0) & (present == count)
+    return np.asarray(complete, np.bool_)
 
 
 SplitFetches = dict[int, tuple[FetchSpans, Float]]

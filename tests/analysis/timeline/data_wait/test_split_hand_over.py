@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.analysis.timeline.spans import StackSamples
-from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
+from clusterprof.probe.layout import DATA_WAIT, FETCH, GC, STEP, WORKER_START
 from tests.support.builders import activity, fetches, ints, process, rank, spans, thread
 
 MAIN, WORKER, MIB = 100, 201, 1 << 20
@@ -45,3 +45,18 @@ def test_samples_of_the_stack_between_two_fetches_are_no_missing_records(
     timeline = rank(30, main, [replace(worker, stacks=stacks)])
     breakdown = split_data_wait(timeline, ints([3]), ints([4]))
     assert (breakdown.delivery[0], breakdown.unknown[0]) == (delivery, 1.0 - delivery)
+
+
+def test_records_of_other_kinds_lie_between_the_start_of_a_worker_and_its_first_fetch() -> None:
+    # worker_init_fn runs from 0 to 4; garbage is collected meanwhile.
+    rows = activity("U4 U2 S4")
+    marks = {
+        WORKER_START: replace(spans((0, 0, 0, 1, MAIN)), sequence=np.array([7])),
+        GC: replace(spans((1, 2)), sequence=np.array([8])),
+        FETCH: replace(fetches(rows, (4, 6, 0)), sequence=np.array([9])),
+    }
+    worker = process(WORKER, MAIN, marks, thread(rows, end=12))
+    main = process(MAIN, spans={DATA_WAIT: spans((0, 6, 0, WORKER, 1)), STEP: spans((0, 20))})
+    breakdown = split_data_wait(rank(30, main, [worker]), ints([0]), ints([6]))
+    assert breakdown.no_worker[0] == pytest.approx(4 / 6)
+    assert breakdown.user_cpu[0] == pytest.approx(2 / 6)
