@@ -10,8 +10,11 @@ throttle reasons, power. Every second sample: GPM. Every second: memory, energy,
 temperature, memory clock, time throttled by heat and power, PCIe link and replays,
 NVLink bytes; PCIe traffic where there is no GPM. Every 10 s: power limit, highest
 clock, other throttle times, ECC, NVLink states and errors, the list of processes. Every
-60 s: remapped rows and retired pages of memory. A call of which three quarters take
-more than 5 ms is made ten times less often, with an event; in between the last value is repeated.
+60 s: remapped rows and retired pages of memory. Each call is made so seldom that
+it takes at most 0.2 % of the time (GPM: 0.5 %), by the quickest of its last nine. A call of
+which three quarters take more than 5 ms is made ten times less often, with an event; in
+between the last value is repeated. On an H200 in a virtual machine that comes to about 1 %
+of a core per GPU (docs/gpu-notes.md).
 
 **Busy time** carries the time up to which it counts. Where GPM is read it is the activity
 of the compute engine, over exactly the time between two readings. Elsewhere it is the
@@ -23,8 +26,7 @@ of the time of day is replaced by the time of the reading.
 memory bandwidth, PCIe and NVLink traffic. Each value is the mean since the previous
 reading, over all multiprocessors; the first covers 0.1 s. It needs no administrator
 unless NVreg_RestrictProfilingToAdminUsers is 1. It is read unless one reading takes more
-than 5 ms when the recorder starts, and so often that it takes at most 1 % of a core (2.2 ms,
-as seen on an H200: every 220 ms); a profile can force it (`sampling.gpm: true`) or
+than 5 ms when the recorder starts; a profile can force it (`sampling.gpm: true`) or
 disable it (`false`). Without GPM, PCIe traffic is a measurement of 20 ms during which
 the driver blocks its caller, and the rest is absent.
 

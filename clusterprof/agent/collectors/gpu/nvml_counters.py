@@ -37,8 +37,6 @@ _RATE_METRICS = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_T
 GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true")
 GPM_BUDGET_NS = 5_000_000
 """Limit of the time of one reading, measured when the device is opened."""
-MAX_GPM_LOAD = 0.01
-"""A slow reading is made less often, so that it takes 1 % of a core of the helper's process."""
 GPM_TOO_SLOW = Unavailable(
     "absent",
     "one reading of GPM takes longer than its budget of 5 ms here",
@@ -177,8 +175,6 @@ class Gpm:
         """Time between the two samples of the last reading."""
         self.is_gapless = False
         """True when the last reading began where the one before it ended."""
-        self.cost_ns = 0
-        """Time of one reading without its wait, as measured when the device was opened."""
 
     def begin(self) -> None:
         """Take the sample at which the first mean begins; raise what NVML raises."""
@@ -243,8 +239,7 @@ def time_readings(
         began_ns = clock()
         if call("GpmMetricsGet", counters.request_means) is not None:
             times_ns.append(clock() - began_ns)
-    counters.cost_ns = min(times_ns, default=0)
-    return GPM_TOO_SLOW if counters.cost_ns > GPM_BUDGET_NS else counters
+    return GPM_TOO_SLOW if min(times_ns, default=0) > GPM_BUDGET_NS else counters
 
 
 def _convert_metric(metric: int, result: Any) -> Value:

@@ -164,7 +164,9 @@ class _CallState:
             if in_order[len(in_order) // 4] > _SLOW_CALL_NS:
                 self.every_ns = _SLOWDOWN_FACTOR * max(self.call.every_ns, SECOND_NS // 10)
                 change = in_order[len(in_order) // 2]
-        self.due_ns = began_ns + self.every_ns
+        # The quickest shows what the call costs; the others also waited for a processor.
+        cost_ns = min(self._durations) if len(self._durations) >= _MIN_CALLS else 0
+        self.due_ns = began_ns + max(self.every_ns, round(cost_ns / self.call.max_load_ratio))
         return change
 
 
@@ -494,8 +496,7 @@ class NvmlLibrary:
         parent = self.inventory[instance.parent]
         entry["id"] = f"{parent['id']}/{instance.position}"
         device = Device(self._nvml, index, handle, self._mark, self._clock)
-        unsupported = nvml_counters.GPM_UNSUPPORTED
-        device.set_calls(nvml_queries.plan_instance_calls(unsupported), unsupported)
+        device.set_calls(nvml_queries.plan_instance_calls(False), nvml_counters.GPM_UNSUPPORTED)
         if index in skip or handle is None:
             device.fail(_CRASHED if index in skip else nvml_queries.INSTANCE_GONE)
             return device, entry, handle
@@ -507,7 +508,7 @@ class NvmlLibrary:
         has_gpm = isinstance(counters, Gpm)
         if not has_gpm:
             entry["tells_busy"] = False
-        device.set_calls(nvml_queries.plan_instance_calls(counters), counters)
+        device.set_calls(nvml_queries.plan_instance_calls(has_gpm), counters)
         if calls.fatal_reason is not None:
             device.fail(calls.fatal_reason)
         return device, entry, handle

@@ -27,6 +27,7 @@ from clusterprof.units import SECOND_NS
 Values = tuple[Value, ...]
 _EVERY_SAMPLE = 0
 GPM_NS = 150_000_000  # every second sample at 10 Hz: NVML requires more than 100 ms between two
+MAX_CALL_LOAD_RATIO, MAX_GPM_LOAD_RATIO = 0.002, 0.005
 NEVER_NS = 1 << 62
 _MAX_PIDS = 256
 _BUSY_PERCENT, _MAX_CONTRADICTIONS = 90, 5
@@ -82,7 +83,7 @@ class DeviceState:
 class Call:
     """One call of NVML: its name, its interval, the signals it fills, and its reader function."""
 
-    __slots__ = ("every_ns", "name", "read", "signals")
+    __slots__ = ("every_ns", "max_load_ratio", "name", "read", "signals")
 
     def __init__(
         self,
@@ -90,8 +91,11 @@ class Call:
         every_ns: int,
         signals: tuple[str, ...],
         read: Callable[[Any, Any, DeviceState], Values],
+        max_load_ratio: float = MAX_CALL_LOAD_RATIO,
     ) -> None:
         self.name, self.every_ns, self.signals, self.read = name, every_ns, signals, read
+        self.max_load_ratio = max_load_ratio
+        """Part of the time that it may take; where it is slow it is made less often."""
 
 
 def _read_utilization(nvml: Any, handle: Any, memory: DeviceState) -> Values:
@@ -196,12 +200,7 @@ def _is_gpm_stuck(means: dict[int, Value], memory: DeviceState) -> bool:
     return memory.contradictions >= _MAX_CONTRADICTIONS
 
 
-def compute_gpm_interval_ns(counters: Gpm) -> int:
-    """Compute how often GPM is read: every second sample, or less often where it is slow."""
-    return max(GPM_NS, round(counters.cost_ns / nvml_counters.MAX_GPM_LOAD))
-
-
-def build_gpm_call(metrics: tuple[int, ...], every_ns: int) -> Call:
+def build_gpm_call(metrics: tuple[int, ...]) -> Call:
     """Build the call that reads these GPM metrics of a whole GPU."""
 
     def read(nvml: Any, handle: Any, memory: DeviceState) -> Values:
@@ -221,7 +220,7 @@ def build_gpm_call(metrics: tuple[int, ...], every_ns: int) -> Call:
         return tuple(_check_rate(means[metric], limits.get(metric, math.inf)) for metric in metrics)
 
     signals = tuple(SIGNAL_BY_METRIC[metric] for metric in metrics)
-    return Call("GpmMetricsGet", every_ns, signals, read)
+    return Call("GpmMetricsGet", GPM_NS, signals, read, MAX_GPM_LOAD_RATIO)
 
 
 def _count_busy_time(memory: DeviceState, share: Value) -> None:
@@ -480,8 +479,7 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
     middle: tuple[Call, ...] = ()
     if isinstance(counters, Gpm):
         # First, so that the busy time of the same sample is that of its means.
-        every_ns = compute_gpm_interval_ns(counters)
-        before = (build_gpm_call(list_gpm_metrics(entry), every_ns), *before)
+        before = (build_gpm_call(list_gpm_metrics(entry)), *before)
     else:
         known = (SIGNAL_BY_METRIC[metric] for metric in list_gpm_metrics(entry))
         signals = tuple(signal for signal in known if signal in CALLS_WITHOUT_GPM[0].signals)
@@ -509,18 +507,17 @@ def plan_partitioned_gpu_calls(entry: dict[str, Any]) -> tuple[Call, ...]:
     )
 
 
-def plan_instance_calls(counters: Gpm | Unavailable) -> tuple[Call, ...]:
+def plan_instance_calls(has_gpm: bool) -> tuple[Call, ...]:
     """Return the calls for a compute instance: values of its own, not of its GPU."""
     call_by_name = {call.name: call for call in CALLS}
-    every_ns, later_ns, has_gpm = NEVER_NS, NEVER_NS, isinstance(counters, Gpm)
-    if isinstance(counters, Gpm):
-        every_ns, later_ns = compute_gpm_interval_ns(counters), 0
+    every_ns, later_ns = (GPM_NS, 0) if has_gpm else (NEVER_NS, NEVER_NS)
     return (
         Call(
             "GpmMetricsGet",
             every_ns,
             _BUSY_SIGNALS,
             _read_instance_busy if has_gpm else _report_missing_busy,
+            MAX_GPM_LOAD_RATIO,
         ),
         call_by_name["GetMemoryInfo"],
         Call(
