@@ -357,7 +357,7 @@ def format_loops(loops: Result) -> list[str]:
             "unknown" if verdict["lost_ratio"] is None else f"{100 * verdict['lost_ratio']:.1f} %"
         )
         cells = " | ".join(f"{share:.1f} %" for share in shares)
-        lines.append(f"| {name} | {cells} | {lost} | {verdict['main_cause'] or 'not known'} |")
+        lines.append(f"| {name} | {cells} | {lost} | {verdict['main_cause'] or 'none named'} |")
     return [*lines, ""]
 
 
