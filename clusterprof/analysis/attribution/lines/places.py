@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from clusterprof.report.code import LoaderStage, Place
 
 _LIBRARY_PATH = re.compile(r"/(site|dist)-packages/|/lib(64|32)?/python\d|\.egg/")
+_INSTALLED_PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)/")
 _PACKAGE_NAMES = """
 torch torchvision torchaudio torchtext torchdata torch_xla torchmetrics triton numpy scipy pandas
 pyarrow sklearn skimage PIL cv2 albumentations kornia imageio h5py zarr transformers tokenizers
@@ -45,6 +46,8 @@ _STARTS_OF_TASKS = (
     ("/threading.py", "_bootstrap_inner"),
 )
 """Where a worker or a thread begins its own work; outer frames are of the code that started it."""
+_MODULE_RUNNERS = ("<frozen runpy>", "/runpy.py")
+"""Files of `python -m`, whose frames are outside those of the module that it runs."""
 _FETCH_FILE = "torch/utils/data/_utils/fetch.py"
 _PIN_FILE = "torch/utils/data/_utils/pin_memory.py"
 _COLLATE_FILE = "torch/utils/data/_utils/collate.py"
@@ -87,17 +90,28 @@ def _is_shortened_library_path(file: str) -> bool:
 def split_at_own_line(places: Sequence[Place]) -> tuple[Place, Sequence[Place]] | None:
     """Split a stack, given outermost first, at the line that its user can change.
 
-    Returns it and the lines of libraries that it called, outermost first. Where no line is the
-    user's it is the outermost known one, and is itself one of a library. None for an empty stack.
+    Returns it and the lines of libraries that it called, outermost first. An installed package
+    that the job was started from is the user's where nothing else is. Otherwise, where no line is
+    the user's, it is the outermost known one, and is itself one of a library. None for an empty
+    stack.
     """
     if not places:
         return None
     own = _drop_start_frames(places)
     user = [index for index, place in enumerate(own) if not is_library_file(place.file)]
+    started = _find_installed_package(own[0].file)
+    if not user and started not in ("", *_PACKAGES):  # `python -m trainer`, installed with pip
+        user = [i for i, place in enumerate(own) if _find_installed_package(place.file) == started]
     if user:
         return _name_by_function(own, user[-1]), own[user[-1] + 1 :]
     below_loader = _drop_loader_frames(own)
     return below_loader[0], below_loader
+
+
+def _find_installed_package(file: str) -> str:
+    """Find the package in whose installed folder a file is; "" if in none."""
+    match = _INSTALLED_PACKAGE.search(file)
+    return match[1] if match else ""
 
 
 def locate_stack(places: Sequence[Place]) -> CodePlace | None:
@@ -139,7 +153,10 @@ def _drop_start_frames(places: Sequence[Place]) -> Sequence[Place]:
         name = place.function.rpartition(".")[2]
         if any(place.file.endswith(file) and name == start for file, start in _STARTS_OF_TASKS):
             return places[index + 1 :]
-    return places
+    first = next(
+        (index for index, place in enumerate(places) if not place.file.endswith(_MODULE_RUNNERS)), 0
+    )
+    return places[first:]
 
 
 def _choose_callee(inner: Sequence[Place]) -> Place | None:

@@ -22,6 +22,9 @@ ITEM = Place("/job/data.py", 10, "Photos.__getitem__")
 COMPOSE = Place(SITE + "torchvision/transforms/transforms.py", 95, "Compose.__call__")
 RESIZE = Place(SITE + "torchvision/transforms/transforms.py", 354, "Resize.forward")
 PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
+RUNPY = Place("<frozen runpy>", 198, "_run_module_as_main")
+INSTALLED = Place(SITE + "trainer/__main__.py", 12, "main")
+INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,10 @@ PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
         ([MAIN, CALL, MODEL, CALL, LINEAR], CodePlace(MODEL, LINEAR)),
         ([MAIN, FIT, CALL, STEP], CodePlace(STEP, None)),
         ([MAIN, FIT], CodePlace(MAIN, FIT)),
+        # python -m, from a folder or of an installed package
+        ([RUNPY, RUNPY, MAIN, CALL, LINEAR], CodePlace(MAIN, LINEAR)),
+        ([RUNPY, RUNPY, INSTALLED, INSTALLED_STEP, PIL], CodePlace(INSTALLED_STEP, PIL)),
+        ([RUNPY, FIT, CALL], CodePlace(FIT, None)),
         ([MAIN, BOOT, LOOP, FETCH, ITEM, PIL], CodePlace(ITEM, PIL, "dataset")),
         (
             [MAIN, BOOT, LOOP, FETCH, ITEM, COMPOSE, CALL, RESIZE, PIL],
