@@ -391,7 +391,7 @@ def test_attaching_says_what_it_can_show_and_advises_no_probe(tmp_path: Path) ->
     shown = command("analyze", "out", "--full", "--format", "plain", cwd=tmp_path)
     report = " ".join(shown.stdout.split())
     assert (
-        "1 of 1 training processes carried no probe: the recorder attached to them while they ran."
+        "1 of 1 training processes marked no steps: the recorder attached to them while they ran."
         " What to do: start the job with `clusterprof record` to see steps and causes."
     ) in report
     assert "--inject auto" not in report

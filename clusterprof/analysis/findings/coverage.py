@@ -172,8 +172,11 @@ def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
     out = []
     unmarked = [rank for rank in ranks if not rank.marked]
     if unmarked:
-        message = f"{len(unmarked)} of {len(ranks)} training processes carried no probe"
-        remedy = "record with --inject auto; `clusterprof doctor` says whether it can be loaded"
+        message = f"{len(unmarked)} of {len(ranks)} training processes marked no steps"
+        remedy = (
+            "call clusterprof.step() at the end of each step; if that changes nothing, clusterprof"
+            " doctor says whether the probe can be loaded"
+        )
         if all(rank.place.attached for rank in unmarked):
             message = f"{message}: the recorder attached to them while they ran"
             remedy = "start the job with `clusterprof record` to see steps and causes"

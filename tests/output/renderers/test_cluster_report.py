@@ -155,7 +155,7 @@ def test_who_sets_the_slow_steps() -> None:
         "last to arrive in the slowest 4 of 406 steps: gpu-a1 rank 0 (3), gpu-a2 rank 2 (1)",
     ]
     unknown = replace(report, tail=Tail(7, 0, None, None, (), "fewer than 20 steps were recorded"))
-    why = "which rank was last in the slow steps is not known: fewer than 20 steps were recorded"
+    why = "no rank is named for the slow steps: fewer than 20 steps were recorded"
     assert text_culprits.describe_slow_steps(unknown) == [why]
     assert text_culprits.describe_slow_steps(replace(report, tail=None)) == []
 

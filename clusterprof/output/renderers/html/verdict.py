@@ -260,7 +260,9 @@ def _render_no_answer(report: Report) -> Markup | None:
     link = build_element("a", f"what is unattributed{unseen_}", href="#unknown")
     return build_element(
         "p",
-        f"{wording.describe_what_would_tell(report)}. See " if report.lost_ns else "See ",
+        f"{wording.describe_what_would_tell(report)}. See "
+        if wording.has_significant_loss(report)
+        else "See ",
         link,
         ".",
     )

@@ -237,7 +237,7 @@ def describe_slow_steps(report: Report) -> list[str]:
         )
     if not slow_steps.set_by:
         why = escape_text(slow_steps.why_missing, 300)
-        lines.append(f"which rank was last in the slow steps is not known: {why}")
+        lines.append(f"no rank is named for the slow steps: {why}")
         return lines
     names = ", ".join(
         f"{format_culprit(Culprit(node, rank, ''))} ({steps:,})"

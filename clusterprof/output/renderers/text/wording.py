@@ -227,7 +227,7 @@ def describe_what_would_tell(report: Report) -> str:
         return f"To learn the cause: {_lower_first(escape_text(finding.advice[0].what, 300))}"
     if all(node.recorder_cpu_ratio is None for node in report.nodes):  # imported
         return "To learn the cause: record the job with clusterprof, which samples its host, too"
-    return "To learn the cause: see Unattributed; record again with what it lacks"
+    return "To learn the cause: see Unattributed, with --full"
 
 
 def _lower_first(text: str) -> str:

@@ -37,7 +37,7 @@ INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
         # python -m, from a folder or of an installed package
         ([RUNPY, RUNPY, MAIN, CALL, LINEAR], CodePlace(MAIN, LINEAR)),
         ([RUNPY, RUNPY, INSTALLED, INSTALLED_STEP, PIL], CodePlace(INSTALLED_STEP, PIL)),
-        ([RUNPY, FIT, CALL], CodePlace(FIT, None)),
+        ([RUNPY, FIT, CALL], CodePlace(FIT, CALL)),
         ([MAIN, BOOT, LOOP, FETCH, ITEM, PIL], CodePlace(ITEM, PIL, "dataset")),
         (
             [MAIN, BOOT, LOOP, FETCH, ITEM, COMPOSE, CALL, RESIZE, PIL],
