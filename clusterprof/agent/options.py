@@ -49,6 +49,8 @@ class Option(NamedTuple):
     """Name of the parameter; "" = that of the flag."""
     minimum: int | None = None
     """Least value of a whole number."""
+    words: tuple[str, ...] = ()
+    """Known values, which a shell completes; () = those of the metavar."""
 
 
 OUT = Option(

@@ -86,7 +86,6 @@ def _build_app() -> typer.Typer:
     app = typer.Typer(
         name=PROGRAM_NAME,
         cls=_CommandGroup,
-        add_completion=False,
         rich_markup_mode=None,  # rich would cost every --help 60 ms
         pretty_exceptions_enable=False,
         pretty_exceptions_show_locals=False,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TextIO
@@ -60,7 +60,24 @@ def declare_option(option: Option) -> Any:
     import typer
 
     flags = [] if option.action == "switch" else option.flags  # typer adds the `--no-` form
-    return typer.Option(*flags, metavar=option.metavar, help=option.help, min=option.minimum)
+    words = option.words or (option.metavar or "").split("|")
+    return typer.Option(
+        *flags,
+        metavar=option.metavar,
+        help=option.help,
+        min=option.minimum,
+        autocompletion=complete_from(words) if len(words) > 1 else None,
+    )
+
+
+def complete_from(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Make the function that completes a value in a shell: one of the words."""
+    known = tuple(words)
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return complete
 
 
 def print_error(message: str, remedy: str = "") -> None:

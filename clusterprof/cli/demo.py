@@ -12,13 +12,16 @@ import typer
 from clusterprof.cli import common
 from clusterprof.cli.common import NO_COLOR, WIDTH, declare_option
 
+_SCENARIOS = ("storage", "cpu", "mixed", "checkpoint", "network", "straggler", "clean")
+
 
 def demo(
     scenario: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="The fault: storage, cpu, mixed, checkpoint, network, straggler or clean.",
+            help=f"The fault: {', '.join(_SCENARIOS[:-1])} or {_SCENARIOS[-1]}.",
+            autocompletion=common.complete_from(_SCENARIOS),
         ),
     ] = "storage",
     keep: Annotated[

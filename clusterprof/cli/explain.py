@@ -69,6 +69,13 @@ _TOPICS = {"where": _WHERE_PAGE, "flame-graph": _FLAME_GRAPH_PAGE}
 """Parts of a report that have a page; the first line of a page is its title."""
 
 
+def _complete_name(incomplete: str) -> list[str]:
+    from clusterprof.analysis.advice.pages import CAUSES_WITH_PAGE
+
+    ids = [known.id for known in CAUSES_WITH_PAGE]
+    return common.complete_from((*ids, *_TOPICS))(incomplete)
+
+
 def explain(
     cause: Annotated[
         str | None,
@@ -77,6 +84,7 @@ def explain(
             help="A cause, a family of causes, a metric, a name of evidence, a gate rule, where,"
             " or flame-graph."
             " Default: list all.",
+            autocompletion=_complete_name,
         ),
     ] = None,
 ) -> None:

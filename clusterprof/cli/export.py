@@ -26,14 +26,25 @@ _TABLE_FORMATS = ("parquet", "csv", "json")
 _RECORDING_FORMAT = "recording"
 _FORMATS_OF_RECORDS = ("perfetto", *_TABLE_FORMATS)
 """These contain records, which are read on this machine, not only results of the analysis."""
-_FORMATS_HELP = "perfetto, speedscope, collapsed, parquet, csv, json, openmetrics, otlp, recording."
+_FORMATS = (
+    *("perfetto", "speedscope", "collapsed", "parquet", "csv", "json", "openmetrics", "otlp"),
+    "recording",
+)
 
 _RUN = typer.Argument(metavar="RUN...", readable=False, help=common.RUN_HELP)
 
 
 def export(
     run: Annotated[list[Path], _RUN],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=_FORMATS_HELP)],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help=f"{', '.join(_FORMATS)}.",
+            autocompletion=common.complete_from(_FORMATS),
+        ),
+    ],
     output: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("-o", "--output", metavar="PATH", help="Write to this file or FOLDER/."),

@@ -75,7 +75,12 @@ _MinCoverage = typer.Option(
 _OnInconclusive = typer.Option(
     metavar="RESULT", help="If it cannot tell: fail (exit 4), warn or pass (exit 0)."
 )
-_Format = typer.Option("--format", metavar="FORMAT", help="plain, json, markdown or junit.")
+_Format = typer.Option(
+    "--format",
+    metavar="FORMAT",
+    help="plain, json, markdown or junit.",
+    autocompletion=common.complete_from(("plain", "json", "markdown", "junit")),
+)
 _Profile = typer.Option(metavar="NAME", help="Shipped profile (ci), or a file.")
 _Markdown = typer.Option(metavar="FILE", help="Also write a Markdown comment.")
 _GitlabMetrics = typer.Option(metavar="FILE", help="Also write GitLab metrics.")

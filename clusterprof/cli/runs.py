@@ -208,7 +208,13 @@ class _Bar:
             self._bar = None
 
 
-FORMAT = Option(("--format",), "FORMAT", ", ".join(common.FORMATS) + ".", parameter="format_")
+FORMAT = Option(
+    ("--format",),
+    "FORMAT",
+    ", ".join(common.FORMATS) + ".",
+    parameter="format_",
+    words=common.FORMATS,
+)
 STRICT = Option(
     ("--strict",), None, "Exit with 6 if any input could not be read.", bool, "store_true"
 )
@@ -217,6 +223,7 @@ BY = Option(
     "WHAT",
     "Add a table by node, rank, cause, line of code, step or time. Repeatable.",
     action="append",
+    words=("node", "rank", "cause", "line", "step", "time"),
 )
 TOP = Option(("--top",), "N", "Rows in these tables and in the table of ranks.", int, minimum=1)
 FULL = Option(
@@ -227,11 +234,15 @@ FULL = Option(
     bool,
     "store_true",
 )
+_SECTIONS = (
+    *("causes", "impact", "matrix", "ranks", "ledger", "utilization", "slow-steps"),
+    *("unattributed", "not-seen", "measures", "recording", "notes"),
+)
 SECTION = Option(
     ("--section",),
     "NAME",
-    "Print one section of --full: causes, impact, matrix, ranks, ledger, utilization, slow-steps,"
-    " unattributed, not-seen, measures, recording or notes.",
+    f"Print one section of --full: {', '.join(_SECTIONS[:-1])} or {_SECTIONS[-1]}.",
+    words=_SECTIONS,
 )
 SINCE = Option(("--since",), "TIME", f"Analyze only the time from here on: {TIME_HELP}")
 UNTIL = Option(("--until",), "TIME", "Analyze only the time before this.")

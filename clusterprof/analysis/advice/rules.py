@@ -13,6 +13,8 @@ SINGLE_REQUEST_COUNT = 1.5
 """Mean requests at the disk; with fewer it got one request at a time and could do more."""
 SMALL_READ_BYTES = 256 << 10
 HIGH_PREFETCH_FACTOR = 4
+_MIN_IDLE_CPU = 0.3
+"""Part of a CPU that must be idle for one more worker."""
 MIN_FREE_GPU_RATIO = 0.2
 """Share of accelerator memory never in use; with less, a larger batch has no room."""
 
@@ -32,9 +34,19 @@ def compute_cpus_per_rank(context: AdviceContext) -> int | None:
 
 
 def compute_max_workers(context: AdviceContext) -> int | None:
-    """Compute how many workers fit next to the main thread; None if the CPUs are unknown."""
+    """Compute how many workers fit next to the main thread; None if the CPUs are unknown.
+
+    A main thread that mostly waits needs no CPU of its own: where the job was measured, the CPUs
+    that it left idle are room for more workers than there are.
+    """
     cpus = compute_cpus_per_rank(context)
-    return None if cpus is None else max(1, cpus - 1)
+    if cpus is None:
+        return None
+    room, wanted = max(1, cpus - 1), context.machine.job_cpus_wanted
+    if wanted is None or context.workers is None:
+        return room
+    idle = cpus - wanted / max(context.setup.ranks_on_node, 1)
+    return max(room, context.workers + math.ceil(idle - _MIN_IDLE_CPU))
 
 
 def estimate_needed_workers(context: AdviceContext) -> int | None:

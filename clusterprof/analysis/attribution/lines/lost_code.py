@@ -52,6 +52,10 @@ PEERS = "peers"
 _SLEEPING_FAMILIES = ("storage", "network")
 _SLEEPING_CAUSES = ("host-asleep",)
 _COMPUTING_CAUSES = ("cpu-preprocess", "launch-bound", "launch-recompile", "cpu-gc")
+_WRITING_STATES = {"eval-host": 2}
+"""State of a thread that writes or sends, of causes that may also be its own computation."""
+_MIN_WRITING_RATIO = 0.5
+"""Part of the loss that sleeping samples must be able to carry to be the only ones."""
 _HELD_LOCK = "cpu-gil"
 _RUNNING = ord("R")
 _LATE_NS = 300_000
@@ -233,15 +237,22 @@ class CodeSums:
             self._put(_HELD_LOCK, stacks.stack[rows], total_ns * weight)
 
     def _put_by_state(self, key: str, samples: _Samples, density: Float) -> None:
-        """Add the samples whose state fits the cause; all of them if none does."""
-        needed = _NEEDED_STATES.get(key, ANY_THREAD)
+        """Add the samples whose state fits the cause; all of them if none does.
+
+        Those that fit also carry the loss of the others, up to all of their own time.
+        """
+        needed = _NEEDED_STATES.get(key, _WRITING_STATES.get(key, ANY_THREAD))
         loses = density > 0
+        ns = density * samples.interval_ns
         fits = loses & ((samples.state == needed) | (samples.state == ANY_THREAD))
         if needed != ANY_THREAD and fits.any():
-            loses = fits
+            scaled_ns = ns * (float(ns[loses].sum()) / float(ns[fits].sum()))
+            scaled_ns = np.minimum(scaled_ns, samples.interval_ns)
+            is_enough = float(scaled_ns[fits].sum()) >= _MIN_WRITING_RATIO * float(ns[loses].sum())
+            if key not in _WRITING_STATES or is_enough:
+                loses, ns = fits, scaled_ns
         if loses.any():
-            ns = density[loses] * samples.interval_ns[loses]
-            self._put(key, samples.stack[loses], ns)
+            self._put(key, samples.stack[loses], ns[loses])
 
     def _put(self, key: str, stack: Int, ns: Int | Float) -> None:
         if stack.size:

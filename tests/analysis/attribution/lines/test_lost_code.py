@@ -101,6 +101,27 @@ def test_a_cause_that_computes_takes_samples_on_a_cpu_and_one_that_sleeps_the_ot
     assert sorted(_by_stack(code, "host-asleep")) == [2, 3, 4]
 
 
+def test_samples_that_fit_a_cause_carry_the_loss_of_the_others() -> None:
+    # 0.2 of 1 s is lost to a sleep; four samples of 50 ms carry 40 ms of it, all in the one asleep.
+    samples = [(1.2, 1, "S"), (1.4, 2, "R"), (1.6, 2, "R"), (1.8, 2, "R")]
+    main = _with_stacks(process(100), samples)
+    code = _share(rank(10, main), lost((1, 2, 0.2, PHASE_COMPUTE)), host_asleep=[1.0])
+    assert _by_stack(code, "host-asleep") == {1: (40.0, 1)}
+    # With 0.5 s lost it carries no more than its own 50 ms.
+    code = _share(rank(10, main), lost((1, 2, 0.5, PHASE_COMPUTE)), host_asleep=[1.0])
+    assert _by_stack(code, "host-asleep") == {1: (50.0, 1)}
+
+
+def test_writing_sleeps_where_sleeping_samples_can_carry_it() -> None:
+    samples = [(1.2, 1, "D"), (1.4, 2, "R"), (1.6, 2, "R"), (1.8, 2, "R")]
+    main = _with_stacks(process(100), samples)
+    code = _share(rank(10, main), lost((1, 2, 0.2, PHASE_COMPUTE)), eval_host=[1.0])
+    assert _by_stack(code, "eval-host") == {1: (40.0, 1)}
+    # 0.8 s cannot all be the sleep of a quarter of the samples: the thread computed.
+    code = _share(rank(10, main), lost((1, 2, 0.8, PHASE_COMPUTE)), eval_host=[1.0])
+    assert _by_stack(code, "eval-host") == {1: (40.0, 1), 2: (120.0, 3)}
+
+
 def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() -> None:
     main = _with_stacks(process(100), [(1.2, 1, "S")], late_ms=2)
     pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
