@@ -32,19 +32,17 @@ _FORMATS = (
 )
 
 _RUN = typer.Argument(metavar="RUN...", readable=False, help=common.RUN_HELP)
+_TO = typer.Option(
+    "--to",
+    metavar="FORMAT",
+    help=f"{', '.join(_FORMATS)}.",
+    autocompletion=common.complete_from(_FORMATS),
+)
 
 
 def export(
     run: Annotated[list[Path], _RUN],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help=f"{', '.join(_FORMATS)}.",
-            autocompletion=common.complete_from(_FORMATS),
-        ),
-    ],
+    to: Annotated[str, _TO],
     output: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("-o", "--output", metavar="PATH", help="Write to this file or FOLDER/."),

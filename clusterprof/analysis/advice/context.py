@@ -161,7 +161,7 @@ class AdviceContext:
     is_family: bool = False
     """True if only the family of the cause could be determined."""
     other_causes: frozenset[str] = frozenset()
-    """Ids of the other causes found."""
+    """Ids of the other causes that lost a quarter as much or more."""
     missing_signals: tuple[str, ...] = ()
     """Signals without which causes of this family could not be determined."""
     coverage_gaps: tuple[tuple[str, str], ...] = ()

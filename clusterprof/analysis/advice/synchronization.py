@@ -10,7 +10,10 @@ from clusterprof.analysis.advice.base import (
     Recommendation,
     mark_command,
 )
-from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.advice.code_lines import format_place
+from clusterprof.analysis.advice.context import AdviceContext, CodePath
+
+_MIN_LINE_SHARE = 0.5
 
 
 def _quote_main_culprit(context: AdviceContext) -> tuple[str, str, str]:
@@ -28,6 +31,26 @@ def _fill_balance(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(
         f"count tokens (and the sum of their squares) per step on rank {rank} and on another; then"
         " batch by tokens (max_tokens), sort or pack by length, distribute by squared length"
+    )
+
+
+def _find_dominant_line(context: AdviceContext) -> CodePath | None:
+    """Find the line through which half of the time or more passes; None if there is none."""
+    shares: dict[str, float] = {}
+    for path in context.code:
+        shares[str(path.place)] = shares.get(str(path.place), 0.0) + path.share_ratio
+    paths = [path for path in context.code if shares[str(path.place)] >= _MIN_LINE_SHARE]
+    return paths[0] if paths else None
+
+
+def _fill_line(context: AdviceContext) -> FilledRecommendation:
+    _, rank, _ = _quote_main_culprit(context)
+    path = _find_dominant_line(context)
+    line = "the line" if path is None else format_place(path.place)
+    return FilledRecommendation(
+        f"compare what rank {rank} computes there with another rank: more or larger samples, other"
+        " arguments, work that only this rank does; then share it out or move it out of the step",
+        what=f"Look at {line}, in which rank {rank} spends more time than the others",
     )
 
 
@@ -108,6 +131,12 @@ THROTTLED = ExclusionRule(
     lambda s: "device-throttled" in s.other_causes,
 )
 
+NO_DOMINANT_LINE = ExclusionRule(
+    "no-line", "no line of code takes half of the time", lambda s: _find_dominant_line(s) is None
+)
+NO_ACCELERATOR = ExclusionRule(
+    "no-accelerator", "no accelerator was measured", lambda s: not s.setup.has_device
+)
 WHOLE_STAGE = ExclusionRule(
     "whole-stage",
     "all ranks of a stage are alike slow: it has more work, and no device is at fault",
@@ -151,6 +180,17 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         effort="code",
     ),
     Recommendation(
+        "look-at-line",
+        ("sync-slow-compute", "sync-imbalance"),
+        "Look at the line in which the late rank spends more time than the others",
+        "what the rank computes there",
+        _fill_line,
+        expected_change="stall.synchronization_ratio falls",
+        worse="the order of samples may change",
+        unless=(NO_RANK_NAMED, NO_DOMINANT_LINE),
+        effort="code",
+    ),
+    Recommendation(
         "balance-work",
         ("sync-imbalance",),
         "Give all ranks the same amount of work per step",
@@ -172,7 +212,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
         expected_change="both show the same clocks",
         worse="dcgmi diag stops the job's work on the device",
-        unless=(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE),
+        unless=(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE, NO_ACCELERATOR),
         effort="look",
     ),
     Recommendation(

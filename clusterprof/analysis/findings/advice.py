@@ -29,6 +29,8 @@ _FAMILY_SOURCES: dict[str, tuple[str, ...]] = {
     "device": ("gpu_nvidia", "gpu_amd", "gpu_intel", "gpu"),
 }
 """Family -> collectors, and first words of signals, that distinguish its causes."""
+_MIN_OTHER_RATIO = 0.25
+"""Loss of another cause, in parts of the finding's own, from which it matters for the advice."""
 _NodeRank = tuple[NodeResult, RankResult]
 
 
@@ -78,7 +80,11 @@ def build_advice_context(
     node = main_rank[0] if main_rank is not None else _find_node(finding, nodes)
     is_family = cause.id in FAMILIES and cause.id not in _LEAF_CAUSES
     evidence = finding.evidence if main_rank is None else _collect_evidence(finding, main_rank[1])
-    others = (other.cause.id for other in report.findings if other is not finding)
+    others = (
+        other.cause.id
+        for other in report.findings
+        if other is not finding and other.lost_ns >= _MIN_OTHER_RATIO * finding.lost_ns
+    )
     return AdviceContext(
         finding=finding,
         evidence=evidence,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings, Mount
+import pytest
+
+from clusterprof.analysis.advice.context import AdviceContext, CodePath, LoaderSettings, Mount
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
+from clusterprof.report.code import Place
 from clusterprof.report.model import Advice, Culprit, Evidence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
 
@@ -64,6 +67,37 @@ def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
     """0.75 of the time loading, 0.25 computing: three workers keep up."""
     context = scene("cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75)
     assert first(context).what == "Raise num_workers from 0 to 3"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changed"),
+    [
+        (1.2, "Raise num_workers from 1 to 2"),  # 0.8 of a CPU is idle: the main thread waits
+        (1.8, ""),  # 0.2 is not enough for another worker
+        (None, ""),  # not measured: the main thread needs a CPU
+    ],
+)
+def test_cpus_that_the_job_left_idle_are_room_for_workers(
+    wanted: float | None, changed: str
+) -> None:
+    context = scene(
+        "cpu-preprocess",
+        PREPARING,
+        loader=LoaderSettings(1),
+        cpus_allowed=2,
+        own_loss_ratio=0.7,
+        job_cpus_wanted=wanted,
+    )
+    advised = [item.what for item in select_advice(context) if item.id == "more-workers"]
+    assert advised == ([changed] if changed else [])
+
+
+def test_a_line_in_which_the_late_rank_spends_more_time_comes_first() -> None:
+    path = CodePath(Place("/job/train.py", 14, "augment"), (), 0.9, 40)
+    advice = first(scene("sync-slow-compute", code=(path,), has_device=False))
+    assert advice.what.endswith(
+        "Look at train.py:14 in augment, in which rank 3 spends more time than the others"
+    )
 
 
 def test_without_known_cpus_it_says_the_bound_in_words() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from clusterprof.analysis.advice.base import ExclusionRule, Recommendation
-from clusterprof.analysis.advice.context import AdviceContext, Disk, LoaderSettings, Mount
+from clusterprof.analysis.advice.context import AdviceContext, CodePath, Disk, LoaderSettings, Mount
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
+from clusterprof.report.code import Place
 from clusterprof.report.model import Culprit, CulpritGroup, Evidence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
 from tests.support.advice_rules import RULES_OF
@@ -23,6 +24,7 @@ LUSTRE, CIFS = (Mount("/data", kind, "server:/x") for kind in ("lustre", "cifs")
 MANY_SMALL = {"network__operation_bytes": 1 << 20, "network__operations_per_step_count": 4}
 LARGE = {"network__operation_bytes": 24 << 20, "network__operations_per_step_count": 1}
 MANY = {"ranks": 16, "nodes": 2}
+SLOW_LINE = CodePath(Place("/job/train.py", 14, "augment"), (), 0.9, 40)
 FASTER = Evidence(
     "network.link_bytes_per_second",
     1e8,
@@ -118,6 +120,7 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "larger-window": ("net-transfer", {"tcp__receiver_limited_ratio": 0.5}, {}),
     "record-counters": ("net-transfer", {"network__beyond_ratio": 0.2}, {}),
     "compare-devices": ("sync-slow-compute", {}, {}),
+    "look-at-line": ("sync-slow-compute", {}, {"code": (SLOW_LINE,)}),
     "swap-nodes": ("sync-slow-compute", {}, MANY),
     "lighter-last-stage": ("sync-imbalance", {}, {"other_causes": frozenset({"sync-bubble"})}),
     "look-at-the-stack": ("fail-hang", {}, {}),
@@ -217,6 +220,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "little-beyond": ({"network__beyond_ratio": 0.04}, {}),  # of 0.4
     "device-throttled": ({}, {"other_causes": frozenset({"device-throttled"})}),
     "whole-stage": ({}, {"culprit_group": CulpritGroup("stage 1", (3,))}),
+    "no-line": ({}, {"code": (replace(SLOW_LINE, share_ratio=0.4),)}),
     "no-pipeline": ({}, {"other_causes": frozenset()}),
     "rank-named": ({}, {"culprits": ONE}),
     "probe-there": ({}, {"has_probe": True}),

@@ -132,7 +132,7 @@ def describe_where(report: Report, finding: Finding) -> str:
     line = finding.lines[0]
     parts = [
         f"{describe_line(line, build_file_names(report))}: {format_line_share(line)} of it",
-        "more than its peers" if finding.lines_compared else "",
+        "more than the other ranks" if finding.lines_compared else "",
         describe_stage(line),
     ]
     return ", ".join(part for part in parts if part)
@@ -199,7 +199,11 @@ def _append_stage(function: str, stage: str) -> str:
 def describe_lines_rest(finding: Finding, shown: int) -> str:
     """Describe what rows of a finding's lines leave out, and what they compare; "" = nothing."""
     left = len(finding.lines) - shown
-    parts = ["in these lines its time exceeds that of its peers"] if finding.lines_compared else []
+    parts = (
+        ["in these lines it spends more time than the other ranks"]
+        if finding.lines_compared
+        else []
+    )
     parts += [f"{left:,} more {'line' if left == 1 else 'lines'}: see --json"] if left > 0 else []
     return "; ".join(parts)
 

@@ -128,7 +128,10 @@ def _list_warnings(report: Report) -> Iterator[str]:
     """Yield warnings; without a device, what shares refer to instead of bounds of GPU time."""
     if not is_device_measured(report):
         if report.in_step_ns:
-            yield "No GPU was measured: shares are of step time in the training loop on the host."
+            yield (
+                "No GPU was measured: shares are of step time, and what the training thread"
+                " computes counts as work."
+            )
         hidden = ("UPPER BOUND:", "NO BOUND:", "NOT MEASURED:")
         yield from (text for text in wording.list_warnings(report) if not text.startswith(hidden))
         return

@@ -100,11 +100,11 @@ def test_the_peers_are_mentioned_where_lines_were_compared() -> None:
     report = storage_in_code()
     first = dataclasses.replace(report.findings[0], lines_compared=True, lines=LINES[1:])
     assert code.describe_where(report, first) == (
-        "data/utils.py:7 in collate: 20 % ± 4 of it, more than its peers, in the data loader's"
-        " collate function"
+        "data/utils.py:7 in collate: 20 % ± 4 of it, more than the other ranks, in the data"
+        " loader's collate function"
     )
     assert code.describe_lines_rest(first, 1) == (
-        "in these lines its time exceeds that of its peers; 1 more line: see --json"
+        "in these lines it spends more time than the other ranks; 1 more line: see --json"
     )
 
 
