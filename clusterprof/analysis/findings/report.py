@@ -521,8 +521,8 @@ def _build_notes(ranks: Sequence[RankResult]) -> tuple[str, ...]:
         )
     elif any(rank.ledger.source == "host-spans" for rank in ranks):
         notes.append(
-            "lost time is an upper bound: no accelerator was measured, so each wait of the host"
-            " and its sleep count in full"
+            "lost time is an upper bound: no accelerator was measured, so each wait of the host,"
+            " its sleep and its time without a CPU count in full"
         )
     if any(not rank.marked and rank.ledger.device for rank in ranks):
         notes.append(

@@ -70,6 +70,7 @@ from clusterprof.analysis.attribution.rank.phase_shares import (
     PhaseShares,
     learn_shares,
 )
+from clusterprof.analysis.attribution.rank.time_spent import MIN_RUNNABLE_RATIO
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
 from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
@@ -336,18 +337,18 @@ def measure_lost_intervals(
 def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, SegmentAccount]:
     """Use stream events where a wait has them, otherwise the full wait.
 
-    Outside any known wait the time in which the host slept counts, so that the sum is an upper
-    bound. Where the host was not sampled, no bound is known.
+    Outside any known wait the time in which the host slept or was ready and had no CPU counts, so
+    that the sum is an upper bound. Where the host was not sampled, no bound is known.
     """
     events = measure_exposed_time(rank, phases)
     in_full = np.isin(phases.phase, _HOST_PHASES) & ~events.measured
     length = phases.end_ns - phases.start_ns
     outside = ~in_full & ~events.measured
-    asleep_ns, sampled = _measure_sleep(rank, phases)
+    stopped_ns, sampled = _measure_stopped_time(rank, phases)
     parts = [
         (events.lost_ns, SOURCE_STREAM_EVENTS),
         (np.where(in_full, length, 0), SOURCE_HOST_SPANS),
-        (np.where(outside, asleep_ns, 0), SOURCE_HOST_SPANS),
+        (np.where(outside, stopped_ns, 0), SOURCE_HOST_SPANS),
     ]
     lost = shift_to_wait_end(_build_lost(rank, phases, parts))
     unobserved_ns = int(length[outside & ~sampled].sum())
@@ -355,12 +356,11 @@ def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, Segmen
     return lost, SegmentAccount(0, 0, 0, measured, unobserved_ns=unobserved_ns)
 
 
-def _measure_sleep(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool_]]:
-    """Measure how long the main thread slept in each row: int64[n], ns; and if it was sampled.
+def _measure_stopped_time(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool_]]:
+    """Measure how long the main thread did not run in each row: int64[n], ns; if it was sampled.
 
-    Marked waits for the device do not count: the device worked meanwhile. Nor does waiting for a
-    CPU, which `analysis.attribution.rank.time_spent` takes from the work. 0 where the thread was
-    not sampled, bool[n].
+    It slept, or was ready and had no CPU for more than a scheduler costs. Marked waits for the
+    device do not count: the device worked meanwhile. 0 where the thread was not sampled, bool[n].
     """
     length = phases.end_ns - phases.start_ns
     thread = rank.main.threads.get(rank.pid)
@@ -369,9 +369,10 @@ def _measure_sleep(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool
     on_cpu_ns, delay_ns = (
         _measure_increase(rank, thread, column, phases) for column in ("on_cpu_ns", "run_delay_ns")
     )
+    usual_ns = np.where(delay_ns < MIN_RUNNABLE_RATIO * length, np.nan_to_num(delay_ns), 0.0)
     synced_ns = measure_device_sync(rank, phases.start_ns, phases.end_ns)
-    asleep_ns = np.nan_to_num(length - on_cpu_ns) - np.nan_to_num(delay_ns) - synced_ns
-    return np.clip(np.rint(asleep_ns), 0, length).astype(np.int64), ~np.isnan(on_cpu_ns)
+    stopped_ns = np.nan_to_num(length - on_cpu_ns) - usual_ns - synced_ns
+    return np.clip(np.rint(stopped_ns), 0, length).astype(np.int64), ~np.isnan(on_cpu_ns)
 
 
 def _measure_increase(rank: Rank, thread: ThreadTable, column: str, phases: HostPhases) -> Float:

@@ -372,7 +372,7 @@ class RunningSums:
         self._parts = {column: (ns, _compute_running_sum(ns)) for column, ns in amounts.items()}
         self._all = (lost.lost_ns, _compute_running_sum(lost.lost_ns))
         self._runnable: RunnableSums | None = None
-        if contention is not None:
+        if contention is not None and rank.device:  # without a device it is lost, and no work
             runnable = RunnableSums(
                 rank, segment, lambda t_ns: self._sum_work(t_ns, *self._locate(t_ns))
             )

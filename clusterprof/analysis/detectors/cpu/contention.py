@@ -16,7 +16,8 @@ node, or a hypervisor. The loader looks slow although none of its own work is sl
 Its share is the part of that thread's time that the scheduler counted as "runnable, not running"
 (`/proc/<pid>/task/<tid>/schedstat`, second number), without the
 part in which the CPU quota of the cgroup had run out. That part is `cpu-throttled`. The evidence is
-the CPU pressure in those intervals.
+the CPU pressure in those intervals. Where no device was measured, such time of the training thread
+is lost wherever it lies in a step.
 
 A read that takes long because its reader, although woken, gets no CPU counts here and not as
 storage, however slow the file system looks to the program.
@@ -59,7 +60,13 @@ from clusterprof.analysis.detectors.base import (
     measure_throttling,
 )
 from clusterprof.analysis.timeline.host_resources import CpuSetLoad, find_tightest_cpu_set
-from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
+from clusterprof.analysis.timeline.model import (
+    SOURCE_HOST_SPANS,
+    DataWaitBreakdown,
+    Float,
+    LostTime,
+    Rank,
+)
 from clusterprof.report.model import Cause, Evidence
 
 
@@ -98,6 +105,9 @@ class CpuContention:
     ) -> Claims | None:
         """Claim run delay that the CPU quota does not explain."""
         delay = measure_runnable(rank, lost, breakdown)
+        # Without a device the time in which the thread did not run is the loss itself.
+        whole = (lost.end_ns - lost.start_ns) / np.maximum(lost.lost_ns, 1)
+        delay = np.where(lost.source == SOURCE_HOST_SPANS, np.minimum(delay * whole, 1.0), delay)
         share = np.maximum(delay - measure_throttling(rank, lost, delay > 0), 0.0)
         share[share < limits.runnable_at_least_ratio] = 0.0
         if not share.any():

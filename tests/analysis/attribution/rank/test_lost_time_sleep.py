@@ -41,9 +41,13 @@ def test_sleep_inside_a_step_is_lost_whatever_it_waits_for(letter: str) -> None:
     assert settle(f"U1 {letter}1 U1 {letter}1") == [(0.0, 4.0, 2.0, PHASE_COMPUTE, HOST, 0)]
 
 
-@pytest.mark.parametrize("doing", ["U4", "K4", "U2 R2", "R4"])
-def test_a_thread_that_works_or_wants_a_cpu_does_not_sleep(doing: str) -> None:
-    assert settle(doing) == []
+@pytest.mark.parametrize("doing", ["U4", "K4", " ".join(["U0.99 R0.01"] * 4)])
+def test_a_thread_that_works_is_not_stopped(doing: str) -> None:
+    assert settle(doing) == []  # a hundredth is what every scheduler costs
+
+
+def test_a_thread_that_wants_a_cpu_is_stopped() -> None:
+    assert settle("U2 R2") == [(0.0, 4.0, 2.0, PHASE_COMPUTE, HOST, 0)]
 
 
 def test_a_wait_counts_in_full_and_sleep_in_the_rest() -> None:
