@@ -12,8 +12,8 @@ Nothing in this module is needed to record a job. Two functions add exact marks:
 
 Without a recorder both do nothing, in well under a microsecond.
 
-`analyze` analyzes a recording, as the command of this name does. It needs numpy, and is
-therefore imported when it is first used:
+`analyze` analyzes a recording, as the command of this name does, and `gate` judges it. They need
+numpy, and are therefore imported when they are first used (clusterprof.api):
 
     report = clusterprof.analyze("clusterprof-out/job-77")
     for finding in report.findings:
@@ -28,9 +28,9 @@ from contextlib import AbstractContextManager
 
 TYPE_CHECKING = False  # known to type checkers under this name; `typing` need not be imported
 if TYPE_CHECKING:
-    from clusterprof.analysis.pipeline import analyze
+    from clusterprof.api import RunReport, analyze
 
-__all__ = ["__version__", "analyze", "span", "step"]
+__all__ = ["RunReport", "__version__", "analyze", "gate", "span", "step"]
 
 __version__ = "0.1.0"
 
@@ -67,13 +67,15 @@ def span(name: str) -> AbstractContextManager[None]:
 
 
 def __getattr__(name: str) -> object:
-    """Import `analyze` when it is first used (PEP 562).
+    """Import `analyze`, `gate` and `RunReport` when they are first used (PEP 562).
 
     Raises: AttributeError for any other name.
     """
-    if name != "analyze":
+    if name not in ("analyze", "gate", "RunReport"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    globals()[name] = importlib.import_module("clusterprof.analysis.pipeline").analyze
+    if name == "gate":
+        return importlib.import_module("clusterprof.gate")  # a package that can be called
+    globals()[name] = getattr(importlib.import_module("clusterprof.api"), name)
     return globals()[name]

@@ -35,13 +35,14 @@ NAMED_FOLDERS = ("clusterprof", "bench", "lab")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_TEST_FUNCTION_LINES = 120  # tests and their factories contain whole records
-MAX_MODULES = 417
+MAX_MODULES = 419
 """Modules of the package, without `__init__.py` files that hold only a docstring."""
 MAX_CHILDREN = 14
 """Files and folders in one folder of the package; more need a subfolder."""
 UNCOUNTED_CHILDREN = {"__init__.py", "__main__.py", "py.typed", "__pycache__", "assets"}
 MIN_VERB_RATIO = 0.9
-ALLOWED_CHILDREN = {"probe/hooks": 24, "cli": 15, "agent/collectors": 15}  # a hook per seam
+# A hook per seam; one module beside the folders of the package, the Python interface.
+ALLOWED_CHILDREN = {".": 15, "probe/hooks": 24, "cli": 15, "agent/collectors": 15}
 
 _VERBS = """
 add align allocate analyze append apply assign attach attribute begin blame bound build can cap

@@ -5,6 +5,11 @@ The outcome is pass, fail or cannot tell (docs/gate.md).
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
 from clusterprof.gate.judge import judge_runs
 from clusterprof.gate.preconditions import COMPARED_FIELDS, validate_allowed_fields
 from clusterprof.gate.rules import (
@@ -50,3 +55,14 @@ __all__ = [
     "validate_allowed_fields",
     "with_levels",
 ]
+
+
+class _CallablePackage(ModuleType):
+    """Lets `clusterprof.gate(run, rules)` be called although it is a package (clusterprof.api)."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Verdict:
+        verdict: Verdict = importlib.import_module("clusterprof.api").gate(*arguments, **options)
+        return verdict
+
+
+sys.modules[__name__].__class__ = _CallablePackage
