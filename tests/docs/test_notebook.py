@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 def run_notebook() -> list[Any]:
     notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": ROOT}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": ROOT / "docs"}}
+    )
     client.execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 

@@ -32,6 +32,8 @@ MIN_FIRST_SHARE = 0.25
 """Part of a finding from which the advice for a line comes before general advice."""
 MIN_SHARE = 0.1
 """Part of a finding from which there is advice for a line at all."""
+MIN_DOMINANT_SHARE = 0.5
+"""Part of a finding from which one line is named in general advice."""
 MIN_SAMPLES = 8
 """Number of samples in a known call from which its share is trusted."""
 MAX_LINE_ADVICE = 2
@@ -547,6 +549,15 @@ def _describe_gain(call: KnownCall, share: float, context: AdviceContext) -> str
         saved_ns = round(min(share, 1.0) * recoverable_ns)
         text = f"at most {format_quantity(saved_ns, 'ns')} of GPU time here"
     return f"{text}; published: {call.published}" if call.published else text
+
+
+def find_dominant_line(context: AdviceContext) -> CodePath | None:
+    """Find the line through which half of the time or more passes; None if there is none."""
+    shares: dict[str, float] = {}
+    for path in context.code:
+        shares[str(path.place)] = shares.get(str(path.place), 0.0) + path.share_ratio
+    paths = [path for path in context.code if shares[str(path.place)] >= MIN_DOMINANT_SHARE]
+    return paths[0] if paths else None
 
 
 def format_share(share: float) -> str:

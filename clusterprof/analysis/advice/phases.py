@@ -12,6 +12,7 @@ from clusterprof.analysis.advice.base import (
     describe_location,
     mark_command,
 )
+from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import MEMORY_SHORT, ONE_RANK, make_missing_evidence_rule
 from clusterprof.units import format_quantity
@@ -42,6 +43,15 @@ def _fill_async_save(context: AdviceContext) -> FilledRecommendation:
 def _is_copy_too_large(context: AdviceContext) -> bool:
     size, free = context.find_evidence("checkpoint.mean_bytes"), context.machine.min_available_bytes
     return size is not None and free is not None and size.value > free / 2
+
+
+def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
+    path = find_dominant_line(context)
+    change = "let a thread or a process of its own sleep, retry, upload or ask instead"
+    if path is None:
+        dump = mark_command("py-spy dump --pid PID")
+        return FilledRecommendation(f"find the line with {dump} while the GPU is idle; {change}")
+    return FilledRecommendation(change, what=f"Move {format_place(path.place)} out of the step")
 
 
 def _fill_rarer_saves(context: AdviceContext) -> FilledRecommendation:
@@ -255,10 +265,7 @@ PHASE_RECOMMENDATIONS = (
         ("host-asleep",),
         "Find the line that sleeps, and move it out of the step",
         "py-spy dump in a pause; a thread or a process for uploads and retries",
-        FilledRecommendation(
-            "py-spy dump --pid PID while the GPU is idle names the line; let a thread or a process"
-            " of its own sleep, retry, upload or ask instead"
-        ),
+        _fill_sleeping_line,
         evidence_names=("in_timer_ratio", "on_connection_ratio"),
         expected_change="thread.in_timer_ratio and thread.on_connection_ratio fall",
         worse="what the step waited for may not be done yet when the next step begins",

@@ -10,10 +10,8 @@ from clusterprof.analysis.advice.base import (
     Recommendation,
     mark_command,
 )
-from clusterprof.analysis.advice.code_lines import format_place
-from clusterprof.analysis.advice.context import AdviceContext, CodePath
-
-_MIN_LINE_SHARE = 0.5
+from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
+from clusterprof.analysis.advice.context import AdviceContext
 
 
 def _quote_main_culprit(context: AdviceContext) -> tuple[str, str, str]:
@@ -34,18 +32,9 @@ def _fill_balance(context: AdviceContext) -> FilledRecommendation:
     )
 
 
-def _find_dominant_line(context: AdviceContext) -> CodePath | None:
-    """Find the line through which half of the time or more passes; None if there is none."""
-    shares: dict[str, float] = {}
-    for path in context.code:
-        shares[str(path.place)] = shares.get(str(path.place), 0.0) + path.share_ratio
-    paths = [path for path in context.code if shares[str(path.place)] >= _MIN_LINE_SHARE]
-    return paths[0] if paths else None
-
-
 def _fill_line(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
-    path = _find_dominant_line(context)
+    path = find_dominant_line(context)
     line = "the line" if path is None else format_place(path.place)
     return FilledRecommendation(
         f"compare what rank {rank} computes there with another rank: more or larger samples, other"
@@ -132,7 +121,7 @@ THROTTLED = ExclusionRule(
 )
 
 NO_DOMINANT_LINE = ExclusionRule(
-    "no-line", "no line of code takes half of the time", lambda s: _find_dominant_line(s) is None
+    "no-line", "no line of code takes half of the time", lambda s: find_dominant_line(s) is None
 )
 NO_ACCELERATOR = ExclusionRule(
     "no-accelerator", "no accelerator was measured", lambda s: not s.setup.has_device
