@@ -28,9 +28,9 @@ from contextlib import AbstractContextManager
 
 TYPE_CHECKING = False  # known to type checkers under this name; `typing` need not be imported
 if TYPE_CHECKING:
-    from clusterprof.api import RunReport, analyze
+    from clusterprof.api import RunReport, analyze, record
 
-__all__ = ["RunReport", "__version__", "analyze", "gate", "span", "step"]
+__all__ = ["RunReport", "__version__", "analyze", "gate", "record", "span", "step"]
 
 __version__ = "0.1.0"
 
@@ -67,11 +67,11 @@ def span(name: str) -> AbstractContextManager[None]:
 
 
 def __getattr__(name: str) -> object:
-    """Import `analyze`, `gate` and `RunReport` when they are first used (PEP 562).
+    """Import `analyze`, `gate`, `record` and `RunReport` when they are first used (PEP 562).
 
     Raises: AttributeError for any other name.
     """
-    if name not in ("analyze", "gate", "RunReport"):
+    if name not in ("analyze", "gate", "record", "RunReport"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

@@ -13,6 +13,7 @@ when a table is made for them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,6 +172,31 @@ def gate(
 ) -> Verdict:
     """Analyze a run and judge it by rules; see `RunReport.gate`."""
     return analyze(paths, jobs=jobs).gate(rules, baselines=baselines, policy=policy)
+
+
+def record(
+    out: Path | str | None = None, *, hz: float | None = None, stacks: bool = True
+) -> AbstractContextManager[Path]:
+    """Record this process and those that it starts, for notebooks and scripts without a prefix.
+
+        with clusterprof.record("run/"):
+            train()
+        report = clusterprof.analyze("run/")
+
+    Gives the folder of the recording. A process can be recorded once.
+    out: default clusterprof-out/<job>. hz: samples per second. stacks: sample Python stacks.
+    Raises: UsageError when it is or was recorded already, and for a rate out of range; CannotStart
+    when the recorder does not start.
+    """
+    from clusterprof.agent.launch.launcher import LaunchRequest
+    from clusterprof.agent.launch.own_process import record_own_process
+    from clusterprof.agent.options import Plan, with_hz
+
+    plan = Plan() if hz is None else with_hz(Plan(), hz)
+    request = LaunchRequest(
+        (), None if out is None else Path(out), lambda: plan, stacks="full" if stacks else None
+    )
+    return record_own_process(request)
 
 
 def _list_findings(report: Report) -> list[tuple[Any, ...]]:

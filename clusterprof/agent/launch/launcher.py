@@ -374,7 +374,7 @@ def record_command(
         run_dir = build_run_dir_path(
             choose_base(environ), identity.read_short_boot_id(Roots()), job
         )
-        _start_recording(request, job, run_dir, environ, print_line)
+        start_recording(request, job, run_dir, environ, print_line)
         environment = _build_environment(request, run_dir, environ, print_line)
     except (ClusterprofError, OSError) as error:
         if request.inject == "strict":
@@ -421,14 +421,18 @@ def replace_process(program: str, command: Sequence[str], environ: Mapping[str, 
         raise CannotExecute(f"{command[0]}: {(error.strerror or '').lower()}", code) from error
 
 
-def _start_recording(
+def start_recording(
     request: LaunchRequest,
     job: str,
     run_dir: Path,
     environ: Mapping[str, str],
     print_line: Callable[[str], None],
-) -> None:
-    """Register this process, and start the recorder if no other process has."""
+) -> Path | None:
+    """Register this process, and start the recorder if no other process has.
+
+    Returns the folder of the recording, None if another process started it.
+    Raises: CannotStart when the recorder cannot start.
+    """
 
     def register() -> None:
         content = json.dumps(build_registration(environ)).encode()
@@ -436,7 +440,7 @@ def _start_recording(
 
     lock = join_recorder(run_dir, register)
     if lock is None:
-        return
+        return None
     try:
         out = request.out if request.out is not None else Path(DEFAULT_OUT) / job
         write_private_file(run_dir / "plan.json", encode_plan(request.plan()))
@@ -451,6 +455,7 @@ def _start_recording(
     if not reply and request.inject == "strict":
         raise CannotStart(f"the recorder did not answer within {timeout_s:g} s")
     print_line(format_start_line(out, reply))
+    return find_chosen_folder(out, reply)
 
 
 def _make_parents(out: Path) -> None:
