@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterprof.analysis import pipeline
-from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun
+from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, ProgressCallback
+from clusterprof.analysis.tasks.base import NO_CLUSTER, Cluster
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, Verdict, judge_runs, parse_any_rule
 from clusterprof.output.renderers.base import RENDERERS, load_renderer
@@ -133,16 +134,19 @@ def analyze(
     limits: Mapping[str, Mapping[str, Any]] | None = None,
     facts: Mapping[str, Any] | None = None,
     history: bool = True,
+    on_progress: ProgressCallback | None = None,
     part: PartOfRun = ENTIRE_RUN,
     leave_unknown: bool = False,
+    cluster: Cluster = NO_CLUSTER,
 ) -> RunReport:
     """Analyze a recording, or traces of other tools, as `clusterprof analyze` does.
 
     paths: one recording, or several folders or files that belong to one run. jobs: number of
     processes that share the nodes. limits: limits of causes by cause id, as in a profile. facts:
-    facts of the site, as in a profile. history: report also what happened when. part: everything
-    outside this part of the run counts as outside the steps. leave_unknown: leave files of no known
-    format out, and name them in a note.
+    facts of the site, as in a profile. history: report also what happened when. on_progress: called
+    with the progress. part: everything outside this part of the run counts as outside the steps.
+    leave_unknown: leave files of no known format out, and name them in a note. cluster: the Dask
+    cluster whose workers analyze the nodes (docs/scale.md).
     Raises: UsageError for no path at all, fewer than one process, or unknown limits; NoRecording
     when nothing can be read.
     """
@@ -156,8 +160,10 @@ def analyze(
         limits=limits or {},
         facts=facts or {},
         history=history,
+        on_progress=on_progress,
         part=part,
         leave_unknown=leave_unknown,
+        cluster=cluster,
     )
     return RunReport.from_report(report)
 

@@ -37,7 +37,7 @@ def test_the_keyword_arguments_take_effect() -> None:
     report = clusterprof.analyze(RECORDING, history=True, on_progress=steps.append)
     assert report.history is not None
     assert steps[-1].nodes == steps[-1].all_nodes == 2
-    assert clusterprof.analyze(RECORDING).history is None
+    assert clusterprof.analyze(RECORDING, history=False).history is None
     priced = clusterprof.analyze(RECORDING, facts={"gpu_price_per_hour": 2.0})
     assert priced.worth is not None and priced.worth != clusterprof.analyze(RECORDING).worth
 

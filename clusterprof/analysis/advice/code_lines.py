@@ -392,7 +392,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         ("host-asleep", *_STEP, *_LOADING),
         "take the sleep out of the step",
         "wait for an event instead of a time (threading.Event.wait with a timeout in a thread of"
-        " its own); rate limits and retries belong into a thread",
+        " its own); rate limits and retries belong in a thread",
         "what the sleep waited for may not be done yet",
         built_in=r"(?:time\.)?sleep",
         source=r"(?:time\.)?sleep",

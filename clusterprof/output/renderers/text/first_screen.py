@@ -27,6 +27,8 @@ LABELS = ("Lost", "Main cause", "Where", "Evidence", "Try next", "Expected gain"
 NOT_KNOWN = "not known"
 _MAX_CAUSES, _MAX_EVIDENCE, _MAX_GAP_NAMES = 5, 2, 3
 _HIGH_CONFIDENCE_RATIO, _MEDIUM_CONFIDENCE_RATIO = 0.85, 0.6
+_MIN_SHOWN_RATIO = 0.0005
+"""A smaller part of the time in steps would read 0.0 %."""
 _MIN_SENTENCE_WORDS = 6
 """A note with fewer words ("of the fetch") needs the name of what was measured before it."""
 _UNIT_SUFFIXES = ("_ratio", "_ns", "_bytes", "_count")
@@ -195,7 +197,12 @@ def _describe_loss(report: Report, price: float | None, currency: str) -> str:
     if not any(map(wording.is_measured, report.ranks)):
         return "Not known. Neither an accelerator nor a wait of the training loop was measured."
     part = wording.format_share(report.lost_ns, report.in_step_ns)
-    text = f"The training loop waited for {part} of step time."
+    text = f"The training loop waited for {part} of step time"
+    if report.has_time_unit:
+        lost, whole = (format_quantity(ns, "ns") for ns in (report.lost_ns, report.in_step_ns))
+        summed = ", all ranks added up" if len(report.ranks) > 1 else ""
+        text += f": {lost} of {whole}{summed}"
+    text += "."
     unseen = wording.format_share(report.unobserved_ns, report.in_step_ns)
     return f"{text} {unseen} was not observed." if wording.is_unbounded(report) else text
 
@@ -280,7 +287,7 @@ def _rank_causes(report: Report) -> list[ScreenCause]:
     rest += sum(ns for _, ns in wording.list_small_causes(report))
     amounts += [(NOT_KNOWN, report.unattributed_ns)] if report.unattributed_ns else []
     amounts.sort(key=lambda item: -item[1])
-    amounts += [("smaller causes", rest)] if rest else []
+    amounts += [("smaller causes", rest)] if rest >= _MIN_SHOWN_RATIO * report.in_step_ns else []
     return [ScreenCause(name, ns, ns / report.in_step_ns) for name, ns in amounts]
 
 
@@ -289,6 +296,6 @@ def _describe_gaps(report: Report) -> str:
     gaps = wording.list_coverage_gaps(report, _MAX_GAP_NAMES, failed_first=True)
     rest = wording.count_coverage_gaps(report) - 1
     if rest < 0:
-        return "nothing known."
+        return "nothing is known to be missing."
     more = f" {format_quantity(rest, 'count')} more: --full." if rest else ""
     return f"{gaps[0]}{more}"

@@ -69,7 +69,7 @@ def test_more_loss_without_a_cause_comes_first() -> None:
 
 def test_a_job_without_a_device_speaks_of_its_training_loop() -> None:
     text = Terminal(80, full=False).render(ALL["upper-bound"]())
-    assert "The training loop waited for 30.0 % of step time." in text
+    assert "The training loop waited for 30.0 % of step time: 30.00 s of" in text
     assert [word for word in ("GPU time", "accelerator", "UPPER BOUND") if word in text] == []
 
 
