@@ -1,4 +1,4 @@
-"""Rewrite a recording without the paths of the machine that made it: rewrite.py FROM TO.
+"""Rewrite a recording without the paths of its machine: rewrite.py FROM TO OLD=NEW ...
 
 The two recordings beside this file are of bench/gpu_check.py on an NVIDIA H200 (27 November 2026,
 driver 580.159.04, PyTorch 2.11): its loops `slow-dataset` and `sleep`, with what CUPTI measured in
@@ -19,7 +19,7 @@ from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Clock, Header
 from clusterprof.trace.writer import RecordingWriter
 
-RENAMED = (("/work/main/", "/project/"), ("/opt/torch/.venv/", "/venv/"))
+RENAMED = tuple(item.partition("=")[::2] for item in sys.argv[3:])
 
 
 def convert(value: Any) -> Any:
