@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from tests.tools.command_pages import asked_by
 
 RECORDING = ROOT / "tests/recordings/v1"
 READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")
-"""What needs nothing but a recording; `record`, `doctor` and `demo` have tests of their own."""
+"""What needs nothing but a recording; `demo` has tests of its own."""
 EXPECTED = {0, 3, 4}
 NOT_MEANT = (
     "stall.storge",
@@ -67,3 +70,48 @@ def test_it_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(RECORDING, run)
     monkeypatch.chdir(tmp_path)
     assert main(replaced(line, run)) in EXPECTED
+
+
+LAUNCHERS = ("torchrun", "deepspeed", "python", "srun")
+RECORDING_PAGES = ("README.md", "quick-start.md", "torchrun.md", "deepspeed.md")
+
+
+def list_recording_lines() -> list[str]:
+    """Return the lines of these pages that record a job or ask what can be recorded."""
+    lines = [
+        line
+        for page in PAGES
+        if page.name in RECORDING_PAGES
+        for line in commands_of(page, at_start=True)
+        if line.split()[1] in ("record", "doctor")
+    ]
+    return list(dict.fromkeys(lines))
+
+
+@pytest.mark.parametrize("line", list_recording_lines())
+def test_a_line_that_records_runs(line: str, tmp_path: Path) -> None:
+    """The launcher is a script that ends at once: what is tested is the line as it stands."""
+    launchers = tmp_path / "bin"
+    launchers.mkdir()
+    for name in LAUNCHERS:
+        (launchers / name).write_text("#!/bin/sh\nsleep 1\n", encoding="utf-8")
+        (launchers / name).chmod(0o755)
+    words = [word for word in words_of(line) if not word.startswith("#")]
+    for at, word in enumerate(words):
+        if word.startswith(("/shared", "/data")):
+            words[at] = str(tmp_path / word.rpartition("/")[2])
+    (tmp_path / "data").mkdir()
+    environment = {**os.environ, "PATH": f"{launchers}:{os.environ['PATH']}", "NODE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterprof", *words],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if words[0] == "record":
+        assert "clusterprof: recording to" in done.stderr
+        assert list(tmp_path.glob("**/*.cpf"))

@@ -63,7 +63,7 @@ _NAV = (
     ("when", "When"),
     ("who", "Who"),
     ("where", "Where"),
-    ("unknown", "Unknown"),
+    ("unknown", "Not seen"),
     ("books", "Ledger"),
 )
 

@@ -72,6 +72,9 @@ def _render_advice_item(suggestion: Advice) -> list[Markup | None]:
 def render_change(suggestion: Advice) -> list[Markup | None]:
     """Render the change as a sentence, and below it the commands to paste."""
     if not suggestion.commands:
+        if advice.is_sentence(suggestion.change):
+            sentence = advice.escape_change(advice.capitalize_change(suggestion))
+            return [build_element("p", sentence)]
         return [render_code_block(suggestion.change)]
     parts = [
         build_element("code", text) if is_command else text

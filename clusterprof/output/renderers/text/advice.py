@@ -13,6 +13,7 @@ if needed, continued with a backslash at blanks outside quotes, as a shell (and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,8 @@ from clusterprof.output.renderers.text.safety import (
 from clusterprof.output.renderers.text.safety import escape_markdown as md
 from clusterprof.report.model import EFFORTS, Advice, Finding, Report
 
+_SENTENCE = re.compile(r"[A-Za-z]+(?: [A-Za-z]+[,;:]?){4,}[A-Za-z ,;:()'-]*\.?")
+"""At least five words, and nothing that only code has."""
 _MAX_CHANGE_CHARACTERS = 1000  # limit of a change, which may be a command
 
 
@@ -47,13 +50,19 @@ def escape_change(advice: Advice) -> str:
     return escape_text(advice.change, _MAX_CHANGE_CHARACTERS)
 
 
+def is_sentence(text: str) -> bool:
+    """Return whether a change without marked commands is a sentence, not code or a command."""
+    return _SENTENCE.fullmatch(text) is not None and " -" not in text
+
+
 def capitalize_change(advice: Advice) -> Advice:
     """Begin the change with a capital letter if it begins with a word, not with code."""
-    word, _, rest = advice.change.partition(" ")
-    begins_with_command = any(map(advice.change.startswith, advice.commands))
-    if not word.isalpha() or rest.startswith("-") or begins_with_command:
+    change = advice.change
+    begins_with_command = any(map(change.startswith, advice.commands))
+    is_prose = is_sentence(change) or (bool(advice.commands) and not begins_with_command)
+    if not is_prose or not change.partition(" ")[0].isalpha():
         return advice
-    return replace(advice, change=f"{word[0].upper()}{advice.change[1:]}")
+    return replace(advice, change=f"{change[0].upper()}{change[1:]}")
 
 
 def describe_effort(finding: Finding) -> str:

@@ -10,6 +10,7 @@ import pytest
 from clusterprof.output.renderers.html.verdict import render_change
 from clusterprof.output.renderers.text.advice import (
     SEE_BELOW,
+    capitalize_change,
     limit_lines,
     split_change,
     wrap_change,
@@ -105,3 +106,25 @@ def test_the_page_has_the_commands_alone_to_copy() -> None:
     assert sentence == f"<p><code>{TAR}</code> (about 1 GB a shard)</p>"
     assert block == f'<pre class="copy"><code>{TAR}</code></pre>'
     assert [str(part) for part in render_change(advice(TAR, TAR)) if part] == [block]
+
+
+@pytest.mark.parametrize(
+    ("change", "commands", "printed"),
+    [
+        ("let a thread of its own sleep or retry", (), "Let a thread of its own sleep or retry"),
+        ("mount anew: mount /data", ("mount /data",), "Mount anew: mount /data"),
+        ("sudo sysctl -w kernel.x=1 and so on", (), "sudo sysctl -w kernel.x=1 and so on"),
+        ("tar --sort=name and more words here", (), "tar --sort=name and more words here"),
+        ("mount /data", ("mount /data",), "mount /data"),
+        (
+            "nvidia.dali, torchvision and more of them",
+            (),
+            "nvidia.dali, torchvision and more of them",
+        ),
+    ],
+)
+def test_a_change_begins_with_a_capital_only_if_it_is_a_sentence(
+    change: str, commands: tuple[str, ...], printed: str
+) -> None:
+    item = advice(change, *commands)
+    assert capitalize_change(item).change == printed
