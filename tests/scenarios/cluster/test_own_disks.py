@@ -30,7 +30,7 @@ pytest.importorskip("distributed", reason="needs distributed: pip install 'clust
 pytestmark = pytest.mark.alone
 
 NODES = 3
-NETWORK = "10.213.77"
+NETWORK = f"10.213.{os.getpid() % 250}"  # what a killed run left has another
 _TAG = f"cp{os.getpid() % 10_000}"
 
 
