@@ -141,10 +141,14 @@ def _render_tiles(report: Report) -> Markup | None:
     tiles = [
         _render_tile(
             get_bound_prefix(report) + wording.format_share(report.lost_ns, report.in_step_ns),
-            "of device time in steps lost",
+            "of device time in steps lost"
+            if wording.is_device_measured(report)
+            else "of step time lost",
         ),
         _render_tile(
-            get_bound_prefix(report) + wording.format_gpu_time(report.lost_ns), "lost in total"
+            get_bound_prefix(report)
+            + wording.name_time_unit(wording.format_gpu_time(report.lost_ns), report),
+            "lost in total",
         ),
     ]
     worth = report.worth

@@ -95,19 +95,12 @@ def build_first_screen(
         summary.describe_scope(report),
         tuple(_list_warnings(report)),
         tuple(_build_rows(report, price_per_hour, currency)),
-        "GPU time in steps" if is_device_measured(report) else "step time",
+        "GPU time in steps" if wording.is_device_measured(report) else "step time",
         tuple(_rank_causes(report)),
         tuple(trend.split_run(report, bins)),
         trend.summarize_trend(course) if course is not None else "",
         _describe_gaps(report),
         ("--full", "--format html -o report.html", *explained),
-    )
-
-
-def is_device_measured(report: Report) -> bool:
-    """Return whether the device time of any rank was measured or emulated."""
-    return report.emulated or any(
-        rank.device and rank.source != "host-spans" for rank in report.ranks
     )
 
 
@@ -128,7 +121,7 @@ def format_evidence_in_words(item: Evidence) -> str:
 
 def _list_warnings(report: Report) -> Iterator[str]:
     """Yield warnings; without a device, what shares refer to instead of bounds of GPU time."""
-    if not is_device_measured(report):
+    if not wording.is_device_measured(report):
         if report.in_step_ns:
             yield (
                 "No GPU was measured: shares are of step time, and what the training thread"
@@ -175,7 +168,7 @@ def _has_no_steps(report: Report) -> bool:
 
 
 def _describe_unknown_loss(report: Report) -> str:
-    if _has_no_steps(report) and not is_device_measured(report):
+    if _has_no_steps(report) and not wording.is_device_measured(report):
         return "Not known. No steps of a training loop were seen, and no GPU was measured."
     return f"Not known. {wording.describe_verdict(report)}"
 
@@ -191,7 +184,7 @@ def _describe_how_to_see_more(report: Report) -> str:
 
 
 def _describe_loss(report: Report, price: float | None, currency: str) -> str:
-    if is_device_measured(report):
+    if wording.is_device_measured(report):
         money = wording.describe_cost(report, price, currency)
         return wording.describe_total_loss(report, was_lost="") + (f" {money}" if money else "")
     if not any(map(wording.is_measured, report.ranks)):
@@ -208,7 +201,7 @@ def _describe_loss(report: Report, price: float | None, currency: str) -> str:
 
 
 def _describe_no_loss(report: Report) -> str:
-    if is_device_measured(report) or report.too_little_seen:
+    if wording.is_device_measured(report) or report.too_little_seen:
         return wording.describe_no_loss(report)
     return "None: the training loop hardly waited, as far as it was observed."
 
@@ -216,7 +209,7 @@ def _describe_no_loss(report: Report) -> str:
 def _describe_cause(finding: Finding, report: Report) -> str:
     part = format_quantity(finding.share_ratio, "ratio")
     title = wording.format_title(finding)
-    at_most = "at most " if finding.upper_bound and is_device_measured(report) else ""
+    at_most = "at most " if finding.upper_bound and wording.is_device_measured(report) else ""
     if not report.has_time_unit:
         return f"{title}: {at_most}{part}."
     return f"{title}: {at_most}{format_quantity(finding.lost_ns, 'ns')}, {part}."
@@ -267,7 +260,7 @@ def _describe_gain(report: Report, finding: Finding) -> str:
     if finding.recoverable_ns is None:
         return "Not known."
     part = format_quantity(finding.recoverable_ns / report.in_step_ns, "ratio")
-    whole = "GPU time" if is_device_measured(report) else "step time"
+    whole = "GPU time" if wording.is_device_measured(report) else "step time"
     return f"{begin}{format_quantity(finding.recoverable_ns, 'ns')}, {part} of {whole}."
 
 

@@ -97,6 +97,13 @@ def is_measured(rank: RankLedger) -> bool:
     return bool(rank.device) or rank.lost_ns > 0
 
 
+def is_device_measured(report: Report) -> bool:
+    """Return whether the device time of any rank was measured or emulated."""
+    return report.emulated or any(
+        rank.device and rank.source != "host-spans" for rank in report.ranks
+    )
+
+
 def format_rank_share(rank: RankLedger) -> str:
     """Format the lost share of a rank's time in steps; "-" if it was not measured."""
     return format_share(rank.lost_ns, rank.in_step_ns) if is_measured(rank) else "-"
@@ -160,6 +167,7 @@ def describe_verdict(report: Report) -> str:
         return describe_total_loss(report)
     first = select_in_step_findings(report)[0]
     part, whole = _format_part_and_whole(first.lost_ns, report.in_step_ns, report)
+    whole = name_time_unit(whole, report)
     at_most = "at most " if first.upper_bound else ""
     ratio = format_share(first.lost_ns, report.in_step_ns)
     name = escape_text(first.cause.id, 60)
@@ -263,6 +271,7 @@ def describe_total_loss(
             " wait."
         )
     part, whole = _format_part_and_whole(report.lost_ns, report.in_step_ns, None)
+    whole = name_time_unit(whole, report)
     ratio = format_share(report.lost_ns, report.in_step_ns)
     at_most = "at most " if is_upper_bound(report) else ""
     at_most = "at least " if is_lower_bound(report) else at_most
@@ -270,11 +279,20 @@ def describe_total_loss(
     amount = f": {part} of {whole}" if report.has_time_unit else ""
     unobserved = format_share(report.unobserved_ns, report.in_step_ns)
     rest = f"; {unobserved} was not observed" if is_unbounded(report) else ""
-    return f"{at_most}{ratio} of {_get_gpu_time_noun(report)} inside steps{was_lost}{amount}{rest}."
+    whole_time = f"{_get_gpu_time_noun(report)} inside steps"
+    whole_time = whole_time if is_device_measured(report) else "step time"
+    return f"{at_most}{ratio} of {whole_time}{was_lost}{amount}{rest}."
 
 
 def _get_gpu_time_noun(report: Report) -> str:
+    if report.ranks and not is_device_measured(report):
+        return "step time"
     return "emulated GPU time" if report.emulated else "GPU time"
+
+
+def name_time_unit(text: str, report: Report) -> str:
+    """Name the unit of a time after what was measured: "GPU-seconds", or "rank-seconds"."""
+    return text if is_device_measured(report) else text.replace(" GPU-", " rank-")
 
 
 def _format_part_and_whole(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, str]:
