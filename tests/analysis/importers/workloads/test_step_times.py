@@ -129,9 +129,7 @@ def test_a_table_without_a_unit_gets_a_verdict_in_shares_alone(tmp_path: Path) -
     path.write_text("\n".join(["rank,step,duration", *rows]))
     report = analyze(path)
     assert not report.has_time_unit and report.nodes[0].name == "job.of.two"
-    assert describe_total_loss(report) == (
-        "33.3 % of step time was lost; 66.7 % was not observed."
-    )
+    assert describe_total_loss(report) == ("33.3 % of step time was lost; 66.7 % was not observed.")
     screen = Terminal().render(report)
     assert "NO UNIT of time is stated" in screen and "rank 1" in screen
     path.write_text("\n".join(["rank,step,duration_s", *rows]))
