@@ -182,17 +182,17 @@ def gate(
 
 def record(
     out: Path | str | None = None, *, hz: float | None = None, stacks: bool = True
-) -> AbstractContextManager[Path]:
+) -> AbstractContextManager[Path | None]:
     """Record this process and those that it starts, for notebooks and scripts without a prefix.
 
         with clusterprof.record("run/"):
             train()
         report = clusterprof.analyze("run/")
 
-    Gives the folder of the recording. A process can be recorded once.
+    Gives the folder of the recording. A process can be recorded once. When it cannot be recorded,
+    or `clusterprof record` records it already, there is a warning, and it runs without: None.
     out: default clusterprof-out/<job>. hz: samples per second. stacks: sample Python stacks.
-    Raises: UsageError when it is or was recorded already, and for a rate out of range; CannotStart
-    when the recorder does not start.
+    Raises: UsageError for a rate out of range.
     """
     from clusterprof.agent.launch.launcher import LaunchRequest
     from clusterprof.agent.launch.own_process import record_own_process

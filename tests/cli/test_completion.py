@@ -8,6 +8,11 @@ import sys
 
 import pytest
 
+from clusterprof.cli import demo, runs
+from clusterprof.demo.scenarios import SCENARIOS
+from clusterprof.output.renderers.terminal_tables import SECTION_NAMES
+from clusterprof.output.renderers.text.tables import TABLE_NAMES
+
 
 def complete(line: str) -> list[str]:
     """Return what bash would offer at the end of a line."""
@@ -59,3 +64,9 @@ def test_the_script_for_bash_is_printed() -> None:
         check=False,
     )
     assert "complete -o default -F" in done.stdout
+
+
+def test_the_words_are_those_that_the_commands_know() -> None:
+    assert tuple(scenario.name for scenario in SCENARIOS) == demo._SCENARIOS
+    assert set(runs.SECTION.words) == set(SECTION_NAMES)
+    assert set(runs.BY.words) == set(TABLE_NAMES)

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ from clusterprof.agent.launch.launcher import (
     with_probe_path,
 )
 from clusterprof.agent.linux.files import Roots
-from clusterprof.errors import CannotStart, UsageError
+from clusterprof.errors import CannotStart, ClusterprofError, UsageError
 
 _PROBE_MODULE = "_clusterprof_probe"
 _END_TIMEOUT_S = 15.0
@@ -37,37 +38,51 @@ _POLL_S = 0.02
 
 
 @contextmanager
-def record_own_process(request: LaunchRequest) -> Iterator[Path]:
+def record_own_process(request: LaunchRequest) -> Iterator[Path | None]:
     """Record this process and those that it starts, until the context ends; gives the folder.
 
-    request: its command is not used. What is not seen stands in the recording.
+    The job comes first: when it cannot be recorded, or is recorded already, there is a warning, and
+    the context runs without a recording and gives None. request: its command is not used.
+    """
+    saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "CLUSTERPROF_RUN_DIR")}
+    try:
+        run_dir, folder = _begin_recording(request)
+    except (ClusterprofError, OSError) as error:
+        _restore_environment(saved)
+        warnings.warn(f"clusterprof: not recording: {error}", RuntimeWarning, stacklevel=3)
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        _restore_environment(saved)
+        sys.modules[_PROBE_MODULE].on = False  # type: ignore[attr-defined]
+        _stop_recorder(run_dir)
+
+
+def _begin_recording(request: LaunchRequest) -> tuple[Path, Path]:
+    """Start the recorder and the probe; returns the run directory and the recording's folder.
+
     Raises: UsageError when this process is or was recorded already; CannotStart when the recorder
     does not start.
     """
     if _PROBE_MODULE in sys.modules:
-        raise UsageError(
-            "this process is or was recorded already",
-            "record once per process; restart the kernel of the notebook to record again",
-        )
+        raise UsageError("this process is or was recorded already: once per process")
     job = identity.make_job_name(identity.find_script_name(sys.argv) or "python")
     base = choose_base(os.environ)
     run_dir = build_run_dir_path(base, identity.read_short_boot_id(Roots()), job)
     folder = start_recording(request, job, run_dir, os.environ, lambda line: None)
     if folder is None:
         raise CannotStart(f"another process records {job}")
-    saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "CLUSTERPROF_RUN_DIR")}
+    atexit.register(_remove_run_dir, run_dir, os.getpid())
     try:
         install_probe(run_dir, gpu_events=request.gpu_events, strict=False, stacks=request.stacks)
         os.environ.update(with_probe_path(run_dir, os.environ))
         _load_probe(run_dir / "probe")
-        yield folder
-    finally:
-        _restore_environment(saved)
-        probe: Any = sys.modules.get(_PROBE_MODULE)
-        if probe is not None:
-            probe.on = False
+    except (ClusterprofError, OSError):
         _stop_recorder(run_dir)
-        atexit.register(_remove_run_dir, run_dir, os.getpid())
+        raise
+    return run_dir, folder
 
 
 def _remove_run_dir(run_dir: Path, owner: int) -> None:
@@ -109,5 +124,7 @@ def _stop_recorder(run_dir: Path) -> None:
         os.kill(pid, signal.SIGTERM)
         end_s = time.monotonic() + _END_TIMEOUT_S
         while time.monotonic() < end_s:
-            os.kill(pid, 0)  # raises once it is gone
+            state = identity.read_stat_fields("/proc", pid)
+            if state is None or state[0] == b"Z":  # nobody reaps it in some containers
+                return
             time.sleep(_POLL_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterprof.analysis.pipeline import analyze
 
 SCRIPT = """
-import json, os, sys, time
+import json, os, sys, time, warnings
 import clusterprof
 
 before = dict(os.environ)
@@ -21,12 +21,11 @@ with clusterprof.record(sys.argv[1]) as folder:
             time.sleep(0.05)
         clusterprof.step()
 clusterprof.step()  # no longer recorded
-try:
-    with clusterprof.record(sys.argv[1] + "2"):
-        pass
-    refused = ""
-except clusterprof.errors.UsageError as error:
-    refused = error.message
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with clusterprof.record(sys.argv[1] + "2") as second:
+        assert second is None
+    refused = str(caught[0].message)
 print(json.dumps({
     "folder": str(folder),
     "run_dir": recorded,
@@ -37,9 +36,8 @@ print(json.dumps({
 
 
 def run(out: Path) -> dict[str, str]:
-    script = "import clusterprof.errors\n" + SCRIPT
     done = subprocess.run(
-        [sys.executable, "-c", script, str(out)],
+        [sys.executable, "-c", SCRIPT, str(out)],
         capture_output=True,
         text=True,
         timeout=90,
@@ -53,9 +51,29 @@ def test_a_process_records_itself_and_leaves_nothing_behind(tmp_path: Path) -> N
     result = run(tmp_path / "run")
     assert result["folder"] == str(tmp_path / "run")
     assert result["restored"] is True
-    assert result["refused"] == "this process is or was recorded already"
+    assert result["refused"] == (
+        "clusterprof: not recording: this process is or was recorded already: once per process"
+    )
     assert not Path(result["run_dir"]).exists()
     report = analyze(tmp_path / "run")
     [rank] = report.ranks
     assert 28 <= rank.steps <= 30
     assert report.lost_ns > 0.9 * report.in_step_ns  # it waited for data nearly all the time
+
+
+def test_a_job_that_cannot_be_recorded_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    script = (
+        "import sys, clusterprof\n"
+        "with clusterprof.record(sys.argv[1]) as folder:\n"
+        "    print('trained', folder)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "file" / "run")],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "trained None\n")
+    assert "clusterprof: not recording: " in done.stderr

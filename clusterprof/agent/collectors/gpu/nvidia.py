@@ -10,11 +10,10 @@ throttle reasons, power. Every second sample: GPM. Every second: memory, energy,
 temperature, memory clock, time throttled by heat and power, PCIe link and replays,
 NVLink bytes; PCIe traffic where there is no GPM. Every 10 s: power limit, highest
 clock, other throttle times, ECC, NVLink states and errors, the list of processes. Every
-60 s: remapped rows and retired pages of memory. Each call is made so seldom that
-it takes at most 0.2 % of the time (GPM: 0.5 %), by the quickest of its last nine. A call of
-which three quarters take more than 5 ms is made ten times less often, with an event; in
-between the last value is repeated. On an H200 in a virtual machine that comes to about 1 %
-of a core per GPU (docs/gpu-notes.md).
+60 s: remapped rows and retired pages of memory. Calls are spaced so that
+each takes at most 0.2 % of the time (GPM: 0.5 %), judged by the quickest of its last nine. A
+call of which three quarters take more than 5 ms is made ten times less often, with an event;
+in between the last value is repeated.
 
 **Busy time** carries the time up to which it counts. Where GPM is read it is the activity
 of the compute engine, over exactly the time between two readings. Elsewhere it is the

@@ -52,10 +52,6 @@ PEERS = "peers"
 _SLEEPING_FAMILIES = ("storage", "network")
 _SLEEPING_CAUSES = ("host-asleep",)
 _COMPUTING_CAUSES = ("cpu-preprocess", "launch-bound", "launch-recompile", "cpu-gc")
-_WRITING_STATES = {"eval-host": 2}
-"""State of a thread that writes or sends, of causes that may also be its own computation."""
-_MIN_WRITING_RATIO = 0.5
-"""Part of the loss that sleeping samples must be able to carry to be the only ones."""
 _HELD_LOCK = "cpu-gil"
 _RUNNING = ord("R")
 _LATE_NS = 300_000
@@ -64,6 +60,10 @@ _GROUP_NS = 1_000_000_000
 """Lost intervals are grouped to find where in a step they are lost: samples of devices are longer
 than many steps."""
 ANY_THREAD, ON_CPU, ASLEEP = range(3)
+_WRITING_STATES = {"eval-host": ASLEEP}
+"""State of a thread that writes or sends, of causes that may also be its own computation."""
+_MIN_WRITING_RATIO = 0.5
+"""Sleeping samples are used alone if they can carry this part of the loss."""
 
 
 def _build_needed_states() -> dict[str, int]:

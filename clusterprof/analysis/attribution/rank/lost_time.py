@@ -357,10 +357,11 @@ def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, Segmen
 
 
 def _measure_stopped_time(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool_]]:
-    """Measure how long the main thread did not run in each row: int64[n], ns; if it was sampled.
+    """Measure how long the main thread did not run, and whether it was sampled, in each row.
 
     It slept, or was ready and had no CPU for more than a scheduler costs. Marked waits for the
-    device do not count: the device worked meanwhile. 0 where the thread was not sampled, bool[n].
+    device do not count: the device worked meanwhile. Returns int64[n], ns, 0 where the thread was
+    not sampled, and bool[n].
     """
     length = phases.end_ns - phases.start_ns
     thread = rank.main.threads.get(rank.pid)
