@@ -268,7 +268,7 @@ def _format_check(look: SourceCheck, name_width: int, width: int) -> list[str]:
             lines += wrap_labeled(f"{indent}  ", f"{hole.owner}: {hole.remedy}", width)
     if len(holes) > _MAX_GAPS:
         more = len(holes) - _MAX_GAPS
-        lines += wrap_labeled(indent, f"and {more} more groups of missing signals: --json", width)
+        lines += wrap_labeled(indent, f"{more} more groups of missing signals: see --json", width)
     return lines
 
 
@@ -398,7 +398,7 @@ def _list_devices(environment: JobEnvironment) -> tuple[str, _Rows]:
         rows.append((_format_owner(entry), ", ".join(words)))
     rest = len(environment.devices) - _MAX_LISTED
     if rest > 0:
-        rows.append(("", f"and {rest} more: --json"))
+        rows.append(("", f"{rest} more: see --json"))
     if any(
         user["how"] == BY_LOCAL_RANK for entry in environment.devices for user in entry["users"]
     ):
@@ -495,7 +495,7 @@ def _list_fabric(net: Mapping[str, Any]) -> tuple[str, _Rows]:
         rows.append((str(nic["name"]), ", ".join(word for word in words if word)))
     rest = max(0, len(net["ports"]) - _MAX_LISTED) + max(0, len(net["nics"]) - _MAX_LISTED)
     if rest:
-        rows.append(("", f"and {rest} more: --json"))
+        rows.append(("", f"{rest} more: see --json"))
     if net["ports"] and "peermem" in net:
         rows.append(("GPUDirect", f"nvidia-peermem {'' if net['peermem'] else 'not '}loaded"))
     rows += [("", f"{name}={value}") for name, value in net["variables"].items()]

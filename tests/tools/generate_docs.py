@@ -12,8 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # `python tests/tools/…` puts this folder there alone
 from tests.tools.collector_pages import collector_pages  # noqa: E402
+from tests.tools.command_pages import MANUAL as MANUAL_PAGE  # noqa: E402
 from tests.tools.command_pages import PAGE as COMMANDS_PAGE  # noqa: E402
-from tests.tools.command_pages import command_page  # noqa: E402
+from tests.tools.command_pages import command_page, manual_page  # noqa: E402
 from tests.tools.framework_page import pages as framework_pages  # noqa: E402
 from tests.tools.importer_pages import importer_pages  # noqa: E402
 from tests.tools.report_schema import PAGE as SCHEMA_PAGE  # noqa: E402
@@ -28,6 +29,7 @@ def main(arguments: list[str]) -> int:
         **collector_pages(MARK),
         "docs/signals.md": signal_page(),
         COMMANDS_PAGE: command_page(MARK),
+        MANUAL_PAGE: manual_page(),
         **accuracy_pages(),
         **framework_pages(),
         **importer_pages(MARK),

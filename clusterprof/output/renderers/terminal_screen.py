@@ -33,6 +33,7 @@ _DENSITIES = ((6, True), (4, True), (3, True), (3, False), (2, False), (1, False
 """(lines of each text, blank lines between parts), the first that fits is used."""
 _MAX_BAR_COLUMNS = 40
 _TREND_LABEL_COLUMNS = 8
+_BAR_SCALE = "(full height: all time lost)"
 
 
 def draw_screen(
@@ -109,7 +110,8 @@ def _draw_trend(screen: FirstScreen, width: int) -> Iterator[RenderableType]:
     last_ns = bins[-1].end_ns
     begin, end = (trend.format_time_in_run(ns, last_ns) for ns in (bins[0].start_ns, last_ns))
     left = len(lost) - count_columns(begin) - count_columns(end)
-    middle = screen.trend if count_columns(screen.trend) + 4 <= left else ""
+    middles = (f"{screen.trend} {_BAR_SCALE}".strip(), screen.trend, "")
+    middle = next(text for text in middles if count_columns(text) + 4 <= max(left, 4))
     grid = Grid.grid(padding=(0, 1, 0, 0))
     grid.add_column(style="dim", width=_TREND_LABEL_COLUMNS - 2)
     grid.add_row("lost", make_line(lost, "bad"))

@@ -63,7 +63,7 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(
     assert len(reasons) > 6
     words = " ".join(text.split())
     assert sum(" ".join(reason.split()) in words for reason in reasons) == 6
-    assert f"and {len(reasons) - 6} more groups of missing signals: --json" in words
+    assert f"{len(reasons) - 6} more groups of missing signals: see --json" in words
 
 
 def test_what_a_node_does_not_have_is_one_line_and_what_it_lacks_is_in_front() -> None:

@@ -508,7 +508,7 @@ def _render_culprits(finding: Finding) -> Markup | None:
     rows = [_render_culprit_row(culprit, [field for _, field in amounts]) for culprit in shown]
     left = len(finding.culprits) - len(rows)
     options = "--json --full" if len(finding.culprits) > MAX_LISTED_CULPRITS else "--json"
-    note = f"and {left:,} more; {options} lists them all"
+    note = f"{left:,} more: see {options}"
     more = build_element("p", note, class_="note") if left else None
     table = build_element(
         "table", build_element("thead", build_element("tr", *head)), build_element("tbody", *rows)

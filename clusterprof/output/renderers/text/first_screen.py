@@ -149,7 +149,8 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
         if first is not None:
             yield ScreenRow("", f"Largest known cause: {_describe_cause(first, report)}")
     else:
-        yield ScreenRow("Main cause", _describe_cause(report.main_cause, report))
+        group = _describe_group(report, report.main_cause)
+        yield ScreenRow("Main cause", _describe_cause(report.main_cause, report) + group)
     if first is None:
         return
     yield from _locate_cause(report, first)
@@ -213,6 +214,17 @@ def _describe_cause(finding: Finding, report: Report) -> str:
     if not report.has_time_unit:
         return f"{title}: {at_most}{part}."
     return f"{title}: {at_most}{format_quantity(finding.lost_ns, 'ns')}, {part}."
+
+
+def _describe_group(report: Report, finding: Finding) -> str:
+    """Say why a finding comes first although another lost more: its group lost most."""
+    findings = wording.select_in_step_findings(report)
+    if all(other.lost_ns <= finding.lost_ns for other in findings):
+        return ""
+    group = [other for other in findings if other.cause.family == finding.cause.family]
+    share = format_quantity(sum(other.share_ratio for other in group), "ratio")
+    names = ", ".join(escape_text(other.cause.id, 60) for other in group)
+    return f" Related causes lost most together, {share}: {names}."
 
 
 def _locate_cause(report: Report, finding: Finding) -> Iterator[ScreenRow]:
