@@ -210,6 +210,8 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
     """
     kind = _LAYERS[bit][0]
     table = rank.main.spans.get(abs(kind))
+    if kind == layout.SYNC:
+        return merge_intervals(select_device_waits(rank.main), _find_waits_for_gradients(rank))
     if table is None:
         return EMPTY
     if abs(kind) == layout.COLLECTIVE and _is_alone(rank):
@@ -234,9 +236,17 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
             counts &= ~np.isin(table.sequence, measured.measured_sequence)
         other = counts & operations.by_other_thread
         if other.any():
-            own = merge_intervals((table.start_ns[counts & ~other], table.end_ns[counts & ~other]))
+            gradients = counts & _find_hooked_waits(rank, operations)
+            own = counts & ~other & ~gradients
             other_operations = merge_intervals((table.start_ns[other], table.end_ns[other]))
-            return merge_intervals(own, _find_exposed_part(rank, other_operations))
+            return merge_intervals(
+                (table.start_ns[own], table.end_ns[own]),
+                find_intersection(
+                    merge_intervals((table.start_ns[gradients], table.end_ns[gradients])),
+                    other_operations,
+                ),
+                _find_exposed_part(rank, other_operations),
+            )
         if counts.all():
             return merge_intervals((table.start_ns, table.end_ns))
         return merge_intervals((table.start_ns[counts], table.end_ns[counts]))
@@ -246,8 +256,6 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         called = rank.main.get_spans(CollectiveSpans)
         needed = called is not None and called.by_other_thread.any()
         return _find_lock_waits(rank) if needed else EMPTY
-    if kind == layout.SYNC:
-        return merge_intervals(select_device_waits(rank.main))
     if kind == layout.CHECKPOINT:
         return merge_intervals(
             (table.start_ns, table.end_ns), _find_gaps_between_saves(rank, table)
@@ -264,6 +272,46 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
 
 def _is_alone(rank: Rank) -> bool:
     return parse_identity(rank.main.registration).world_size == 1
+
+
+def _find_waits_for_gradients(rank: Rank) -> Intervals:
+    """Find the time in which the host waited until its device had computed the next gradients.
+
+    A hook of DDP that reduces gradients in a thread of its own begins an operation when a bucket is
+    complete. While the main thread waits for the last one and no operation is under way, it waits
+    for its device, not for other ranks:
+
+        main thread   |------------ waits for gradients ------------|
+        operations          |--- 1 ---|         |--- 2 ---|
+        device wait   |----|           |-------|           |-------|
+    """
+    operations = rank.main.get_spans(CollectiveSpans)
+    if operations is None or rank.device is None or _is_alone(rank):
+        return EMPTY
+    waits = _find_hooked_waits(rank, operations)
+    if not waits.any():
+        return EMPTY
+    start_ns, end_ns, other = operations.start_ns, operations.end_ns, operations.by_other_thread
+    return subtract_intervals(
+        merge_intervals((start_ns[waits], end_ns[waits])),
+        merge_intervals((start_ns[other], end_ns[other])),
+    )
+
+
+def _find_hooked_waits(rank: Rank, operations: CollectiveSpans) -> NDArray[np.bool_]:
+    """Find the waits for gradients in which other threads began operations: bool[n].
+
+    None without a device, or unless at least half of the waits for gradients are such waits.
+    """
+    other = operations.by_other_thread & (operations.group != 0)
+    kind = operations.code & layout.OPERATION_MASK
+    gradients = ~operations.by_other_thread & (kind == layout.GRADIENTS)
+    if rank.device is None or not other.any():
+        return np.zeros(gradients.size, np.bool_)
+    begins = np.sort(operations.start_ns[other])
+    first = np.searchsorted(begins, operations.start_ns)
+    hooked = gradients & (np.searchsorted(begins, operations.end_ns) > first)
+    return hooked & (2 * np.count_nonzero(hooked) >= np.count_nonzero(gradients))
 
 
 def _find_exposed_part(rank: Rank, operations: Intervals) -> Intervals:

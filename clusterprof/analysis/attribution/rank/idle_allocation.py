@@ -22,6 +22,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof import signals
 from clusterprof.analysis.attribution.rank.chunk_boundary import LOOKAHEAD_NS, get_spans
 from clusterprof.analysis.attribution.rank.device_activity import DeviceActivity, DeviceWindows
 from clusterprof.analysis.attribution.rank.host_phases import (
@@ -47,7 +48,12 @@ from clusterprof.analysis.timeline.model import (
     Int,
     Rank,
 )
-from clusterprof.analysis.timeline.series import compute_growth, evaluate_increase, locate_intervals
+from clusterprof.analysis.timeline.series import (
+    compute_growth,
+    compute_mean,
+    evaluate_increase,
+    locate_intervals,
+)
 from clusterprof.probe import layout
 
 STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHASE_GC: layout.GC}
@@ -55,6 +61,8 @@ STARVING_PHASES = {PHASE_H2D: layout.H2D, PHASE_DATA_WAIT: layout.DATA_WAIT, PHA
 _CODES = np.arange(PHASE_SYNC + 1)
 IS_STARVING = np.isin(_CODES, tuple(STARVING_PHASES))
 """Whether each phase is one of them, bool[phases]."""
+COPYING_BYTES_PER_SECOND = 1e9
+"""Mean rate of the bus from which copies can keep a device idle; less is control traffic."""
 MAX_PAUSE_NS = 100_000
 """Waits that follow each other within this time count as one: nothing is launched in
 between, ns.
@@ -127,6 +135,18 @@ def measure_unknown_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows
         active += grown if outside is None else np.where(np.isnan(grown), np.nan, outside)
     asleep = windows.end_ns - windows.start_ns - sum_by_window(windows, phases.window, waited)
     return np.maximum(np.nan_to_num(asleep - active), 0.0).astype(np.int64)
+
+
+def is_copying(rank: Rank, start_ns: int, end_ns: int) -> bool:
+    """Return whether the device copied much from and to its host, by the counters of its bus."""
+    sums = [
+        series
+        for signal in (signals.GPU_PCIE_RECEIVE, signals.GPU_PCIE_TRANSMIT)
+        if (series := rank.chunk.series.get((signal.name, rank.device))) is not None
+    ]
+    bounds = np.array([start_ns]), np.array([end_ns])
+    rate = sum(float(np.nan_to_num(compute_mean(series, *bounds))[0]) for series in sums)
+    return rate >= COPYING_BYTES_PER_SECOND
 
 
 def _find_launch_gaps(rank: Rank, rows: HostPhases) -> tuple[Int, Int]:

@@ -60,6 +60,7 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     split_host_phases,
 )
 from clusterprof.analysis.attribution.rank.idle_allocation import (
+    is_copying,
     IS_STARVING,
     allocate_idle_time,
     measure_unknown_sleep,
@@ -291,8 +292,9 @@ def _learn_activity(rank: Rank, ready: Sequence[Segment]) -> DeviceActivity:
     steps = phases.steps_begun
     is_compute = phases.phase == PHASE_COMPUTE
     drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, is_compute)
+    copying = is_copying(rank, begin_ns, end_ns)
     shares = learn_shares(
-        phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns, drained
+        phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns, drained, copying
     )
     activity = replace(activity, phase_shares=shares)
     return replace(activity, learned_until_ns=end_ns) if is_enough else activity

@@ -24,7 +24,7 @@ in which its host launches, and the device is busy until its queue is empty.
     device   busy 50       | idle 50      launching: 0, waiting: 50 / 80
 
 Two things are known beforehand. A host waits for its device only as long as that works, so a marked
-wait has no share. And once such a wait is over the queue is empty: the idle time of a sleeping
+wait has no share, unless the device copies much: it is idle then, and its host waits. And once such a wait is over the queue is empty: the idle time of a sleeping
 thread is placed after it, as far as there is room.
 
 The shares of the first minute are learned from all its windows before any is divided. Windows of
@@ -118,6 +118,8 @@ class PhaseShares:
     """Idle share of each phase by the queue, NaN where it says nothing; empty = not known yet."""
     spread: float = 1.0
     """Usual difference of a window's idle part from its expectation."""
+    copying: bool = False
+    """Whether the device copies much: then it does no work in some of the waits for it."""
 
 
 NO_SHARES = PhaseShares()
@@ -189,20 +191,21 @@ def learn_shares(
     step: Int,
     asleep_ns: Int | None = None,
     drained: NDArray[np.bool_] | None = None,
+    copying: bool = False,
 ) -> PhaseShares:
     """Learn the shares of a run from its first windows.
 
-    As `allocate_by_shares`; step: int64[n], number of steps begun.
+    As `allocate_by_shares`; step: int64[n], number of steps begun. copying: as in `PhaseShares`.
     """
     rows = phase, room_ns, step
     if asleep_ns is not None:
         rows = _separate_sleep(window, *rows, asleep_ns, drained)
     assumed = assume_queue(*rows, int(idle_ns.sum()))
     if idle_ns.size < MIN_WINDOWS:
-        return PhaseShares(assumed=assumed)
+        return PhaseShares(assumed=assumed, copying=copying)
     parts_ns, _, _ = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     parts, idle = _compute_ratios(parts_ns, idle_ns)
-    known = PhaseShares(assumed=assumed)
+    known = PhaseShares(assumed=assumed, copying=copying)
     # Begin with what is assumed: a fit to all windows would follow the first steps, in which a
     # phase that is otherwise short takes the whole window.
     shares = fill_assumed(assumed, float(idle.mean()))
@@ -213,7 +216,8 @@ def learn_shares(
         rare = 2 * parts[usual].sum(axis=0) < parts.sum(axis=0)
         # Nothing else shows what those phases are like; but they explain no more than their part.
         usual |= difference <= _MAX_SPREADS * spread + parts[:, rare].sum(axis=1)
-        known = _add_windows(PhaseShares(assumed=assumed, spread=spread), parts[usual], idle[usual])
+        none = PhaseShares(assumed=assumed, spread=spread, copying=copying)
+        known = _add_windows(none, parts[usual], idle[usual])
         shares = solve_shares(known)
     return update_shares(known)
 
@@ -346,8 +350,9 @@ def solve_shares(known: PhaseShares) -> Float:
     mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
     shares = np.full(len(products), min(max(mean, 0.0), 1.0))
     occurs = np.diag(products) > 0
-    shares[PHASE_SYNC] = 0.0  # a host waits for its device only as long as that works
-    occurs[PHASE_SYNC] = False
+    if not known.copying:
+        shares[PHASE_SYNC] = 0.0  # a host waits for its device only as long as that works
+        occurs[PHASE_SYNC] = False
     (present,) = occurs.nonzero()
     matrix, target = products[np.ix_(present, present)], idle_products[present]
     assumed = fill_assumed(known.assumed, mean)[present]
