@@ -56,12 +56,14 @@ from clusterprof.analysis.attribution.rank.phase_shares import (
     PhaseShares,
     solve_within_bounds,
 )
+from clusterprof.analysis.timeline.intervals import EMPTY, Pair
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 from clusterprof.analysis.timeline.series import (
     SNAPSHOT_VALID_NS,
     get_busy_readings,
     get_means_at_driver_times,
 )
+from clusterprof.analysis.timeline.spans import CollectiveSpans
 from clusterprof.probe import layout
 
 MAX_LATENESS_NS = 1_500_000_000
@@ -193,6 +195,8 @@ _PARTS = 12
 _MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 5 * _PARTS // 2, 2048
 _SMOOTHING = 0.02
 """Weight of the assumption that a part is like the next one."""
+_MAX_UNEVEN_RATIO = 0.25
+"""Operations in a step that its marks may differ by: those of start-up, or a step that was cut."""
 _MIN_INSIDE_RATIO = 0.9
 """Part of a window that must lie within steps."""
 _MIN_F = 5.0
@@ -458,17 +462,12 @@ def update_levels(known: DeviceActivity) -> DeviceActivity:
 def _measure_step_parts(rank: Rank, windows: DeviceWindows, known: StepProfile) -> Float | None:
     """Measure which share of each window lies in each part of a step: float64[n, parts].
 
-    0 for windows that are not within steps; without marked steps, a step lasts from one wait for
-    data to the next. None without either, or when enough is known.
+    0 for windows that are not within steps. None without steps, or when enough is known.
     """
-    steps, waits = rank.main.spans.get(layout.STEP), rank.main.spans.get(layout.DATA_WAIT)
-    if steps is not None:
-        begun, ended = steps.start_ns, steps.end_ns
-    elif waits is not None:
-        begun, ended = waits.start_ns[:-1], waits.start_ns[1:]
-    else:
+    if known.windows >= _MAX_PROFILE_WINDOWS:
         return None
-    if not begun.size or known.windows >= _MAX_PROFILE_WINDOWS:
+    begun, ended = _find_steps(rank)
+    if not begun.size:
         return None
     start = np.maximum(begun, np.append(begun[0], ended[:-1]))
     length = np.maximum(ended - start, 0).astype(np.float64)
@@ -483,6 +482,44 @@ def _measure_step_parts(rank: Rank, windows: DeviceWindows, known: StepProfile) 
     shares /= np.maximum(windows.end_ns - windows.start_ns, 1)[:, None]
     shares[shares.sum(axis=1) < _MIN_INSIDE_RATIO] = 0.0
     return shares
+
+
+def _find_steps(rank: Rank) -> Pair:
+    """Find the steps of the device: int64[n] starts and ends, ns; empty without marks.
+
+    A thread that runs collective operations waits for the device before each, so their ends follow
+    it, also where the main thread is steps ahead. Else the steps of the host count; without them, a
+    step lasts from one wait for data to the next.
+    """
+    steps, waits = rank.main.spans.get(layout.STEP), rank.main.spans.get(layout.DATA_WAIT)
+    if steps is not None:
+        begun, ended = steps.start_ns, steps.end_ns
+    elif waits is not None:
+        begun, ended = waits.start_ns[:-1], waits.start_ns[1:]
+    else:
+        return EMPTY
+    ends = _find_ends_of_operations(rank, begun.size)
+    return (ends[:-1], ends[1:]) if ends.size > 1 else (begun, ended)
+
+
+def _find_ends_of_operations(rank: Rank, steps: int) -> Int:
+    """Find the end of one operation of other threads in each step: int64[n], ns, sorted.
+
+    Empty unless their group has the same number of operations in each step.
+    """
+    operations = rank.main.get_spans(CollectiveSpans)
+    none = np.zeros(0, np.int64)
+    if operations is None or not steps:
+        return none
+    (rows,) = (operations.by_other_thread & (operations.group != 0)).nonzero()
+    if not rows.size:
+        return none
+    groups, counts = np.unique(operations.group[rows], return_counts=True)
+    rows = rows[operations.group[rows] == groups[np.argmax(counts)]]
+    per_step = round(rows.size / steps)
+    if not per_step or abs(rows.size / steps - per_step) > _MAX_UNEVEN_RATIO:
+        return none
+    return np.sort(operations.end_ns[rows[operations.number[rows] % per_step == 0]])
 
 
 def _add_to_profile(known: StepProfile, parts: Float, value: Float, busy: Float) -> StepProfile:
