@@ -18,12 +18,13 @@ from clusterprof.analysis.attribution.wait_for.arrivals import (
 from clusterprof.analysis.attribution.wait_for.excess import USUAL_WORK_SEGMENTS
 from clusterprof.analysis.attribution.wait_for.slab_state import LOOK_BACK_ROWS
 from clusterprof.analysis.timeline.collectives.cuts import find_common_cuts
+from clusterprof.analysis.timeline.collectives.leaves import SampledLeaves
 from clusterprof.analysis.timeline.collectives.matching import (
     ChannelDirectory,
     RankEntry,
     build_directory,
 )
-from clusterprof.analysis.timeline.collectives.rows import NO_NUMBER, SampledLeaves
+from clusterprof.analysis.timeline.collectives.rows import NO_NUMBER
 from clusterprof.analysis.timeline.collectives.slab_stream import Cut, SlabSpan, select_slab_entries
 from clusterprof.analysis.timeline.model import Int
 

@@ -30,8 +30,8 @@ from clusterprof.analysis.timeline.clock_sync import (
     align_clocks,
     split_rows_by_node,
 )
+from clusterprof.analysis.timeline.collectives.leaves import SampledLeaves, combine_leaves
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset
-from clusterprof.analysis.timeline.collectives.rows import SampledLeaves, combine_leaves
 from clusterprof.analysis.timeline.model import Int
 
 _SAME_CLOCK_NS = 1_000_000_000

@@ -17,7 +17,8 @@ from clusterprof.analysis.node.transport import (
     with_short_groups,
 )
 from clusterprof.analysis.timeline.collectives.int_table import keep_packed
-from clusterprof.analysis.timeline.collectives.rows import NO_LEAVES, RankOperations, SampledLeaves
+from clusterprof.analysis.timeline.collectives.leaves import NO_LEAVES, SampledLeaves
+from clusterprof.analysis.timeline.collectives.rows import RankOperations
 from clusterprof.trace.schema import Event
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

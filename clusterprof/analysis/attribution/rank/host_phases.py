@@ -112,6 +112,7 @@ FILL_ORDER = (
 _PHASES = np.full(1 << len(_LAYERS), PHASE_NONE, np.int64)
 for _bit, (_, _phase) in enumerate(_LAYERS):
     _PHASES[1 << _bit : 2 << _bit] = _phase  # the uppermost open layer determines the phase
+_OTHER_OPERATION = 1 << [kind for kind, _ in _LAYERS].index(-layout.COLLECTIVE)
 _IN_WINDOW = 1 << len(_LAYERS)
 _COUNT_BITS = 26
 _STEP_SHIFT = len(_LAYERS) + 1
@@ -132,6 +133,11 @@ class HostPhases:
     def phase(self) -> Int:
         """Return the host phase of each row, int64[n]."""
         return _PHASES[self.state & _IN_WINDOW - 1]
+
+    @property
+    def in_operation(self) -> NDArray[np.bool_]:
+        """Return whether another thread was in a collective operation in each row, bool[n]."""
+        return (self.state & _OTHER_OPERATION) != 0
 
     @property
     def measured(self) -> NDArray[np.bool_]:

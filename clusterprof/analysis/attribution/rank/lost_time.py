@@ -60,9 +60,9 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     split_host_phases,
 )
 from clusterprof.analysis.attribution.rank.idle_allocation import (
-    is_copying,
     IS_STARVING,
     allocate_idle_time,
+    is_copying,
     measure_unknown_sleep,
     sum_by_window,
 )
@@ -438,13 +438,16 @@ def _measure_from_samples(
     )
     lost = _build_lost(rank, phases, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     tails = []
+    # A device busy-waits in an operation, whatever its host does meanwhile.
+    is_covered = phases.in_operation & (phase != PHASE_COLLECTIVE)
+    waiting = np.where(is_covered, PHASE_HIDDEN_COLLECTIVE, phase)
     if busy_wait_ns.any():
-        busy_wait = allocate_by_phase(window, phase, left - idle, busy_wait_ns, _BUSY_WAIT_ORDER)
+        busy_wait = allocate_by_phase(window, waiting, left - idle, busy_wait_ns, _BUSY_WAIT_ORDER)
         left, busy_lost = left - busy_wait, busy_lost + busy_wait
-        in_operation = (phase == PHASE_COLLECTIVE) | (phase == PHASE_HIDDEN_COLLECTIVE)
+        in_operation = (waiting == PHASE_COLLECTIVE) | is_covered
         tails.append((busy_wait, np.where(in_operation, PHASE_COLLECTIVE, PHASE_BUSY_WAIT)))
     if suspected_ns.any():
-        busy_wait = allocate_by_phase(window, phase, left - idle, suspected_ns, _BUSY_WAIT_ORDER)
+        busy_wait = allocate_by_phase(window, waiting, left - idle, suspected_ns, _BUSY_WAIT_ORDER)
         left, suspected = left - busy_wait, busy_wait
         tails.append((busy_wait, np.full(busy_wait.size, PHASE_SUSPECTED_BUSY_WAIT, np.int64)))
     if windows.slowed_ns.any():

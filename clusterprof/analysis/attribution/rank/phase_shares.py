@@ -24,8 +24,9 @@ in which its host launches, and the device is busy until its queue is empty.
     device   busy 50       | idle 50      launching: 0, waiting: 50 / 80
 
 Two things are known beforehand. A host waits for its device only as long as that works, so a marked
-wait has no share, unless the device copies much: it is idle then, and its host waits. And once such a wait is over the queue is empty: the idle time of a sleeping
-thread is placed after it, as far as there is room.
+wait has no share, unless the device copies much: it is idle then, and its host waits. And once such
+a wait is over the queue is empty: the idle time of a sleeping thread is placed after it, as far as
+there is room.
 
 The shares of the first minute are learned from all its windows before any is divided. Windows of
 another kind, such as those of the first steps, are left out of that; later ones count less, the

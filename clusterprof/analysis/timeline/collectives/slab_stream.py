@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clusterprof.analysis.timeline.collectives.int_table import PackedTable
+from clusterprof.analysis.timeline.collectives.leaves import SampledLeaves
 from clusterprof.analysis.timeline.collectives.matching import ChannelDirectory, RankEntry
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.collectives.rows import (
@@ -24,7 +25,6 @@ from clusterprof.analysis.timeline.collectives.rows import (
     NO_NUMBER,
     SEQUENCE,
     RankOperations,
-    SampledLeaves,
     read_block,
 )
 from clusterprof.analysis.timeline.collectives.stream import (
