@@ -206,3 +206,30 @@ def test_the_cut_changes_nothing(step_ms: int | None) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert (known.usual, known.busy_wait_level) == (after.usual, after.busy_wait_level)
     assert known.counts == after.counts
+
+
+@pytest.mark.parametrize("per_step", [1, 4])
+def test_the_operations_of_a_thread_show_the_steps_of_a_device_whose_host_is_ahead(
+    per_step: int,
+) -> None:
+    # As above, but the host waits for data at random; a thread runs operations, the last of each
+    # step ending with the step of the device.
+    values = mean_activity(384, 120, 84)
+    draw = np.random.default_rng(7)
+    begun_ms = np.sort(draw.choice(384 * 100, 320, replace=False)).tolist()
+    waits = spans(*((at / 1e3, at / 1e3 + 1e-3) for at in begun_ms))
+    other = layout.ALL_REDUCE | layout.OTHER_THREAD
+    operations = spans(
+        *(
+            ((end - 5) / 1e3, end / 1e3, 9, number + 1, 0, other)
+            for number, end in enumerate(range(120 // per_step, 384 * 100, 120 // per_step))
+        )
+    )
+    rank = rank_with(values)
+    ahead = replace(rank, main=replace(rank.main, spans={layout.DATA_WAIT: waits}))
+    spun, *_ = detect_busy_wait(ahead, windows(384), NO_ACTIVITY)
+    assert not spun.any()
+    marked = {layout.DATA_WAIT: waits, layout.COLLECTIVE: operations}
+    ahead = replace(rank, main=replace(rank.main, spans=marked))
+    spun, *_ = detect_busy_wait(ahead, windows(384), NO_ACTIVITY)
+    assert spun[256:].sum() / (128 * 100 * MS) == pytest.approx(0.3, abs=0.04)

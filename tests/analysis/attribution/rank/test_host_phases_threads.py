@@ -14,6 +14,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_DATA_WAIT,
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_LOCK,
+    PHASE_SYNC,
     Rank,
 )
 from clusterprof.analysis.timeline.spans import SpanTable
@@ -181,3 +182,44 @@ def test_what_a_main_thread_waits_for_in_an_operation_needs_no_lock() -> None:
             (0.7, 0.9, EXPOSED),
             (0.9, 1.0, COMPUTE),
         ]
+
+
+GRADIENTS = layout.GRADIENTS
+
+
+def test_a_wait_for_gradients_waits_for_the_device_until_a_hook_begins_an_operation() -> None:
+    # The main thread sleeps in [0.1, 0.9) until its gradients are reduced. Another thread reduces
+    # one bucket in [0.4, 0.5) and the other in [0.8, 0.9), as the device completes them.
+    given = build("U0.1 I0.8 U0.1", (0.1, 0.9, GRADIENTS), (0.4, 0.5, OTHER), (0.8, 0.9, OTHER))
+    assert split(given) == [
+        (0.0, 0.1, COMPUTE),
+        (0.1, 0.4, PHASE_SYNC),
+        (0.4, 0.5, EXPOSED),
+        (0.5, 0.8, PHASE_SYNC),
+        (0.8, 0.9, EXPOSED),
+        (0.9, 1.0, COMPUTE),
+    ]
+
+
+@pytest.mark.parametrize("other", [(0.1, 0.2, OTHER), (0.9, 1.0, OTHER)])
+def test_a_wait_for_gradients_beside_which_nothing_begins_waits_for_ranks(other: Part) -> None:
+    # DDP reduces them itself; what another thread does before or after is not their reduction
+    given = build("I1", other, (0.3, 0.8, GRADIENTS))
+    assert (0.3, 0.8, EXPOSED) in split(given)
+
+
+def test_few_waits_with_an_operation_of_another_thread_are_a_coincidence() -> None:
+    # three waits, in one of which a thread that writes a checkpoint meets the others
+    waits = [(0.1, 0.2, GRADIENTS), (0.4, 0.5, GRADIENTS), (0.7, 0.8, GRADIENTS)]
+    given = build("I1", *waits, (0.45, 0.48, OTHER))
+    exposed = [part for part in split(given) if part[2] == EXPOSED]
+    assert exposed == [(0.1, 0.2, EXPOSED), (0.4, 0.5, EXPOSED), (0.7, 0.8, EXPOSED)]
+
+
+def test_an_operation_of_another_thread_is_known_whatever_the_host_waits_for() -> None:
+    # a device busy-waits in it, also while its host waits for data in [0.2, 0.7)
+    given = build("I1", (0.4, 0.9, OTHER), marks={layout.DATA_WAIT: spans((0.2, 0.7, 0, 201, 1))})
+    phases = split_host_phases(given, 0, ns(1), EMPTY)
+    inside = phases.in_operation
+    assert int((phases.end_ns - phases.start_ns)[inside].sum()) == ns(0.5)
+    assert set(phases.phase[inside].tolist()) == {PHASE_DATA_WAIT, EXPOSED}

@@ -275,3 +275,14 @@ def test_the_cut_changes_nothing(
     assert in_two.windows == at_once.windows
     np.testing.assert_allclose(in_two.shares, at_once.shares, atol=1e-9)
     np.testing.assert_allclose(in_two.products, at_once.products, atol=1e-9)
+
+
+@pytest.mark.parametrize(("copying", "share"), [(False, 0.0), (True, 0.4)])
+def test_a_device_that_copies_idles_in_the_waits_for_it(copying: bool, share: float) -> None:
+    phases = (PHASE_COMPUTE, PHASE_SYNC)
+    windows = draw_windows(3, phases, (0.0, 0.4), LEARNING)
+    none = np.zeros(windows.phase.size, np.int64)
+    known = learn_shares(
+        windows.window, windows.phase, windows.room_ns, windows.idle_ns, none, copying=copying
+    )
+    assert known.shares[PHASE_SYNC] == pytest.approx(share, abs=MAX_ERROR)

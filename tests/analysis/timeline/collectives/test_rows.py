@@ -13,7 +13,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     choose_block_rows,
     read_block,
 )
-from clusterprof.probe.layout import ALL_REDUCE, OTHER_THREAD
+from clusterprof.probe.layout import ALL_REDUCE, GRADIENTS, OTHER_THREAD
 
 GROUP = 7
 
@@ -158,3 +158,33 @@ class Kept:
 )
 def test_blocks_of_a_very_large_job_are_smaller(ranks: int, rows: int) -> None:
     assert choose_block_rows(ranks) == rows
+
+
+@pytest.mark.parametrize(
+    ("wait_ns", "kept"),
+    [
+        (900_000, [0, 1]),  # the host goes on at once: nobody waits for anybody there
+        (1_100_000, [0, 0, 1, 1]),
+    ],
+)
+def test_gradients_that_another_thread_reduces_meet_no_rank_where_the_host_goes_on(
+    wait_ns: int, kept: list[int]
+) -> None:
+    hook = 8  # the group of the thread's own operations
+    other = ALL_REDUCE | OTHER_THREAD
+    rows = [  # start, end, group, number, bytes, code, lost
+        (0, wait_ns, GROUP, 0, 8, GRADIENTS, 0),
+        (5_000_000, 7_000_000, hook, 0, 8, other, 0),
+        (10_000_000, 10_000_000 + wait_ns, GROUP, 1, 8, GRADIENTS, 0),
+        (15_000_000, 17_000_000, hook, 1, 8, other, 0),
+    ]
+    builder = RankRowBuilder(Kept())
+    none = np.zeros((1, 4), np.int64)
+    builder.add(np.array(rows).T, none, none)
+    operations = builder.finish()
+    assert operations is not None
+    (block,) = operations.blocks
+    assert isinstance(block.location, bytes)
+    out = np.zeros((9, len(kept)), np.int64)
+    read_block(block.location, block, np.zeros(1, np.int64), out)
+    assert sorted(out[3].tolist()) == kept  # numbers of the operations
