@@ -31,9 +31,10 @@ NOT_MEANT = (
     "--to recording",
     "--scheduler",
     "--workers",
+    "--since 5m",
 )
-"""Lines that show a mistake, usage lines, and what needs an extra, stacks, a cluster, a receiver or
-other files."""
+"""Lines that show a mistake, usage lines, and what needs an extra, stacks, a cluster, a receiver,
+a long recording or other files."""
 RUNS = {"--baseline", "--repeat"}
 
 
@@ -73,7 +74,9 @@ def test_it_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 LAUNCHERS = ("torchrun", "deepspeed", "python", "srun")
-RECORDING_PAGES = ("README.md", "quick-start.md", "torchrun.md", "deepspeed.md")
+RECORDING_PAGES = ("torchrun.md", "deepspeed.md", "quick-start.md")
+
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 
 
 def list_recording_lines() -> list[str]:
@@ -81,7 +84,7 @@ def list_recording_lines() -> list[str]:
     lines = [
         line
         for page in PAGES
-        if page.name in RECORDING_PAGES
+        if page.name in RECORDING_PAGES or page in (ROOT / "README.md", *TUTORIALS)
         for line in commands_of(page, at_start=True)
         if line.split()[1] in ("record", "doctor")
     ]

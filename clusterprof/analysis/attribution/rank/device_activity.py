@@ -31,14 +31,6 @@ of the usual activity have been seen. From then on a window busy-waits in propor
 it, or the previous one, is below the activity of working windows: the less they vary,
 the smaller a drop counts, from a fiftieth to a fifth. Without SM activity power is
 used; without either nothing is detected.
-
-Where every window contains work and busy-waiting, steps help: most of them are alike. The
-activity of each twelfth of a step is fitted to many windows by least squares, and shows work and
-busy-waiting apart:
-
-    steps of 240 ms, windows of 200 ms      |==== work 0.9 ====|-- busy-wait 0.05 --|
-    windows                                 0.62 to 0.75
-    twelfths of a step                      0.9 0.9 0.9 0.9 0.9 0.9 0.9 0.5 0.05 0.05 0.05 0.05
 """
 
 from __future__ import annotations
@@ -51,20 +43,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
-from clusterprof.analysis.attribution.rank.phase_shares import (
-    NO_SHARES,
-    PhaseShares,
-    solve_within_bounds,
-)
-from clusterprof.analysis.timeline.intervals import EMPTY, Pair
+from clusterprof.analysis.attribution.rank.phase_shares import NO_SHARES, PhaseShares
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 from clusterprof.analysis.timeline.series import (
     SNAPSHOT_VALID_NS,
     get_busy_readings,
     get_means_at_driver_times,
 )
-from clusterprof.analysis.timeline.spans import CollectiveSpans
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.step_profile import (
+    BUSY_WAIT_RATIO,
+    DEFAULT_BUSY_WAIT_RATIO,
+    MIN_BUSY_RATIO,
+    NO_PROFILE,
+    PARTIAL_RATIO,
+    StepProfile,
+    add_to_profile,
+    find_levels,
+    measure_step_parts,
+)
 
 MAX_LATENESS_NS = 1_500_000_000
 # NVML: HW slowdown 0x8, software thermal 0x20, hardware thermal 0x40, power brake 0x80. The power
@@ -162,12 +158,8 @@ def _sample_gauge(series: Series, t_ns: Int) -> Float:
 
 
 USUAL_QUANTILE = 0.9
-BUSY_WAIT_RATIO = 1 / 3
-"""Part of the usual activity below which a busy device computes nothing."""
-PARTIAL_RATIO, MAX_PARTIAL_RATIO = 0.8, 0.98
-"""Part of the usual activity below which a window worked only for a part of its time; the
-upper limit applies if activity hardly varies by itself.
-"""
+MAX_PARTIAL_RATIO = 0.98
+"""Limit of `PARTIAL_RATIO`, where activity hardly varies by itself."""
 NEAR_USUAL_RATIO, MIN_SEEN_WINDOWS = 0.25, 16
 """Part of the windows, of at least MIN_SEEN_WINDOWS, whose distance
 from the usual activity measures how much it varies.
@@ -177,48 +169,12 @@ MIN_BUSY_WAIT_WINDOWS_RATIO = 0.01
 MIN_BUSY_WAIT_WINDOWS of them.
 """
 MIN_BUSY_WAIT_WINDOWS = 3
-_DEFAULT_BUSY_WAIT_RATIO = 0.06
-"""Activity of busy-waiting, as a part of the usual one, assumed where it was never seen
-alone.
-"""
-_MIN_BUSY_RATIO = 0.5  # below it a window is no evidence of the usual activity
 _MIN_READABLE_RATIO = (
     0.1  # below it no evidence of device activity; 0.5 for power, drawn when idle too
 )
 _BINS = 1000
 _MAX_WATTS = 2000.0
 _FIRST_UPDATE, _UPDATE_INTERVAL = 4, 128
-
-
-_PARTS = 12
-"""Equal parts into which a step is divided."""
-_MIN_PROFILE_WINDOWS, _MAX_PROFILE_WINDOWS = 5 * _PARTS // 2, 2048
-_SMOOTHING = 0.02
-"""Weight of the assumption that a part is like the next one."""
-_MAX_UNEVEN_RATIO = 0.25
-"""Operations in a step that its marks may differ by: those of start-up, or a step that was cut."""
-_MIN_INSIDE_RATIO = 0.9
-"""Part of a window that must lie within steps."""
-_MIN_F = 5.0
-"""Least F value at which parts of a step differ: chance gives less in all but one of 500 jobs."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepProfile:
-    """Sums for fitting the activity of each part of a step to windows."""
-
-    windows: int = 0
-    products: tuple[float, ...] = (0.0,) * (_PARTS * _PARTS)
-    """Sum over windows of the product of each two parts' shares of the window."""
-    activity: tuple[float, ...] = (0.0,) * _PARTS
-    """Sum over windows of the product of a part's share and the activity."""
-    busy: tuple[float, ...] = (0.0,) * _PARTS
-    """The same of the busy share of the window."""
-    squares: float = 0.0
-    """Sum over windows of the squared activity."""
-
-
-NO_PROFILE = StepProfile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +233,11 @@ def detect_busy_wait(
             value = series.values[np.minimum(row, series.t_ns.size - 1)] / scale
             value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
-            parts = _measure_step_parts(rank, windows, known.profile) if is_mean else None
+            parts = (
+                measure_step_parts(rank, (windows.start_ns, windows.end_ns), known.profile)
+                if is_mean
+                else None
+            )
             if parts is not None:
                 parts[windows.end_ns <= known.learned_until_ns] = 0.0
             value = np.clip(value, 0.0, 1.0)
@@ -323,7 +283,7 @@ def _estimate_busy_wait(
     """Estimate confirmed and suspected busy-waiting of each window.
 
     counts_idle: the value is 0 while the device is idle, otherwise about that of
-    busy-waiting. parts: see _measure_step_parts; None for power, of which
+    busy-waiting. parts: see measure_step_parts; None for power, of which
     busy-waiting takes an unknown part.
     """
     length = windows.end_ns - windows.start_ns
@@ -331,7 +291,7 @@ def _estimate_busy_wait(
     level = value / np.maximum(busy, _MIN_READABLE_RATIO) if counts_idle else value
     level = np.minimum(level, 1.0)
     readable = ~np.isnan(level)
-    informative = (busy >= _MIN_BUSY_RATIO) & readable
+    informative = (busy >= MIN_BUSY_RATIO) & readable
     judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
     counted = informative & (windows.end_ns > known.learned_until_ns)
     limits, known = _follow_activity(level, counted, (parts, value, busy), known)
@@ -390,7 +350,7 @@ def _follow_activity(
         limits.append((known.usual, known.busy_wait_level, known.partial_ratio, known.confirmed))
         profile = known.profile
         if parts is not None:
-            profile = _add_to_profile(profile, parts[at:end], value[at:end], busy[at:end])
+            profile = add_to_profile(profile, parts[at:end], value[at:end], busy[at:end])
         counts = np.bincount(bins[seen:until], minlength=_BINS + 1)
         counts += np.frombuffer(known.counts, np.int64)
         known = replace(
@@ -412,7 +372,7 @@ def _compute_busy_wait_part(
     """Return the part of each window in which the device was busy below its usual activity."""
     usual = limits.usual
     busy_wait_level = np.where(
-        limits.confirmed, limits.busy_wait_level, _DEFAULT_BUSY_WAIT_RATIO * usual
+        limits.confirmed, limits.busy_wait_level, DEFAULT_BUSY_WAIT_RATIO * usual
     )
     if counts_idle:
         part = (usual * busy - value) / (usual - busy_wait_level)
@@ -444,7 +404,7 @@ def update_levels(known: DeviceActivity) -> DeviceActivity:
     partial_ratio = _compute_partial_ratio(until, round(usual * _BINS), windows_seen)
     quarter = float(until.searchsorted(NEAR_USUAL_RATIO * windows_seen)) / _BINS
     # A device that is equally active in all windows mixes nothing, whatever the fit of parts says.
-    fitted = _find_levels_in_steps(known.profile) if quarter < MAX_PARTIAL_RATIO * usual else None
+    fitted = find_levels(known.profile) if quarter < MAX_PARTIAL_RATIO * usual else None
     if fitted is not None:  # a window that busy-waited for most of its time shows no level alone
         # Rounded: sums of numbers with fractions depend on where a recording is cut.
         usual = max(usual, round(fitted[0], 6))
@@ -457,131 +417,6 @@ def update_levels(known: DeviceActivity) -> DeviceActivity:
         confirmed=confirmed,
         partial_ratio=partial_ratio,
     )
-
-
-def _measure_step_parts(rank: Rank, windows: DeviceWindows, known: StepProfile) -> Float | None:
-    """Measure which share of each window lies in each part of a step: float64[n, parts].
-
-    0 for windows that are not within steps. None without steps, or when enough is known.
-    """
-    if known.windows >= _MAX_PROFILE_WINDOWS:
-        return None
-    begun, ended = _find_steps(rank)
-    if not begun.size:
-        return None
-    start = np.maximum(begun, np.append(begun[0], ended[:-1]))
-    length = np.maximum(ended - start, 0).astype(np.float64)
-    edges_ns = (start[:, None] + length[:, None] * np.arange(_PARTS + 1) / _PARTS).ravel()
-    before = np.cumsum(length) - length
-    ends_ns = np.stack([windows.start_ns, windows.end_ns]).astype(np.float64)
-    shares = np.zeros((windows.start_ns.size, _PARTS))
-    for part in range(_PARTS):
-        passed = before[:, None] + np.where(np.arange(_PARTS + 1) > part, length[:, None], 0.0)
-        low, high = np.interp(ends_ns, edges_ns, passed.ravel() / _PARTS)
-        shares[:, part] = high - low
-    shares /= np.maximum(windows.end_ns - windows.start_ns, 1)[:, None]
-    shares[shares.sum(axis=1) < _MIN_INSIDE_RATIO] = 0.0
-    return shares
-
-
-def _find_steps(rank: Rank) -> Pair:
-    """Find the steps of the device: int64[n] starts and ends, ns; empty without marks.
-
-    A thread that runs collective operations waits for the device before each, so their ends follow
-    it, also where the main thread is steps ahead. Else the steps of the host count; without them, a
-    step lasts from one wait for data to the next.
-    """
-    steps, waits = rank.main.spans.get(layout.STEP), rank.main.spans.get(layout.DATA_WAIT)
-    if steps is not None:
-        begun, ended = steps.start_ns, steps.end_ns
-    elif waits is not None:
-        begun, ended = waits.start_ns[:-1], waits.start_ns[1:]
-    else:
-        return EMPTY
-    ends = _find_ends_of_operations(rank, begun.size)
-    return (ends[:-1], ends[1:]) if ends.size > 1 else (begun, ended)
-
-
-def _find_ends_of_operations(rank: Rank, steps: int) -> Int:
-    """Find the end of one operation of other threads in each step: int64[n], ns, sorted.
-
-    Empty unless their group has the same number of operations in each step.
-    """
-    operations = rank.main.get_spans(CollectiveSpans)
-    none = np.zeros(0, np.int64)
-    if operations is None or not steps:
-        return none
-    (rows,) = (operations.by_other_thread & (operations.group != 0)).nonzero()
-    if not rows.size:
-        return none
-    groups, counts = np.unique(operations.group[rows], return_counts=True)
-    rows = rows[operations.group[rows] == groups[np.argmax(counts)]]
-    per_step = round(rows.size / steps)
-    if not per_step or abs(rows.size / steps - per_step) > _MAX_UNEVEN_RATIO:
-        return none
-    return np.sort(operations.end_ns[rows[operations.number[rows] % per_step == 0]])
-
-
-def _add_to_profile(known: StepProfile, parts: Float, value: Float, busy: Float) -> StepProfile:
-    """Add windows, float64[n, parts] and float64[n] each, up to _MAX_PROFILE_WINDOWS."""
-    if known.windows >= _MAX_PROFILE_WINDOWS:
-        return known
-    (rows,) = (parts.any(axis=1) & ~np.isnan(value)).nonzero()
-    rows = rows[: _MAX_PROFILE_WINDOWS - known.windows]
-    used = parts[rows]
-    products = np.reshape(known.products, (_PARTS, _PARTS)) + used.T @ used
-    return StepProfile(
-        known.windows + rows.size,
-        tuple(products.ravel().tolist()),
-        tuple((np.array(known.activity) + used.T @ value[rows]).tolist()),
-        tuple((np.array(known.busy) + used.T @ busy[rows]).tolist()),
-        known.squares + float(value[rows] @ value[rows]),
-    )
-
-
-def _find_levels_in_steps(profile: StepProfile) -> tuple[float, float] | None:
-    """Find the activity of work and of busy-waiting in steps; None where they show only one.
-
-    Work is the mean of the busy parts that are nearly as active as the highest quarter.
-    """
-    if profile.windows < _MIN_PROFILE_WINDOWS:
-        return None
-    products = np.reshape(profile.products, (_PARTS, _PARTS))
-    steps = np.eye(_PARTS) - np.roll(np.eye(_PARTS), 1, axis=1)  # a step follows a step
-    matrix = products + _SMOOTHING * float(np.trace(products)) / _PARTS * (steps.T @ steps)
-    matrix += 1e-9 * np.eye(_PARTS)
-    activity, busy = (
-        solve_within_bounds(matrix, np.array(target)) for target in (profile.activity, profile.busy)
-    )
-    used = busy >= _MIN_BUSY_RATIO
-    if used.sum() < _PARTS // 2:
-        return None
-    level = (activity / np.maximum(busy, _MIN_BUSY_RATIO))[used]
-    highest = float(np.sort(level)[-(_PARTS // 4) :].mean())
-    usual = float(level[level >= PARTIAL_RATIO * highest].mean())
-    if _compute_f(profile, products, activity, busy) < _MIN_F:
-        return None
-    waiting = np.sort(level[level < BUSY_WAIT_RATIO * usual])
-    if not waiting.size:
-        return None
-    # The parts beside a short wait blur it, and beside a long one it can be fitted too low.
-    least = _DEFAULT_BUSY_WAIT_RATIO * usual
-    return usual, max(float(waiting[0]), least) if waiting.size > 2 else least
-
-
-def _compute_f(profile: StepProfile, products: Float, activity: Float, busy: Float) -> float:
-    """Compute the F value of parts that differ against parts equally active while busy.
-
-    activity, busy: float64[parts], fitted.
-    """
-    target = np.array(profile.activity)
-    equal = busy * float(busy @ target) / max(float(busy @ products @ busy), 1e-9)
-    left, left_equal = (
-        max(profile.squares + float(fitted @ (products @ fitted - 2 * target)), 0.0)
-        for fitted in (activity, equal)
-    )
-    noise = left / (profile.windows - _PARTS)
-    return (left_equal - left) / (_PARTS - 1) / max(noise, 1e-9)
 
 
 def _compute_partial_ratio(until: Int, usual: int, windows_seen: int) -> float:

@@ -56,6 +56,7 @@ from clusterprof.analysis.timeline.spans import (
     DataWaitSpans,
     ExposedCollectiveSpans,
     InterpreterWaitSpans,
+    SpanTable,
     SpanTimes,
     StepSpans,
 )
@@ -234,28 +235,7 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         # Disjoint already; where two touch there is an edge, so each row is part of one.
         return Intervals(waits.start_ns[nonempty], waits.end_ns[nonempty])
     if kind == layout.COLLECTIVE:
-        operations = CollectiveSpans.from_table(table)
-        # A host that issues one continues; one of an unknown group cannot be matched.
-        counts = (operations.form != layout.ISSUE) & (operations.group != 0)
-        measured = rank.main.get_spans(ExposedCollectiveSpans)
-        if measured is not None:
-            counts &= ~np.isin(table.sequence, measured.measured_sequence)
-        other = counts & operations.by_other_thread
-        if other.any():
-            gradients = counts & _find_hooked_waits(rank, operations)
-            own = counts & ~other & ~gradients
-            other_operations = merge_intervals((table.start_ns[other], table.end_ns[other]))
-            return merge_intervals(
-                (table.start_ns[own], table.end_ns[own]),
-                find_intersection(
-                    merge_intervals((table.start_ns[gradients], table.end_ns[gradients])),
-                    other_operations,
-                ),
-                _find_exposed_part(rank, other_operations),
-            )
-        if counts.all():
-            return merge_intervals((table.start_ns, table.end_ns))
-        return merge_intervals((table.start_ns[counts], table.end_ns[counts]))
+        return _find_waits_for_ranks(rank, table)
     if kind == layout.INTERPRETER_WAIT:
         return _find_lock_waits(rank)
     if kind == -layout.INTERPRETER_WAIT:
@@ -274,6 +254,35 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         collects = rank.main.spans.get(layout.GC) is not None
         return merge_intervals((table.start_ns, table.end_ns)) if collects else EMPTY
     return merge_intervals((table.start_ns[waited], table.end_ns[waited]))
+
+
+def _find_waits_for_ranks(rank: Rank, table: SpanTable) -> Intervals:
+    """Find the time in which the main thread may have waited for other ranks.
+
+    table: the collective operations of the rank.
+    """
+    operations = CollectiveSpans.from_table(table)
+    # A host that issues one continues; one of an unknown group cannot be matched.
+    counts = (operations.form != layout.ISSUE) & (operations.group != 0)
+    measured = rank.main.get_spans(ExposedCollectiveSpans)
+    if measured is not None:
+        counts &= ~np.isin(table.sequence, measured.measured_sequence)
+    other = counts & operations.by_other_thread
+    if other.any():
+        gradients = counts & _find_hooked_waits(rank, operations)
+        own = counts & ~other & ~gradients
+        other_operations = merge_intervals((table.start_ns[other], table.end_ns[other]))
+        return merge_intervals(
+            (table.start_ns[own], table.end_ns[own]),
+            find_intersection(
+                merge_intervals((table.start_ns[gradients], table.end_ns[gradients])),
+                other_operations,
+            ),
+            _find_exposed_part(rank, other_operations),
+        )
+    if counts.all():
+        return merge_intervals((table.start_ns, table.end_ns))
+    return merge_intervals((table.start_ns[counts], table.end_ns[counts]))
 
 
 def _is_alone(rank: Rank) -> bool:

@@ -34,13 +34,12 @@ further they are from the others. Later the equations are updated at fixed numbe
 that where a recording is cut into chunks changes nothing.
 
 Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), for least squares with
-bounds; here by coordinate descent, which converges for them (Luo and Tseng, 1992).
+bounds (`util.least_squares`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +62,7 @@ from clusterprof.analysis.timeline.model import (
     Float,
     Int,
 )
+from clusterprof.util.least_squares import solve_within_bounds
 
 _ASLEEP = max(FILL_ORDER) + 1
 """The part of PHASE_COMPUTE in which the main thread slept."""
@@ -74,7 +74,7 @@ _MIN_VARIANCE = 0.01
 """Least variance of a share: the difference of a window must fit somewhere."""
 _ROUNDING = 0.02
 """A share this near to 0 or 1 is 0 or 1: samples are not exact to a percent."""
-_ROUNDS, _DESCENT_ROUNDS, _CONVERGED = 8, 200, 1e-5
+_ROUNDS = 8
 _RIDGE = 1e-3
 """Least weight of what is assumed of a phase, for phases that windows do not distinguish."""
 _ASSUMED_DEVIATION = 0.1
@@ -368,34 +368,6 @@ def solve_shares(known: PhaseShares) -> Float:
     variance = max(squares, 0.0) / max(known.windows - present.size, 1)
     shares[present] = solve(max(ridge, variance / _ASSUMED_DEVIATION**2))
     return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
-
-
-def solve_within_bounds(matrix: Float, target: Float) -> Float:
-    """Minimize x * matrix * x / 2 - target * x for 0 <= x <= 1: float64[k].
-
-    matrix: float64[k, k], positive definite. target: float64[k].
-    """
-    solved = np.asarray(np.linalg.solve(matrix, target) if target.size else target, np.float64)
-    if (solved < 0).any() or (solved > 1).any():
-        solved = _descend(matrix, target, np.clip(solved, 0.0, 1.0))
-    return solved
-
-
-def _descend(matrix: Float, target: Float, shares: Float) -> Float:
-    """Minimize x * matrix * x / 2 - target * x for 0 <= x <= 1, from these shares: float64[k]."""
-    values = shares.tolist()
-    rows = tuple(zip(matrix.tolist(), np.diag(matrix).tolist(), target.tolist()))
-    for _ in range(_DESCENT_ROUNDS):
-        converged = True
-        for at, (row, own, wanted) in enumerate(rows):
-            old = values[at]
-            new = (wanted - sum(map(mul, row, values)) + own * old) / own
-            values[at] = new = 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
-            if abs(new - old) >= _CONVERGED:
-                converged = False
-        if converged:
-            break
-    return np.array(values)
 
 
 def _split_windows(parts_ns: Int | Float, idle_ns: Int, shares: tuple[float, ...]) -> Float:

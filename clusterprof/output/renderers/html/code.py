@@ -68,7 +68,7 @@ def render_code(report: Report, script_note: Markup) -> Markup | None:
     notes = code.list_code_notes(report)
     return build_element(
         "section",
-        build_element("h2", "Where: lines of code in which device time was lost"),
+        build_element("h2", "Lines of code in which device time was lost"),
         build_element("p", f"Not known: {why}.", class_="note") if why else None,
         None if why else build_element("div", script_note, id="where-body"),
         _render_totals(rows, code.describe_totals_rest(totals, len(rows))) if rows else None,

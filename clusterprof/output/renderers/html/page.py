@@ -60,9 +60,9 @@ SCRIPTS = (
 _NAV = (
     ("verdict", "Verdict"),
     ("causes", "Causes"),
-    ("when", "When"),
-    ("who", "Who"),
-    ("where", "Where"),
+    ("when", "Timeline"),
+    ("who", "Ranks"),
+    ("where", "Lines of code"),
     ("unknown", "Not seen"),
     ("books", "Ledger"),
 )
@@ -177,7 +177,7 @@ def _render_header(report: Report) -> Markup:
 def _render_timeline() -> Markup:
     return build_element(
         "section",
-        build_element("h2", "When: the run over time"),
+        build_element("h2", "Timeline: the run over time"),
         build_element("div", _render_script_note(), id="when-body"),
         id="when",
         class_="card",
@@ -198,7 +198,7 @@ def _render_ranks(report: Report, full: bool) -> Markup:
         )
     return build_element(
         "section",
-        build_element("h2", "Who: nodes, and ranks by cause"),
+        build_element("h2", "Ranks: nodes, and ranks by cause"),
         left_out,
         build_element("div", _render_script_note(), id="who-body"),
         render_slow_steps(report),

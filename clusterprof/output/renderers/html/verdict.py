@@ -1,4 +1,4 @@
-"""The top of the page: what was lost, how much, why, by whom, what next, the impact.
+"""The top of the page: the first screen of a terminal, with tiles and the bar of all causes.
 
 The recommendations for a finding, or a note that none fits.
 
@@ -20,7 +20,15 @@ from clusterprof.output.renderers.html.markup import (
     render_bar,
     render_swatch,
 )
-from clusterprof.output.renderers.text import advice, code, culprits, summary, trend, wording
+from clusterprof.output.renderers.text import (
+    advice,
+    code,
+    culprits,
+    first_screen,
+    summary,
+    trend,
+    wording,
+)
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.tables import format_cell
 from clusterprof.report.aggregate import MAX_LISTED_CULPRITS
@@ -99,12 +107,12 @@ def render_code_block(command: str) -> Markup | None:
     return build_element("pre", build_element("code", *code), class_="copy")
 
 
+_KEY_LABELS = ("Lost", "Main cause", "Try next")
 _MAX_BAR_CAUSES = 12  # causes named below the bar
-_MAX_EVIDENCE = 3  # pieces of evidence for the main cause
 
 
 def render_verdict(report: Report, price: float | None, currency: str) -> Markup:
-    """Render the section that answers what, how much, why, who and what next."""
+    """Render the verdict: the first screen of a terminal, with tiles and the bar of all causes."""
     paragraphs = [
         build_element("p", line, class_="warning") for line in wording.list_warnings(report)
     ]
@@ -123,7 +131,7 @@ def render_verdict(report: Report, price: float | None, currency: str) -> Markup
         *paragraphs,
         _render_tiles(report),
         _render_loss_bar(report),
-        _render_answers(report),
+        _render_rows(report, price, currency),
         id="verdict",
         class_="card",
     )
@@ -227,32 +235,34 @@ def _render_legend_item(name: str, color: str, ns: int, report: Report) -> Marku
     return build_element("li", render_swatch(color), f" {name} ", build_element("b", part))
 
 
-def _render_answers(report: Report) -> Markup | None:
-    """Render the answers to the main questions for the first finding."""
-    first = report.main_cause
-    if first is None:
-        return _render_no_answer(report)
-    answers = [
-        (
-            "What",
-            join_markup(wording.format_title(first), " ", build_element("code", first.cause.id)),
-        ),
-        ("How much", join_markup(_describe_amount(first, report))),
-        ("Why we think so", join_markup(_describe_evidence(first))),
-        ("Who", join_markup(_describe_culprits(first))),
-        ("Next", _render_next_step(first)),
+def _render_rows(report: Report, price: float | None, currency: str) -> Markup | None:
+    """Render the rows of the first screen, as in a terminal, and how the loss went over time."""
+    finding = report.main_cause
+    rows: list[tuple[str, list[Markup | None]]] = []
+    for row in first_screen.build_first_screen(report, price, currency).rows:
+        if row.change is not None:
+            rows[-1][1].extend(render_change(row.change))
+        elif row.label:
+            is_cause = row.label == "Main cause" and finding is not None
+            code_id = build_element("code", finding.cause.id) if finding and is_cause else None
+            rows.append(
+                (row.label, [build_element("p", row.text, " " if code_id else None, code_id)])
+            )
+        else:
+            rows[-1][1].append(build_element("p", row.text))
+    course = trend.detect_trend(report)
+    if course is not None and finding is not None:
+        rows.append(("Over time", [build_element("p", f"{trend.describe_trend(course)}.")]))
+    elements = [
+        build_element(
+            "div",
+            build_element("dt", label),
+            build_element("dd", *texts, class_="key" if label in _KEY_LABELS else None),
+        )
+        for label, texts in rows
     ]
-    where = summary.find_main_line(report)
-    if where:
-        answers.insert(4, ("Where", join_markup(f"{where}.")))
-    trend_text = trend.detect_trend(report)
-    if trend_text is not None:
-        answers.insert(-1, ("Over time", join_markup(f"{trend.describe_trend(trend_text)}.")))
-    rows = [
-        build_element("div", build_element("dt", question), build_element("dd", answer))
-        for question, answer in answers
-    ]
-    return build_element("dl", *rows, class_="answers")
+    answers = build_element("dl", *elements, class_="answers")
+    return answers if finding is not None else join_markup(answers, _render_no_answer(report))
 
 
 def _render_no_answer(report: Report) -> Markup | None:
@@ -265,29 +275,7 @@ def _render_no_answer(report: Report) -> Markup | None:
     blinds = wording.count_coverage_gaps(report)
     unseen_ = f" and {blinds:,} not seen" if blinds else ""
     link = build_element("a", f"what is unattributed{unseen_}", href="#unknown")
-    return build_element(
-        "p",
-        f"{wording.describe_what_would_tell(report)}. See "
-        if wording.has_significant_loss(report)
-        else "See ",
-        link,
-        ".",
-    )
-
-
-def _describe_amount(first: Finding, report: Report) -> str:
-    part = format_quantity(first.share_ratio, "ratio")
-    amount = f"{wording.format_lost_time(first)} of device time, {part} of the time in steps"
-    if first.recoverable_ns is not None:
-        amount += f"; fixing only this saves {wording.describe_savings(first)}"
-    cost = describe_finding_cost(first, report)
-    return f"{amount}; {cost}." if cost else f"{amount}."
-
-
-def _describe_evidence(first: Finding) -> str:
-    seen = [wording.format_evidence(item) for item in first.evidence[:_MAX_EVIDENCE]]
-    evidence = "; ".join(seen) if seen else "no single number was kept as evidence"
-    return f"{evidence}. That is {describe_certainty(first)}."
+    return build_element("p", "See ", link, ".")
 
 
 def describe_certainty(finding: Finding) -> str:
@@ -296,26 +284,6 @@ def describe_certainty(finding: Finding) -> str:
         f"{wording.format_confidence(finding)} sure:"
         f" {wording.describe_evidence_grade(finding.grade)}"
     )
-
-
-def _describe_culprits(first: Finding) -> str:
-    names = culprits.summarize_main_culprits(first) or "not caused by a single rank"
-    comparison = culprits.describe_peer_comparison(first)
-    parts = [
-        f"{names}: {comparison}" if comparison else names,
-        culprits.describe_onset(first),
-        culprits.describe_persistence(first),
-    ]
-    return "; ".join(part for part in parts if part) + "."
-
-
-def _render_next_step(first: Finding) -> Markup:
-    best = list_advice(first)[0]
-    withheld = [
-        build_element("p", f"{sentence}.", class_="note")
-        for sentence in advice.list_withheld_advice(first)
-    ]
-    return join_markup(build_element("p", best.what), *render_change(best), *withheld)
 
 
 def describe_finding_cost(finding: Finding, report: Report) -> str:
@@ -454,7 +422,7 @@ def _render_details(finding: Finding, report: Report, names: code.FileNames) -> 
         ("Impact", describe_finding_cost(finding, report)),
         ("Confidence", describe_certainty(finding)),
         (
-            "Who",
+            "Where",
             culprits.format_culprits(finding, _MAX_CULPRIT_GROUPS) or "not caused by a single rank",
         ),
         ("Peers", culprits.describe_peer_comparison(finding)),

@@ -74,7 +74,7 @@ def test_the_tables_need_no_script() -> None:
     words = (
         "train.py:42 in Images.augment &#8594; PIL/Image.py:2450 Image.resize: 71 % &#177; 4 of it"
     )
-    assert f"<dt>Where</dt><dd>{words}, in the data loader&#x27;s transform Resize.</dd>" in html
+    assert f"<dt>Where</dt><dd><p>{words}, in the data loader&#x27;s transform Resize</p>" in html
     assert (
         '<tr><td class="n">71 % &#177; 4</td><td class="n">2.4 min</td><td><code'
         ' title="/job/train.py">train.py:42</code> in Images.augment<span class="below">'
