@@ -23,6 +23,7 @@ from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.isolation import drivers
 from clusterprof.agent.launch import identity
 from clusterprof.agent.launch.election import (
+    FOLDER_FILE,
     RUN_DIR_PREFIX,
     remove_stale_run_dirs,
     remove_unused_run_dir,
@@ -233,6 +234,8 @@ class Service:
         start = clock.read()
         header = self._header(start)
         folder, writer = _open_writer(request, header, clock.read)
+        with contextlib.suppress(OSError):  # only callbacks of the job read it
+            write_private_file(request.run_dir / FOLDER_FILE, os.fsencode(folder.parent))
         self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
         on_start(
             RecordingStarted(

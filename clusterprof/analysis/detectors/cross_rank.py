@@ -48,6 +48,7 @@ LINK = Cause(
     "A bad link slows the data down",
     "Drain the link that is named, then reseat or replace cable, transceiver or port",
     tone=1,
+    of_node=True,
     manual_check=(
         "`ethtool -S DEVICE`, `ip -s link` (InfiniBand: `perfquery -x`, `ibqueryerrors`) twice on "
         "both ends: errors that rise; `iperf3` or `ib_write_bw` between the two nodes and between "
@@ -325,6 +326,7 @@ sequences may be longer.
         "One rank computes longer than the others",
         "Compare clocks, throttling and neighbors of that rank's node and device",
         tone=1,
+        of_node=True,
         manual_check=(
             "run the same fixed batch on each rank (`dcgmi diag -r 2`, a matrix product of fixed "
             "size): the late one is slower with equal work. Swap two nodes."
