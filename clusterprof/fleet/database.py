@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.errors import ClusterprofError, NoRecording, OutputFailed, UsageError
-from clusterprof.fleet.job_entry import JobEntry
+from clusterprof.fleet.job_entry import FIRST, LAST, JobEntry
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x43504C47
@@ -40,7 +40,7 @@ CREATE TABLE jobs (
     window_ns INTEGER NOT NULL, unmeasured_ns INTEGER NOT NULL, outside_ns INTEGER NOT NULL,
     in_step_ns INTEGER NOT NULL, productive_ns INTEGER NOT NULL, lost_ns INTEGER NOT NULL,
     main_cause TEXT NOT NULL, is_upper_bound INTEGER NOT NULL, is_emulated INTEGER NOT NULL,
-    too_little_seen TEXT NOT NULL, is_first_culprit INTEGER,
+    too_little_seen TEXT NOT NULL, is_first_culprit INTEGER, is_last_culprit INTEGER,
     price_per_gpu_hour REAL, currency TEXT
 );
 CREATE TABLE causes (
@@ -60,7 +60,7 @@ CREATE INDEX causes_of_job ON job_causes (job);
 CREATE TABLE job_nodes (
     node INTEGER NOT NULL, job INTEGER NOT NULL, ranks INTEGER NOT NULL,
     window_ns INTEGER NOT NULL, lost_ns INTEGER NOT NULL, caused_ns INTEGER NOT NULL,
-    is_tested INTEGER NOT NULL, is_culprit INTEGER NOT NULL, is_first INTEGER NOT NULL,
+    is_tested INTEGER NOT NULL, is_culprit INTEGER NOT NULL, position INTEGER NOT NULL,
     chance_ratio REAL NOT NULL,
     PRIMARY KEY (node, job)
 ) WITHOUT ROWID;
@@ -188,13 +188,15 @@ class Ledger:
     def _insert_job(
         self, entry: JobEntry, paid: tuple[float | None, str | None], id_: int | None
     ) -> int:
-        first = next((node for node in entry.node_times if node.is_first and node.is_tested), None)
+        at_edge = {node.position: node.is_culprit for node in entry.node_times if node.is_tested}
+        edges = (at_edge.get(FIRST), at_edge.get(LAST))
         values = [getattr(entry, name) for name in _JOB_COLUMNS]
-        names = ("id", *_JOB_COLUMNS, "is_first_culprit", "price_per_gpu_hour", "currency")
+        edge_names = ("is_first_culprit", "is_last_culprit")
+        names = ("id", *_JOB_COLUMNS, *edge_names, "price_per_gpu_hour", "currency")
         marks = ", ".join("?" * len(names))
         cursor = self.connection.execute(
             f"INSERT INTO jobs ({', '.join(names)}) VALUES ({marks})",
-            (id_, *values, None if first is None else first.is_culprit, *paid),
+            (id_, *values, *edges, *paid),
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
@@ -223,7 +225,7 @@ class Ledger:
             [
                 (
                     *(nodes[time.node], job, time.ranks, time.window_ns, time.lost_ns),
-                    *(time.caused_ns, time.is_tested, time.is_culprit, time.is_first),
+                    *(time.caused_ns, time.is_tested, time.is_culprit, time.position),
                     time.chance_ratio,
                 )
                 for time in entry.node_times

@@ -237,6 +237,8 @@ def read_run(run: Run, request: AnalysisRequest) -> JobEntry | str:
             report, user = load_report(run.path), ""
         else:
             report, user = analyze_with_request([run.path], request), _get_user_name(run.owner)
+        if not report.rank_count:  # it held no device that is known
+            return f"{run.path}: no training process was recorded"
         return build_job_entry(report, CAUSES, user)
     except UsageError:
         raise  # the request is wrong, whatever the run

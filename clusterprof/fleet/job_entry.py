@@ -22,6 +22,8 @@ MIN_CULPRIT_RATIO = 0.01
 """Least part of the job's time in steps that a node has to cost to be a culprit."""
 MIN_CULPRIT_FACTOR = 2.0
 """Least ratio of what a culprit costs to the mean of all nodes of the job."""
+INNER, FIRST, LAST = 0, 1, 2
+"""Position of a node in a job, by the ranks that it has."""
 MAX_CULPRITS = 16
 """Culprits kept of a cause; the largest come first in a report."""
 MAX_TEXT_CHARACTERS = 200
@@ -56,14 +58,15 @@ class NodeTime:
     """Lost by its ranks and by those that waited for them; own loss where ranks were not compared.
     """
     is_tested: bool
-    """Whether the job can tell good nodes from bad ones: it has several, and not all are culprits.
-    """
+    """Whether the job tells good nodes from bad ones: some of its nodes are culprits, others not."""
     is_culprit: bool
-    is_first: bool
-    """Whether it has rank 0, which logs and saves for all others."""
+    position: int
+    """`FIRST` with rank 0, which logs and saves for all others; `LAST` with the highest rank, such as
+    the last stage of a pipeline; else `INNER`.
+    """
     chance_ratio: float
     """Probability that it is a culprit if all nodes of the job are alike, 0 to 1: the part of its
-    nodes that are culprits. The node with rank 0 may have a higher one in any job of the fleet.
+    nodes that are culprits.
     """
 
 
@@ -223,6 +226,8 @@ class _NodeSums:
     caused_ns: int = 0
     of_node_ns: int = 0
     """Caused by causes that a bad node can have."""
+    highest_rank: int = -1
+    """-1 when no rank of it is listed."""
     is_first: bool = False
 
 
@@ -235,6 +240,7 @@ def _list_node_times(report: Report, causes: Mapping[str, Cause]) -> tuple[NodeT
             node = sums.setdefault(ledger.node, _NodeSums())
             node.ranks += 1
             node.is_first |= ledger.rank == 0
+            node.highest_rank = max(node.highest_rank, -1 if ledger.rank is None else ledger.rank)
         else:
             node = sums.setdefault(ledger.name, _NodeSums())
             node.ranks += ledger.ranks
@@ -248,7 +254,8 @@ def _list_node_times(report: Report, causes: Mapping[str, Cause]) -> tuple[NodeT
         node.caused_ns += sum(ns for _, ns in caused)
         node.of_node_ns += sum(ns for cause, ns in caused if _is_of_node(causes, cause))
     culprits = _find_culprit_nodes(sums, report.in_step_ns)
-    is_tested = len(culprits) < len(sums) and len(sums) > 1
+    is_tested = 0 < len(culprits) < len(sums)
+    last_rank = max((node.highest_rank for node in sums.values()), default=-1)
     return tuple(
         NodeTime(
             _escape(name),
@@ -259,7 +266,7 @@ def _list_node_times(report: Report, causes: Mapping[str, Cause]) -> tuple[NodeT
             node.caused_ns,
             is_tested,
             name in culprits,
-            node.is_first,
+            FIRST if node.is_first else LAST if node.highest_rank == last_rank >= 0 else INNER,
             len(culprits) / len(sums) if is_tested else 0.0,
         )
         for name, node in sums.items()

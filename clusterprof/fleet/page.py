@@ -90,7 +90,7 @@ def _render_head(title: str) -> Markup:
 
 def _render_header(document: FleetDocument) -> Markup:
     links = [("summary", "Summary"), ("trend", "Trend")]
-    links += [(table.name, table.title) for table in document.tables]
+    links += [(table.name, table.name.capitalize()) for table in document.tables]
     return build_element(
         "header",
         build_element("a", "clusterprof", href="#summary", class_="brand"),

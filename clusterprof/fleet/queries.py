@@ -3,9 +3,11 @@
 All sums of time are exact integers. SQLite adds within 63 bits, 2.5 million GPU-hours, which a
 cluster exceeds: seconds and the rest below a second are therefore summed apart.
 
-A node is a *lemon* when it is a culprit (`fleet.job_entry`) in more jobs than chance explains. In
-each job of several nodes its chance is the part of the nodes that are culprits; the node with rank 0,
-which logs and saves for the others, has at least the chance that such nodes have in all jobs. The
+A node is a *lemon* when it is a culprit (`fleet.job_entry`) in more jobs than chance explains. Only
+jobs count in which some nodes are culprits and others are not. In each of them the chance of a node is
+the part of the nodes that are culprits, so that a user whose jobs are always uneven makes no lemon. The nodes with the
+first and the last rank, which often have more to do, have at least the chance that such nodes have in
+all jobs: resource managers sort the nodes of a job, and so give these ranks to the same nodes. The
 p-value is the binomial tail at the mean chance, an upper bound (`compute_binomial_tail`), and is
 adjusted for the number of nodes (`adjust_p_values`).
 """
@@ -19,6 +21,7 @@ from typing import Any
 
 from clusterprof.errors import UsageError
 from clusterprof.fleet.database import Ledger, convert_errors
+from clusterprof.fleet.job_entry import FIRST, LAST
 from clusterprof.report.model import UNATTRIBUTED
 from clusterprof.units import SECOND_NS
 from clusterprof.util.statistics import adjust_p_values, compute_binomial_tail
@@ -110,9 +113,9 @@ class NodeSums:
     lost_ns: int
     caused_ns: int
     tested: int
-    """Jobs that can tell good nodes from bad ones."""
+    """Jobs in which some nodes were culprits and others not."""
     culprit: int
-    """Those of them in which it was a culprit."""
+    """Those of them in which it was one."""
     expected: float
     """In how many it would be one by chance."""
     p: float
@@ -251,13 +254,13 @@ def _summarize(ledger: Ledger, query: _Query, top: int) -> FleetSummary:
         "SELECT min(started_ns), max(started_ns), max(gpus), sum(price_per_gpu_hour IS NULL),"
         " sum(is_upper_bound), sum(is_emulated), sum(too_little_seen != ''), sum(in_step_ns = 0),"
         f" count(DISTINCT currency), max(currency), {_sum('CASE WHEN in_step_ns = 0 THEN window_ns ELSE 0 END')},"
-        " avg(is_first_culprit) FROM jobs",
+        " avg(is_first_culprit), avg(is_last_culprit) FROM jobs",
     )[0]
     first, last, gpus, no_price, upper, emulated, little, no_steps, currencies = facts[:9]
     currency = facts[9] if currencies == 1 else ""
     owners = _sum_owners(query, bool(currency))
     causes, by_week = _sum_causes(query)
-    nodes = _sum_nodes(query, facts[12] or 0.0)
+    nodes = _sum_nodes(query, facts[12] or 0.0, facts[13] or 0.0)
     problems = ledger.connection.execute(
         "SELECT path, problem FROM sources WHERE problem != '' ORDER BY path"
     ).fetchall()
@@ -410,14 +413,17 @@ def _sum_weeks(query: _Query, by_week: _ByWeek, has_currency: bool) -> tuple[Wee
     return tuple(sorted(weeks, key=lambda week: (week.week == UNKNOWN, week.week)))
 
 
-def _sum_nodes(query: _Query, first_ratio: float) -> tuple[NodeSums, ...]:
-    """Sum by node, and test each. first_ratio: how often the node with rank 0 is a culprit."""
+def _sum_nodes(query: _Query, first_ratio: float, last_ratio: float) -> tuple[NodeSums, ...]:
+    """Sum by node, and test each.
+
+    first_ratio, last_ratio: how often nodes with the first and the last rank are culprits, 0 to 1.
+    """
     names = query.list_names("nodes")
-    chance = f"CASE WHEN is_first THEN max(chance_ratio, {first_ratio!r}) ELSE chance_ratio END"
+    least = f"CASE position WHEN {FIRST} THEN {first_ratio!r} WHEN {LAST} THEN {last_ratio!r}"
     rows = query.run(
         f"SELECT node, count(*), {_sum('window_ns')}, {_sum('lost_ns')}, {_sum('caused_ns')},"
         f" sum(is_tested), sum(is_tested AND is_culprit),"
-        f" total(CASE WHEN is_tested THEN {chance} ELSE 0 END) FROM job_nodes",
+        f" total(is_tested * max(chance_ratio, {least} ELSE 0 END)) FROM job_nodes",
         "GROUP BY node",
         "job",
     )

@@ -202,7 +202,7 @@ def _build_causes(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
     rows = tuple(
         (
             _escape(cause.cause),
-            _escape(cause.title) if cause.title else "",
+            _escape(cause.title or ("no sufficient evidence" if is_unknown(cause.cause) else "–")),
             f"{cause.jobs:,}",
             time.format(cause.lost_ns),
             format_ratio(cause.lost_ns, summary.sums.lost_ns),
@@ -222,6 +222,11 @@ def _build_causes(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
     )
 
 
+def is_unknown(cause: str) -> bool:
+    """Return whether a cause stands for lost time without one."""
+    return cause == UNATTRIBUTED
+
+
 def _find_mean_price(summary: FleetSummary) -> float | None:
     """Find what a lost nanosecond cost on average; None without prices."""
     sums = summary.sums
@@ -238,9 +243,10 @@ def _build_lemons(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
     tested = sum(node.tested > 0 for node in summary.nodes)
     note = (
         "A culprit costs its job at least 1 % of the time in steps, and twice the mean of its nodes,"
-        " by causes that a bad node can have. n: jobs of several nodes that can tell; k: in which it"
-        " was a culprit; expected: by chance, were all nodes of a job alike; p: probability of k or"
-        f" more by chance (binomial, upper bound), and after correction for {tested:,} nodes (Holm)."
+        " by causes that a bad node can have. n: its jobs in which some nodes were culprits; k: in"
+        " which it was one; expected: by chance, were all nodes of a job alike; p: probability of k"
+        f" or more by chance (binomial, upper bound), and after correction for {tested:,} nodes"
+        " (Holm)."
     )
     headings = (
         *(("node", _NAME), ("n", _NUMBER), ("k", _NUMBER), ("expected", _NUMBER), ("p", _NUMBER)),
@@ -283,7 +289,7 @@ def _build_nodes(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[
     )
     note = (
         "Lost there: by its own ranks. Caused: by it, its own loss and that of ranks that waited for"
-        " it. k of n: jobs in which it was a culprit, of those that can tell."
+        " it. k of n: jobs in which it was a culprit, of those in which some nodes were."
     )
     left_out = max(len(summary.nodes) - top, 0)
     yield FleetTable("nodes", "Nodes", note, _make_headings(*headings), rows, left_out)

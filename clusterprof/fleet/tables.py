@@ -36,7 +36,7 @@ NODES = Table(
     (
         *(("job", "int"), ("node", "text"), ("switch", "text"), ("ranks", "int")),
         *(("window_ns", "int"), ("lost_ns", "int"), ("caused_ns", "int")),
-        *(("is_tested", "bool"), ("is_culprit", "bool"), ("is_first", "bool")),
+        *(("is_tested", "bool"), ("is_culprit", "bool"), ("position", "int")),
         ("chance_ratio", "float"),
     ),
 )
@@ -56,7 +56,7 @@ _QUERIES = {
     "causes": "SELECT job, week, causes.name, family, lost_ns, outside_ns FROM job_causes"
     " JOIN causes ON causes.id = cause ORDER BY job, causes.name",
     "nodes": "SELECT job, nodes.name, switch, ranks, window_ns, lost_ns, caused_ns, is_tested,"
-    " is_culprit, is_first, chance_ratio FROM job_nodes JOIN nodes ON nodes.id = node"
+    " is_culprit, position, chance_ratio FROM job_nodes JOIN nodes ON nodes.id = node"
     " ORDER BY job, nodes.name",
     "culprits": "SELECT job, causes.name, nodes.name, rank, device, places.name, caused_ns"
     " FROM culprits JOIN causes ON causes.id = cause JOIN nodes ON nodes.id = node"

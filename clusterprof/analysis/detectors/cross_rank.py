@@ -291,6 +291,7 @@ _PEER_PAGES: dict[Cause, str] = {
         "One rank takes longer for its work in every step: it has more work or is slower",
         "Compare its device with another; if it is as fast, balance the work over the ranks:"
         " batch sizes, sequence lengths, shards, stages",
+        of_node=True,  # one job cannot tell more work from a slower device, many jobs can
         manual_check=(
             "count tokens or samples per step on each rank and compare them with the time of "
             "forward and backward: the rank that is waited for has more."
