@@ -5,9 +5,9 @@
     from clusterprof.trackers import make_lightning_callback    # or make_transformers_callback
     trainer = Trainer(callbacks=[make_lightning_callback()])
 
-The callbacks report into the run that the job itself has opened, once, when training ends. Without a
-recording they do nothing. The analysis runs in a process of its own, at low priority and with a limit
-of time: whatever goes wrong is a warning, and the job goes on.
+The callbacks report into the run that the job itself has opened, once, when training ends. Without
+a recording they do nothing. The analysis runs in a process of its own, at low priority and with a
+limit of time: whatever goes wrong is a warning, and the job goes on.
 
 What is not known is left out, never 0. The trackers are imported when they are used (extra
 `[trackers]`); this module needs none of them.
@@ -39,7 +39,8 @@ PREFIX = "clusterprof"
 """First part of the name of everything that is sent."""
 TRACKERS = ("wandb", "mlflow", "tensorboard")
 PATIENCE_S = 120.0
-"""Time for which a callback waits for the analysis, seconds: a job of hours is worth two minutes."""
+"""Time for which a callback waits for the analysis, seconds: a job of hours is worth two minutes.
+"""
 _SETTLE_S = 2.0  # a recorder writes every second
 _RUN_DIR_VARIABLE = "CLUSTERPROF_RUN_DIR"
 _FOLDER_FILE = "recording"
@@ -368,7 +369,9 @@ def _analyze_elsewhere(folder: Path, patience_s: float) -> RunSummary:
 
     Raises: ClusterprofError when it fails or takes too long.
     """
-    code = "import sys; from clusterprof.trackers import write_summary_files as write; write(*sys.argv[1:])"
+    code = (
+        "import sys; from clusterprof import trackers; trackers.write_summary_files(*sys.argv[1:])"
+    )
     package = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     environment = {

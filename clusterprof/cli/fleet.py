@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clusterprof.cli import common
-from clusterprof.cli.common import (
-    JOBS,
-    NO_COLOR,
-    PROFILE,
-    WIDTH,
-    OptionalText,
-    declare_option,
-)
+from clusterprof.cli.common import JOBS, NO_COLOR, PROFILE, WIDTH, OptionalText, declare_option
 
 if TYPE_CHECKING:
     from clusterprof.config import Profile
@@ -65,7 +58,9 @@ _Table = typer.Option(
 _Output = typer.Option(
     "-o", "--output", metavar="PATH", help="Write to this file; with --to, or FOLDER/."
 )
-_Since = typer.Option(metavar="DATE", help="Only jobs that started then or later (2026-11-28, UTC).")
+_Since = typer.Option(
+    metavar="DATE", help="Only jobs that started then or later (2026-11-28, UTC)."
+)
 _Until = typer.Option(metavar="DATE", help="Only jobs that started before.")
 _User = typer.Option(metavar="NAME", help="Only jobs of this user.")
 _Account = typer.Option(metavar="NAME", help="Only jobs of this account.")
@@ -160,9 +155,7 @@ def _parse_interval(text: str) -> float:
 
 
 @contextmanager
-def _open(
-    path: Path, is_written: bool, settings: Profile
-) -> Iterator[tuple[Ledger, Price | None]]:
+def _open(path: Path, is_written: bool, settings: Profile) -> Iterator[tuple[Ledger, Price | None]]:
     """Open the ledger; jobs that have no price yet get that of the profile."""
     from clusterprof.fleet.database import Price, open_ledger
 
@@ -205,8 +198,7 @@ class _Runs:
 def _watch(
     ledger: Ledger, runs: _Runs, folders: Sequence[Path], interval_s: float, show: Any
 ) -> None:
-    """Read new and changed runs in some folders until a signal comes; show the ledger when it grew.
-    """
+    """Read new and changed runs in some folders until a signal comes; show the ledger when it grew."""
     stop = threading.Event()
 
     def end(number: int, frame: object) -> None:

@@ -3,8 +3,8 @@
     with open_ledger(Path("fleet.db")) as ledger:
         ledger.put(entry, source, price)
 
-A job is replaced as a whole in one transaction: readers and a crash see the old entry or the new one.
-The journal is SQLite's default, which also works on most network file systems. Tables:
+A job is replaced as a whole in one transaction: readers and a crash see the old entry or the new
+one. The journal is SQLite's default, which also works on most network file systems. Tables:
 
     jobs          a row per job
     job_causes    a row per job and cause; ordered by week and cause, as they are summed
@@ -79,7 +79,19 @@ CREATE TABLE sources (
 CREATE INDEX sources_of_job ON sources (job);
 """
 _JOB_COLUMNS = (
-    *("key", "first_recording", "title", "name", "user", "account", "started_ns", "week", "nodes", "gpus", "ranks"),
+    *(
+        "key",
+        "first_recording",
+        "title",
+        "name",
+        "user",
+        "account",
+        "started_ns",
+        "week",
+        "nodes",
+        "gpus",
+        "ranks",
+    ),
     *("steps", "window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns"),
     *("lost_ns", "main_cause", "is_upper_bound", "is_emulated", "too_little_seen"),
 )
@@ -144,9 +156,7 @@ class Ledger:
             job = self._insert_job(entry, paid, known[0][0] if known else None)
             self._insert_parts(job, entry)
             for row in known:  # other paths of the same job stay read
-                self.connection.execute(
-                    "UPDATE sources SET job = ? WHERE job = ?", (job, row[0])
-                )
+                self.connection.execute("UPDATE sources SET job = ? WHERE job = ?", (job, row[0]))
             self._put_source(source, job)
             return bool(known)
 
@@ -195,8 +205,7 @@ class Ledger:
         names = ("id", *_JOB_COLUMNS, *edge_names, "price_per_gpu_hour", "currency")
         marks = ", ".join("?" * len(names))
         cursor = self.connection.execute(
-            f"INSERT INTO jobs ({', '.join(names)}) VALUES ({marks})",
-            (id_, *values, *edges, *paid),
+            f"INSERT INTO jobs ({', '.join(names)}) VALUES ({marks})", (id_, *values, *edges, *paid)
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
@@ -248,8 +257,7 @@ class Ledger:
         return self._get_number("causes", name, family=name, title="", tone=0)
 
     def _get_number(self, table: str, name: str, **facts: str | int) -> int:
-        """Return the number of a name, which is added with its facts, or gets those that are known.
-        """
+        """Return the number of a name, which is added with its facts, or gets those that are known."""
         number = self._numbers.get((table, name))
         if number is not None and not facts.get("switch"):
             return number
@@ -280,9 +288,9 @@ def open_ledger(
 ) -> Iterator[Ledger]:
     """Open a ledger, and create it where there is none and it is to be written.
 
-    Raises: NoRecording when there is none to read; UsageError when the file is no ledger, of a newer
-    version, or may not be used; OutputFailed when the disk is full; ClusterprofError when another
-    process keeps it locked.
+    Raises: NoRecording when there is none to read; UsageError when the file is no ledger, of a
+    newer version, or may not be used; OutputFailed when the disk is full; ClusterprofError when
+    another process keeps it locked.
     """
     if not is_written and not path.exists():
         raise NoRecording(
@@ -381,4 +389,3 @@ def _convert_error(path: Path, reason: str) -> ClusterprofError:
             "give another file, and add the runs again",
         )
     return ClusterprofError(f"{path}: the ledger cannot be used: {reason}")
-

@@ -2,8 +2,8 @@
 
 What was read and has not changed is not read again: the names, sizes and times of its files decide.
 A recording that still grows is read again and replaces its entry. While a folder is watched, it is
-read again only when it has grown by a quarter, or is no longer written: so a job costs about as much
-as five analyses, however long it runs.
+read again only when it has grown by a quarter, or is no longer written: so a job costs about as
+much as five analyses, however long it runs.
 
 A run that cannot be read is noted with its reason, and the others are read all the same.
 """
@@ -133,8 +133,7 @@ _Entries = list[os.DirEntry[str]]
 
 
 def _list_folder(folder: Path) -> tuple[_Entries, _Entries, _Entries]:
-    """List the segments, the folders and the other files of a folder, by name; links are skipped.
-    """
+    """List the segments, the folders and the other files of a folder, by name; links are skipped."""
     segments: _Entries = []
     folders: _Entries = []
     files: _Entries = []
@@ -285,6 +284,10 @@ def _read_in_pool(pool: ProcessPoolExecutor, read: _Read, runs: Sequence[Run]) -
 
 def format_intake(intake: Intake) -> str:
     """Format what happened in one line."""
-    parts = [(intake.added, "added"), (intake.replaced, "replaced"), (intake.unchanged, "unchanged")]
+    parts = [
+        (intake.added, "added"),
+        (intake.replaced, "replaced"),
+        (intake.unchanged, "unchanged"),
+    ]
     text = ", ".join(f"{count:,} {word}" for count, word in parts)
     return text + (f", {len(intake.failed):,} could not be read" if intake.failed else "")

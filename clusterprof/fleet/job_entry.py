@@ -3,8 +3,9 @@
 An entry keeps the exact sums of the report: lost time by cause adds up to the lost time of the job,
 and lost time by node does, too, in integer nanoseconds.
 
-A node is a *culprit* in a job of several nodes when causes that a bad node can have (`Cause.of_node`)
-cost at least a hundredth of the job's time in steps there, and at least twice the mean of its nodes.
+A node is a *culprit* in a job of several nodes when causes that a bad node can have
+(`Cause.of_node`) cost at least a hundredth of the job's time in steps there, and at least twice the
+mean of its nodes.
 """
 
 from __future__ import annotations
@@ -58,11 +59,12 @@ class NodeTime:
     """Lost by its ranks and by those that waited for them; own loss where ranks were not compared.
     """
     is_tested: bool
-    """Whether the job tells good nodes from bad ones: some of its nodes are culprits, others not."""
+    """Whether the job tells good nodes from bad ones: some of its nodes are culprits, others not.
+    """
     is_culprit: bool
     position: int
-    """`FIRST` with rank 0, which logs and saves for all others; `LAST` with the highest rank, such as
-    the last stage of a pipeline; else `INNER`.
+    """`FIRST` with rank 0, which logs and saves for all others; `LAST` with the highest rank, which
+    may be the last stage of a pipeline; else `INNER`.
     """
     chance_ratio: float
     """Probability that it is a culprit if all nodes of the job are alike, 0 to 1: the part of its
@@ -122,8 +124,7 @@ class JobEntry:
 
     @property
     def first_recording(self) -> str:
-        """Return the first of its recordings, which it keeps when more nodes join; "" without one.
-        """
+        """Return its first recording, which stays in it when nodes join; "" without one."""
         return self.recordings[0] if self.recordings else ""
 
     @property
@@ -184,8 +185,7 @@ def _check_start(started_ns: int | None) -> int | None:
 
 
 def _compute_key(recordings: Sequence[str], title: str) -> str:
-    """Compute the identity of a job: of its nodes' folders, whose names are unique; else its path.
-    """
+    """Compute the identity of a job: its nodes' folders, whose names are unique; else its path."""
     words = [f"recording {name}" for name in recordings] or [f"path {title}"]
     return hashlib.sha256("\n".join(words).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 

@@ -4,12 +4,12 @@ All sums of time are exact integers. SQLite adds within 63 bits, 2.5 million GPU
 cluster exceeds: seconds and the rest below a second are therefore summed apart.
 
 A node is a *lemon* when it is a culprit (`fleet.job_entry`) in more jobs than chance explains. Only
-jobs count in which some nodes are culprits and others are not. In each of them the chance of a node is
-the part of the nodes that are culprits, so that a user whose jobs are always uneven makes no lemon. The nodes with the
-first and the last rank, which often have more to do, have at least the chance that such nodes have in
-all jobs: resource managers sort the nodes of a job, and so give these ranks to the same nodes. The
-p-value is the binomial tail at the mean chance, an upper bound (`compute_binomial_tail`), and is
-adjusted for the number of nodes (`adjust_p_values`).
+jobs count in which some nodes are culprits and others are not. In each of them the chance of a node
+is the part of the nodes that are culprits, so that a user whose jobs are always uneven makes no
+lemon. The nodes with the first and the last rank, which often have more to do, have at least the
+chance that such nodes have in all jobs: resource managers sort the nodes of a job, and so give
+these ranks to the same nodes. The p-value is the binomial tail at the mean chance, an upper bound
+(`compute_binomial_tail`), and is adjusted for the number of nodes (`adjust_p_values`).
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def _summarize(ledger: Ledger, query: _Query, top: int) -> FleetSummary:
     facts = query.run(
         "SELECT min(started_ns), max(started_ns), max(gpus), sum(price_per_gpu_hour IS NULL),"
         " sum(is_upper_bound), sum(is_emulated), sum(too_little_seen != ''), sum(in_step_ns = 0),"
-        f" count(DISTINCT currency), max(currency), {_sum('CASE WHEN in_step_ns = 0 THEN window_ns ELSE 0 END')},"
-        " avg(is_first_culprit), avg(is_last_culprit) FROM jobs",
+        f" count(DISTINCT currency), max(currency), {_sum(_WITHOUT_STEPS)},"
+        " avg(is_first_culprit), avg(is_last_culprit) FROM jobs"
     )[0]
     first, last, gpus, no_price, upper, emulated, little, no_steps, currencies = facts[:9]
     currency = facts[9] if currencies == 1 else ""
@@ -311,7 +311,9 @@ class _Query:
         where = ""
         if self._where:
             chosen = (
-                self._where if job == "id" else f"{job} IN (SELECT id FROM jobs WHERE {self._where})"
+                self._where
+                if job == "id"
+                else f"{job} IN (SELECT id FROM jobs WHERE {self._where})"
             )
             where = f" {'AND' if ' WHERE ' in sql else 'WHERE'} {chosen}"
         return self._connection.execute(f"{sql}{where} {end}", self._values).fetchall()
@@ -339,6 +341,7 @@ def _join_sum(seconds: int | None, rest_ns: int | None) -> int:
     return (seconds or 0) * SECOND_NS + (rest_ns or 0)
 
 
+_WITHOUT_STEPS = "CASE WHEN in_step_ns = 0 THEN window_ns ELSE 0 END"
 _SUM_COLUMNS = ", ".join(
     (
         "count(*)",
@@ -350,8 +353,9 @@ _SUM_COLUMNS = ", ".join(
 
 def _build_sums(row: Sequence[Any], has_currency: bool) -> Sums:
     """Build sums from the columns of `_SUM_COLUMNS`."""
-    times = [_join_sum(row[at], row[at + 1]) for at in (1, 3, 5, 7)]
-    return Sums(row[0], *times, row[9] if has_currency and not row[10] else None)
+    window, outside, in_step, lost = (_join_sum(row[at], row[at + 1]) for at in (1, 3, 5, 7))
+    cost = row[9] if has_currency and not row[10] else None
+    return Sums(row[0], window, outside, in_step, lost, cost)
 
 
 def _add_sums(parts: Sequence[Sums], has_currency: bool) -> Sums:
@@ -367,13 +371,9 @@ def _add_sums(parts: Sequence[Sums], has_currency: bool) -> Sums:
 
 
 def _sum_owners(query: _Query, has_currency: bool) -> tuple[OwnerSums, ...]:
-    rows = query.run(
-        f"SELECT account, user, {_SUM_COLUMNS} FROM jobs", "GROUP BY account, user"
-    )
+    rows = query.run(f"SELECT account, user, {_SUM_COLUMNS} FROM jobs", "GROUP BY account, user")
     owners = [OwnerSums(row[0], row[1], _build_sums(row[2:], has_currency)) for row in rows]
-    return tuple(
-        sorted(owners, key=lambda owner: (-owner.sums.lost_ns, owner.account, owner.user))
-    )
+    return tuple(sorted(owners, key=lambda owner: (-owner.sums.lost_ns, owner.account, owner.user)))
 
 
 _ByWeek = dict[str, list[tuple[str, int]]]
@@ -395,7 +395,7 @@ def _sum_causes(query: _Query) -> tuple[tuple[CauseSums, ...], _ByWeek]:
         sums[cause] = (before[0] + jobs, before[1] + lost_ns, before[2] + outside_ns)
         if lost_ns:
             by_week.setdefault(week, []).append((names[cause][0], lost_ns))
-    causes = [CauseSums(*names[cause], *numbers) for cause, numbers in sums.items()]
+    causes = [CauseSums(*(*names[cause], *numbers)) for cause, numbers in sums.items()]
     causes.sort(key=lambda cause: (-cause.lost_ns, -cause.outside_ns, cause.cause))
     return tuple(causes), by_week
 
@@ -431,7 +431,7 @@ def _sum_nodes(query: _Query, first_ratio: float, last_ratio: float) -> tuple[No
     nodes = []
     for row, p, adjusted in zip(rows, ps, adjust_p_values(ps)):
         times = [_join_sum(row[at], row[at + 1]) for at in (2, 4, 6)]
-        nodes.append(NodeSums(*names[row[0]], row[1], *times, *row[8:11], p, adjusted))
+        nodes.append(NodeSums(*(*names[row[0]], row[1], *times, *row[8:11], p, adjusted)))
     return tuple(sorted(nodes, key=lambda node: (-node.caused_ns, node.node)))
 
 

@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from clusterprof.fleet.queries import (
-    HOUR_NS,
-    MAX_LEMON_P,
-    FleetSummary,
-    LemonFacts,
-    NodeSums,
-    Sums,
-)
+from clusterprof.fleet.queries import HOUR_NS, MAX_LEMON_P, FleetSummary, LemonFacts, NodeSums, Sums
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.report.model import UNATTRIBUTED
 from clusterprof.units import SECOND_NS, format_quantity
@@ -74,7 +67,9 @@ class TimeFormat:
     def format(self, ns: int) -> str:
         """Format device time without its unit."""
         value = ns / self._ns
-        return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+        return (
+            f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+        )
 
 
 def build_fleet_document(summary: FleetSummary, top: int = 20) -> FleetDocument:
@@ -120,13 +115,15 @@ def _describe_scope(summary: FleetSummary, time: TimeFormat) -> str:
         first, last = format_date(summary.first_ns), format_date(summary.last_ns)
         span = f", started {first}" if first == last else f", started {first} to {last}"
     held = f"{time.format(sums.window_ns)} {time.unit}"
-    return f"{_count(sums.jobs, 'job')}{people} on {_count(len(summary.nodes), 'node')}{span}; {held}"
+    return (
+        f"{_count(sums.jobs, 'job')}{people} on {_count(len(summary.nodes), 'node')}{span}; {held}"
+    )
 
 
 def _list_warnings(summary: FleetSummary) -> Iterator[str]:
     if summary.emulated:
-        jobs = "all jobs" if summary.emulated == summary.sums.jobs else _count(
-            summary.emulated, "job"
+        jobs = (
+            "all jobs" if summary.emulated == summary.sums.jobs else _count(summary.emulated, "job")
         )
         yield f"EMULATED ACCELERATORS in {jobs}: no GPU was measured there"
     if summary.upper_bound:
@@ -163,8 +160,8 @@ def _list_facts(summary: FleetSummary, time: TimeFormat) -> Iterator[tuple[str, 
         without = f" {_count(summary.no_steps, 'job')} took no step and held {held} {time.unit}."
     yield (
         "Held but idle",
-        f"{idle}, {format_ratio(sums.outside_ns, sums.window_ns)} of the time held, before the first"
-        f" and after the last step of the jobs.{without}",
+        f"{idle}, {format_ratio(sums.outside_ns, sums.window_ns)} of the time held, before the"
+        f" first and after the last step of the jobs.{without}",
     )
 
 
@@ -211,13 +208,13 @@ def _build_causes(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
         for cause in causes[:top]
     )
     headings = [("cause", _NAME), ("what happens", _NAME), ("jobs", _NUMBER)]
-    headings += [(time.unit, _NUMBER), ("of the loss", _NUMBER)]
+    headings += [("lost", _NUMBER), ("of the loss", _NUMBER)]
     headings += [(_escape(summary.currency), _NUMBER)] if has_cost else []
     note = "Lost inside steps. Explained by `clusterprof explain CAUSE`."
     if has_cost and price:
         note += " Money at the mean price of a lost GPU-hour."
     yield FleetTable(
-        *("causes", "Lost time by cause", note),
+        *("causes", f"Lost time by cause, in {time.unit}", note),
         *(_make_headings(*headings), rows, max(len(causes) - top, 0)),
     )
 
@@ -237,24 +234,24 @@ def _build_lemons(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
     if not summary.lemons:
         return
     nodes = {node.node: node for node in summary.nodes}
-    rows = tuple(
-        _build_lemon_row(nodes[lemon.node], lemon, time) for lemon in summary.lemons[:top]
-    )
+    rows = tuple(_build_lemon_row(nodes[lemon.node], lemon, time) for lemon in summary.lemons[:top])
     tested = sum(node.tested > 0 for node in summary.nodes)
     note = (
-        "A culprit costs its job at least 1 % of the time in steps, and twice the mean of its nodes,"
-        " by causes that a bad node can have. n: its jobs in which some nodes were culprits; k: in"
-        " which it was one; expected: by chance, were all nodes of a job alike; p: probability of k"
+        "A culprit costs its job at least 1 % of the time in steps, and twice the mean of its"
+        " nodes, by causes that a bad node can have. n: its jobs in which some nodes were culprits;"
+        " k: in which it was one; expected: by chance, were all nodes of a job alike; p: probability of k"
         f" or more by chance (binomial, upper bound), and after correction for {tested:,} nodes"
         " (Holm)."
     )
     headings = (
         *(("node", _NAME), ("n", _NUMBER), ("k", _NUMBER), ("expected", _NUMBER), ("p", _NUMBER)),
-        *(("p corrected", _NUMBER), (f"caused, {time.unit}", _NUMBER), ("of what", _NAME)),
+        *(("p corrected", _NUMBER), ("caused", _NUMBER), ("of what", _NAME)),
         ("devices", _NAME),
     )
     left_out = max(len(summary.lemons) - top, 0)
-    yield FleetTable("lemons", "Lemon nodes", note, _make_headings(*headings), rows, left_out)
+    yield FleetTable(
+        "lemons", f"Lemon nodes, in {time.unit}", note, _make_headings(*headings), rows, left_out
+    )
 
 
 def _build_lemon_row(node: NodeSums, lemon: LemonFacts, time: TimeFormat) -> tuple[str, ...]:
@@ -275,8 +272,13 @@ def _format_p(p: float) -> str:
 
 def _build_nodes(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[FleetTable]:
     headings = (
-        *(("node", _NAME), ("switch", _NAME), ("jobs", _NUMBER), (f"held, {time.unit}", _NUMBER)),
-        *(("lost there", _NUMBER), ("caused", _NUMBER), ("k of n", _NUMBER), ("p corrected", _NUMBER)),
+        *(("node", _NAME), ("switch", _NAME), ("jobs", _NUMBER), ("held", _NUMBER)),
+        *(
+            ("lost there", _NUMBER),
+            ("caused", _NUMBER),
+            ("k of n", _NUMBER),
+            ("p corrected", _NUMBER),
+        ),
     )
     rows = tuple(
         (
@@ -288,18 +290,20 @@ def _build_nodes(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[
         for node in summary.nodes[:top]
     )
     note = (
-        "Lost there: by its own ranks. Caused: by it, its own loss and that of ranks that waited for"
-        " it. k of n: jobs in which it was a culprit, of those in which some nodes were."
+        "Lost there: by its own ranks. Caused: by it, its own loss and that of ranks that waited"
+        " for it. k of n: jobs in which it was a culprit, of those in which some nodes were."
     )
     left_out = max(len(summary.nodes) - top, 0)
-    yield FleetTable("nodes", "Nodes", note, _make_headings(*headings), rows, left_out)
+    yield FleetTable(
+        "nodes", f"Nodes, in {time.unit}", note, _make_headings(*headings), rows, left_out
+    )
 
 
 def _build_switches(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[FleetTable]:
     if not summary.switches:
         return
     headings = (
-        *(("switch", _NAME), ("nodes", _NUMBER), (f"held, {time.unit}", _NUMBER)),
+        *(("switch", _NAME), ("nodes", _NUMBER), ("held", _NUMBER)),
         *(("lost there", _NUMBER), ("caused", _NUMBER)),
     )
     rows = tuple(
@@ -311,7 +315,9 @@ def _build_switches(summary: FleetSummary, time: TimeFormat, top: int) -> Iterat
     )
     note = "Sums of the nodes of each leaf switch, by the resource manager's topology."
     left_out = max(len(summary.switches) - top, 0)
-    yield FleetTable("switches", "Switches", note, _make_headings(*headings), rows, left_out)
+    yield FleetTable(
+        "switches", f"Switches, in {time.unit}", note, _make_headings(*headings), rows, left_out
+    )
 
 
 def _build_places(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[FleetTable]:
@@ -319,7 +325,7 @@ def _build_places(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
         return
     headings = (
         *(("mount, disk or NIC", _NAME), ("main cause", _NAME), ("jobs", _NUMBER)),
-        *(("nodes", _NUMBER), (f"caused, {time.unit}", _NUMBER)),
+        *(("nodes", _NUMBER), ("caused", _NUMBER)),
     )
     rows = tuple(
         (
@@ -331,12 +337,17 @@ def _build_places(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
     note = "A path is one mount on all nodes; disks and NICs belong to their node."
     left_out = max(len(summary.places) - top, 0)
     yield FleetTable(
-        "mounts", "Mounts, disks and NICs", note, _make_headings(*headings), rows, left_out
+        "mounts",
+        f"Mounts, disks and NICs, in {time.unit}",
+        note,
+        _make_headings(*headings),
+        rows,
+        left_out,
     )
 
 
-def _list_sum_headings(summary: FleetSummary, time: TimeFormat) -> list[tuple[str, bool]]:
-    headings = [("jobs", _NUMBER), (f"held, {time.unit}", _NUMBER), ("idle", _NUMBER)]
+def _list_sum_headings(summary: FleetSummary) -> list[tuple[str, bool]]:
+    headings = [("jobs", _NUMBER), ("held", _NUMBER), ("idle", _NUMBER)]
     headings += [("lost", _NUMBER), ("of steps", _NUMBER)]
     return headings + ([(_escape(summary.currency), _NUMBER)] if summary.currency else [])
 
@@ -355,11 +366,16 @@ def _build_owners(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
         )
         for owner in summary.owners[:top]
     )
-    headings = (("account", _NAME), ("user", _NAME), *_list_sum_headings(summary, time))
+    headings = (("account", _NAME), ("user", _NAME), *_list_sum_headings(summary))
     note = "Idle: held before the first and after the last step."
     left_out = max(len(summary.owners) - top, 0)
     yield FleetTable(
-        "owners", "Accounts and users", note, _make_headings(*headings), rows, left_out
+        "owners",
+        f"Accounts and users, in {time.unit}",
+        note,
+        _make_headings(*headings),
+        rows,
+        left_out,
     )
 
 
@@ -376,16 +392,18 @@ def _build_weeks(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[
         before = ratio if ratio is not None else before
         named = [cause for cause, _ in week.causes if cause != UNATTRIBUTED]
         chief = _escape(named[0]) if named else ""
-        rows.append(
-            (_escape(week.week), *_list_sum_cells(summary, sums, time), change, chief)
-        )
+        rows.append((_escape(week.week), *_list_sum_cells(summary, sums, time), change, chief))
     headings = (
-        *(("week", _NAME), *_list_sum_headings(summary, time)),
+        *(("week", _NAME), *_list_sum_headings(summary)),
         *(("change", _NUMBER), ("main cause", _NAME)),
     )
-    note = "By the start of the job, ISO weeks in UTC. Change: of the lost share, to the week before."
+    note = (
+        "By the start of the job, ISO weeks in UTC. Change: of the lost share, to the week before."
+    )
     left_out = len(summary.weeks) - len(weeks)
-    yield FleetTable("weeks", "Weeks", note, _make_headings(*headings), tuple(rows), left_out)
+    yield FleetTable(
+        "weeks", f"Weeks, in {time.unit}", note, _make_headings(*headings), tuple(rows), left_out
+    )
 
 
 def _build_idle_jobs(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[FleetTable]:
@@ -393,7 +411,7 @@ def _build_idle_jobs(summary: FleetSummary, time: TimeFormat, top: int) -> Itera
         return
     headings = (
         *(("job", _NAME), ("account", _NAME), ("user", _NAME), ("week", _NAME), ("GPUs", _NUMBER)),
-        *(("steps", _NUMBER), (f"held, {time.unit}", _NUMBER), ("idle", _NUMBER)),
+        *(("steps", _NUMBER), ("held", _NUMBER), ("idle", _NUMBER)),
     )
     rows = tuple(
         (
@@ -408,7 +426,9 @@ def _build_idle_jobs(summary: FleetSummary, time: TimeFormat, top: int) -> Itera
         "Jobs that held GPUs longest before their first and after their last step. What was lost"
         " inside steps is not in it, nor are GPUs that were allocated and not recorded."
     )
-    yield FleetTable("idle", "GPUs held but idle", note, _make_headings(*headings), rows)
+    yield FleetTable(
+        "idle", f"GPUs held but idle, in {time.unit}", note, _make_headings(*headings), rows
+    )
 
 
 def _build_problems(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator[FleetTable]:
@@ -437,8 +457,8 @@ _TABLES: Sequence[_Build] = (
 def _list_notes(summary: FleetSummary) -> Iterator[str]:
     if summary.too_little_seen:
         yield (
-            f"Of {_count(summary.too_little_seen, 'job')} too little was seen to judge them; they are"
-            " in the sums."
+            f"Of {_count(summary.too_little_seen, 'job')} too little was seen to judge them; they"
+            " are in the sums."
         )
     if summary.no_price and summary.sums.jobs:
         yield (

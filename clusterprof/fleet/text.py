@@ -122,9 +122,7 @@ def render_fleet_json(summary: FleetSummary) -> str:
         {
             "node": lemon.node,
             "causes": [_name_amount(*part, "caused_ns") for part in lemon.causes],
-            "devices": [
-                {"device": device, "caused_ns": ns} for device, ns in lemon.devices
-            ],
+            "devices": [{"device": device, "caused_ns": ns} for device, ns in lemon.devices],
         }
         for lemon in summary.lemons
     ]

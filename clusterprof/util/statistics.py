@@ -24,10 +24,9 @@ def find_quantile(counts: Mapping[int, int], fraction: float) -> float | None:
 def compute_binomial_tail(trials: int, successes: int, probability: float) -> float:
     """Compute the probability of at least so many successes in independent trials, 0 to 1.
 
-    Where the probability differs from trial to trial, that for their mean is an upper bound, as long
-    as successes are at least one more than their expected number.
-    Source: Hoeffding, "On the distribution of the number of successes in independent trials"
-    (1956), theorem 4.
+    Where the probability differs from trial to trial, that for their mean is an upper bound, as
+    long as successes are at least one more than their expected number. Source: Hoeffding, "On the
+    distribution of the number of successes in independent trials" (1956), theorem 4.
     """
     if successes <= 0:
         return 1.0

@@ -2,11 +2,11 @@
 
     python -m clusterprof_lab.fleet --out DIR [--jobs 240] [--nodes 40] [--lemons 3] [--seed 0]
 
-A few small jobs are simulated, recorded by the real writer and analyzed: clean ones, and ones with a
-slow node, a slow disk of a node, or a late loader, at each place. Each job of the fleet is one of these
-reports with nodes, user, account and start of its own. Nodes are drawn at random for each job; a lemon
-is bad in most jobs that it takes part in, other nodes in a few. DIR gets a JSON report per job and
-`truth.json`: the lemons, and how often each node was bad.
+A few small jobs are simulated, recorded by the real writer and analyzed: clean ones, and ones with
+a slow node, a slow disk of a node, or a late loader, at each place. Each job of the fleet is one of
+these reports with nodes, user, account and start of its own. Nodes are drawn at random for each
+job; a lemon is bad in most jobs that it takes part in, other nodes in a few. DIR gets a JSON report
+per job and `truth.json`: the lemons, and how often each node was bad.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ FIRST_NS = 1_756_684_800 * 10**9
 """Start of the first week, 1 September 2025."""
 WEEKS = 12
 WEEK_NS = 7 * 86_400 * 10**9
-USERS = (("vision", "ada"), ("vision", "ben"), ("speech", "cleo"), ("speech", "dan"), ("bio", "eve"))
+USERS = (
+    ("vision", "ada"),
+    ("vision", "ben"),
+    ("speech", "cleo"),
+    ("speech", "dan"),
+    ("bio", "eve"),
+)
 _SECONDS, _PER_NODE = 20, 2
 
 

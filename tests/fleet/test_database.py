@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.errors import ClusterprofError, NoRecording, OutputFailed, UsageError
+from clusterprof.errors import ClusterprofError, NoRecording, UsageError
 from clusterprof.fleet.database import Ledger, Price, Source, open_ledger
 from clusterprof.fleet.job_entry import JobEntry
 from tests.support.fleet_jobs import make_entry

@@ -40,7 +40,9 @@ def make_entry(
     causes = [
         CauseTime("startup", "startup", "The job is starting up", 0, 0, ranks * 10 * S),
         CauseTime("storage-remote", "storage", "A network file system", 1, ranks * STORAGE_NS, 0),
-        CauseTime("sync-slow-compute", "synchronization", "One rank computes longer", 1, slow_ns, 0),
+        CauseTime(
+            "sync-slow-compute", "synchronization", "One rank computes longer", 1, slow_ns, 0
+        ),
         CauseTime("unattributed", "unattributed", "", 0, ranks * UNKNOWN_NS, 0),
     ]
     entry = JobEntry(
@@ -96,7 +98,9 @@ def _list_culprits(nodes: Sequence[str], culprits: Sequence[str]) -> list[Culpri
         for at, node in enumerate(nodes)
     ]
     slow = [
-        CulpritTime("sync-slow-compute", node, RANKS * nodes.index(node), "GPU-1", "", RANKS * SLOW_NS)
+        CulpritTime(
+            "sync-slow-compute", node, RANKS * nodes.index(node), "GPU-1", "", RANKS * SLOW_NS
+        )
         for node in culprits
     ]
     return storage + slow
