@@ -198,7 +198,7 @@ class _Runs:
 def _watch(
     ledger: Ledger, runs: _Runs, folders: Sequence[Path], interval_s: float, show: Any
 ) -> None:
-    """Read new and changed runs in some folders until a signal comes; show the ledger when it grew."""
+    """Read new and changed runs until a signal comes; show the ledger when it changed."""
     stop = threading.Event()
 
     def end(number: int, frame: object) -> None:

@@ -257,7 +257,7 @@ class Ledger:
         return self._get_number("causes", name, family=name, title="", tone=0)
 
     def _get_number(self, table: str, name: str, **facts: str | int) -> int:
-        """Return the number of a name, which is added with its facts, or gets those that are known."""
+        """Return the number of a name; it is added, and its facts are kept up to date."""
         number = self._numbers.get((table, name))
         if number is not None and not facts.get("switch"):
             return number

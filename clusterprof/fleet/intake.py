@@ -133,7 +133,7 @@ _Entries = list[os.DirEntry[str]]
 
 
 def _list_folder(folder: Path) -> tuple[_Entries, _Entries, _Entries]:
-    """List the segments, the folders and the other files of a folder, by name; links are skipped."""
+    """List segments, folders and other files of a folder, by name; links are skipped."""
     segments: _Entries = []
     folders: _Entries = []
     files: _Entries = []

@@ -239,8 +239,8 @@ def _build_lemons(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
     note = (
         "A culprit costs its job at least 1 % of the time in steps, and twice the mean of its"
         " nodes, by causes that a bad node can have. n: its jobs in which some nodes were culprits;"
-        " k: in which it was one; expected: by chance, were all nodes of a job alike; p: probability of k"
-        f" or more by chance (binomial, upper bound), and after correction for {tested:,} nodes"
+        " k: in which it was one; expected: by chance, were all nodes of a job alike; p:"
+        f" probability of k or more by chance (binomial, upper bound), and after correction for {tested:,} nodes"
         " (Holm)."
     )
     headings = (

@@ -1,4 +1,4 @@
-"""Write the tables of a cluster's ledger for other programs: a row per job, cause, node, culprit."""
+"""Write the tables of a cluster's ledger for other programs: jobs, causes, nodes, culprits."""
 
 from __future__ import annotations
 

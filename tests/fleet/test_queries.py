@@ -165,7 +165,7 @@ def draw_jobs(seed: int, jobs: int, draw_culprit: object) -> list[JobEntry]:
 
 
 def test_chance_makes_no_lemons(tmp_path: Path) -> None:
-    """20 fleets in which any node is a culprit equally often: at 1 % there may be one false lemon."""
+    """20 fleets whose nodes are culprits equally often: at 1 % there may be one false lemon."""
 
     def draw(chance: random.Random, members: list[str]) -> str | None:
         return chance.choice(members) if chance.random() < 0.5 else None
@@ -179,7 +179,7 @@ def test_chance_makes_no_lemons(tmp_path: Path) -> None:
 
 
 def test_a_node_that_always_has_rank_0_is_no_lemon(tmp_path: Path) -> None:
-    """Names are sorted, so n00 comes first wherever it is; rank 0 saves, and is slow in most jobs."""
+    """Names are sorted, so n00 always comes first; rank 0 saves, and is slow in most jobs."""
 
     def draw(chance: random.Random, members: list[str]) -> str | None:
         return members[0] if chance.random() < 0.8 else None
