@@ -9,7 +9,8 @@ one. The journal is SQLite's default, which also works on most network file syst
     jobs          a row per job
     job_causes    a row per job and cause; ordered by week and cause, as they are summed
     job_nodes     a row per job and node; ordered by node
-    culprits      a row per job, cause and culprit; ordered by what is to blame
+    job_places    a row per job and mount, disk or NIC that was to blame
+    culprits      a row per job, cause and culprit; ordered by node
     sources       what was read: path, state of its files, and the job or why there is none
     causes, nodes, places    names, so that the large tables hold numbers only
 """
@@ -66,12 +67,17 @@ CREATE TABLE job_nodes (
 ) WITHOUT ROWID;
 CREATE INDEX nodes_of_job ON job_nodes (job);
 CREATE TABLE culprits (
-    place INTEGER NOT NULL, node INTEGER NOT NULL, job INTEGER NOT NULL, number INTEGER NOT NULL,
-    cause INTEGER NOT NULL, rank INTEGER, device TEXT NOT NULL, caused_ns INTEGER NOT NULL,
-    PRIMARY KEY (place, node, job, number)
+    node INTEGER NOT NULL, job INTEGER NOT NULL, number INTEGER NOT NULL, cause INTEGER NOT NULL,
+    rank INTEGER, device TEXT NOT NULL, resource TEXT NOT NULL, caused_ns INTEGER NOT NULL,
+    PRIMARY KEY (node, job, number)
 ) WITHOUT ROWID;
+CREATE TABLE job_places (
+    place INTEGER NOT NULL, job INTEGER NOT NULL, cause INTEGER NOT NULL, nodes INTEGER NOT NULL,
+    caused_ns INTEGER NOT NULL,
+    PRIMARY KEY (place, job)
+) WITHOUT ROWID;
+CREATE INDEX places_of_job ON job_places (job);
 CREATE INDEX culprits_of_job ON culprits (job);
-CREATE INDEX culprits_of_node ON culprits (node);
 CREATE TABLE sources (
     path TEXT PRIMARY KEY, state TEXT NOT NULL, bytes INTEGER NOT NULL, job INTEGER,
     problem TEXT NOT NULL
@@ -96,7 +102,7 @@ _JOB_COLUMNS = (
     *("lost_ns", "main_cause", "is_upper_bound", "is_emulated", "too_little_seen"),
 )
 """Columns of `jobs` that are attributes of `JobEntry`."""
-_CHILD_TABLES = ("job_causes", "job_nodes", "culprits")
+_CHILD_TABLES = ("job_causes", "job_nodes", "job_places", "culprits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +250,22 @@ class Ledger:
             "INSERT INTO culprits VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
-                    self._get_number("places", culprit.resource),
                     nodes.get(culprit.node) or self._get_number("nodes", culprit.node, switch=""),
                     *(job, number, causes.get(culprit.cause) or self._get_cause(culprit.cause)),
-                    *(culprit.rank, culprit.device, culprit.caused_ns),
+                    *(culprit.rank, culprit.device, culprit.resource, culprit.caused_ns),
                 )
                 for number, culprit in enumerate(entry.culprits)
+            ],
+        )
+        run(
+            "INSERT INTO job_places VALUES (?, ?, ?, ?, ?)",
+            [
+                (
+                    *(self._get_number("places", place.name), job),
+                    causes.get(place.cause) or self._get_cause(place.cause),
+                    *(place.nodes, place.caused_ns),
+                )
+                for place in entry.places
             ],
         )
 

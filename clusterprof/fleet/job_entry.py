@@ -27,6 +27,8 @@ INNER, FIRST, LAST = 0, 1, 2
 """Position of a node in a job, by the ranks that it has."""
 MAX_CULPRITS = 16
 """Culprits kept of a cause; the largest come first in a report."""
+PLACE_FAMILIES = ("storage", "network")
+"""Families of causes whose resources are mounts, disks and NICs."""
 MAX_TEXT_CHARACTERS = 200
 
 
@@ -86,6 +88,18 @@ class CulpritTime:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceTime:
+    """What a mount, disk or NIC caused in a job, ns."""
+
+    name: str
+    """A path is one mount on all nodes; other names have their node before them."""
+    cause: str
+    """Cause of most of it."""
+    nodes: int
+    caused_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobEntry:
     """One job of the ledger."""
 
@@ -121,6 +135,7 @@ class JobEntry:
     causes: tuple[CauseTime, ...] = ()
     node_times: tuple[NodeTime, ...] = ()
     culprits: tuple[CulpritTime, ...] = ()
+    places: tuple[PlaceTime, ...] = ()
 
     @property
     def first_recording(self) -> str:
@@ -171,6 +186,7 @@ def build_job_entry(report: Report, causes: Mapping[str, Cause], user: str = "")
         causes=_list_cause_times(report, causes),
         node_times=_list_node_times(report, causes),
         culprits=tuple(_list_culprits(report)),
+        places=_sum_places(report),
     )
 
 
@@ -305,3 +321,25 @@ def _estimate_caused_ns(finding: Finding, culprit: Culprit) -> int:
     """Return what a culprit caused; of a single one for which it is not known, the whole loss."""
     is_only = len(finding.culprits) == 1 and culprit.own_ns is culprit.others_ns is None
     return finding.lost_ns if is_only else culprit.caused_ns
+
+
+def _sum_places(report: Report) -> tuple[PlaceTime, ...]:
+    """Sum what culprits of storage and network causes did by mount, disk or NIC."""
+    causes: dict[str, dict[str, int]] = {}
+    nodes: dict[str, set[str]] = {}
+    for finding in report.findings:
+        if finding.cause.family not in PLACE_FAMILIES:
+            continue  # resources of other causes are worker processes
+        for culprit in finding.culprits:
+            if not culprit.resource:
+                continue
+            is_path = culprit.resource.startswith("/")
+            name = culprit.resource if is_path else f"{culprit.node}: {culprit.resource}"
+            sums = causes.setdefault(_escape(name), {})
+            cause = _escape(finding.cause.id)
+            sums[cause] = sums.get(cause, 0) + _estimate_caused_ns(finding, culprit)
+            nodes.setdefault(_escape(name), set()).add(culprit.node)
+    return tuple(
+        PlaceTime(name, max(sums, key=lambda id_: sums[id_]), len(nodes[name]), sum(sums.values()))
+        for name, sums in causes.items()
+    )

@@ -1,7 +1,7 @@
 """Sum the ledger of a cluster: by cause, node, switch, mount, owner and week; find lemon nodes.
 
-All sums of time are exact integers. SQLite adds within 63 bits, 2.5 million GPU-hours, which a
-cluster exceeds: seconds and the rest below a second are therefore summed apart.
+All sums of time are exact integers. SQLite adds within 63 bits, 2.5 million GPU-hours, and refuses
+sums beyond: seconds and the rest below a second are then summed apart, which takes longer.
 
 A node is a *lemon* when it is a culprit (`fleet.job_entry`) in more jobs than chance explains. Only
 jobs count in which some nodes are culprits and others are not. In each of them the chance of a node
@@ -14,6 +14,7 @@ these ranks to the same nodes. The p-value is the binomial tail at the mean chan
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -160,6 +161,7 @@ class PlaceSums:
     """Cause of most of it."""
     jobs: int
     nodes: int
+    """Most nodes of one job on which it was to blame."""
     caused_ns: int
 
 
@@ -235,16 +237,20 @@ class FleetSummary:
 
 
 def summarize_ledger(ledger: Ledger, choice: Choice = EVERY_JOB, top: int = 20) -> FleetSummary:
-    """Sum the chosen jobs of a ledger. top: idle jobs to list.
+    """Sum the chosen jobs of a ledger.
 
-    Raises: as `open_ledger`, when it cannot be read.
+    top: idle jobs and lemons to describe. Raises: as `open_ledger`, when it cannot be read.
     """
     with convert_errors(ledger.path):
-        query = _Query(ledger, choice)
         # One transaction, so that all tables show the same jobs while others are added.
         ledger.connection.execute("BEGIN")
         try:
-            return _summarize(ledger, query, top)
+            try:
+                return _summarize(ledger, _Query(ledger, choice, is_wide=False), top)
+            except sqlite3.OperationalError as error:
+                if "overflow" not in str(error):
+                    raise
+                return _summarize(ledger, _Query(ledger, choice, is_wide=True), top)
         finally:
             ledger.connection.execute("COMMIT")
 
@@ -253,7 +259,7 @@ def _summarize(ledger: Ledger, query: _Query, top: int) -> FleetSummary:
     facts = query.run(
         "SELECT min(started_ns), max(started_ns), max(gpus), sum(price_per_gpu_hour IS NULL),"
         " sum(is_upper_bound), sum(is_emulated), sum(too_little_seen != ''), sum(in_step_ns = 0),"
-        f" count(DISTINCT currency), max(currency), {_sum(_WITHOUT_STEPS)},"
+        f" count(DISTINCT currency), max(currency), {query.sum(_WITHOUT_STEPS)},"
         " avg(is_first_culprit), avg(is_last_culprit) FROM jobs"
     )[0]
     first, last, gpus, no_price, upper, emulated, little, no_steps, currencies = facts[:9]
@@ -280,7 +286,7 @@ def _summarize(ledger: Ledger, query: _Query, top: int) -> FleetSummary:
         problems=tuple(problems),
         causes=causes,
         nodes=nodes,
-        lemons=_describe_lemons(query, nodes),
+        lemons=_describe_lemons(query, nodes, top),
         switches=_sum_switches(nodes),
         places=_sum_places(query),
         owners=owners,
@@ -292,7 +298,9 @@ def _summarize(ledger: Ledger, query: _Query, top: int) -> FleetSummary:
 class _Query:
     """Runs queries on the chosen jobs of a ledger."""
 
-    def __init__(self, ledger: Ledger, choice: Choice) -> None:
+    def __init__(self, ledger: Ledger, choice: Choice, is_wide: bool) -> None:
+        """is_wide: sums may exceed 63 bits."""
+        self._is_wide = is_wide
         self._connection = ledger.connection
         conditions = [
             ("started_ns >= ?", choice.since_ns),
@@ -318,6 +326,20 @@ class _Query:
             where = f" {'AND' if ' WHERE ' in sql else 'WHERE'} {chosen}"
         return self._connection.execute(f"{sql}{where} {end}", self._values).fetchall()
 
+    def sum(self, expression: str) -> str:
+        """Return SQL for a sum in two columns, seconds and the rest in ns, for `_join_sum`."""
+        if not self._is_wide:
+            return f"0, sum({expression})"
+        return f"sum(({expression}) / {SECOND_NS}), sum(({expression}) % {SECOND_NS})"
+
+    def list_sums(self) -> str:
+        """Return SQL for the columns of `_build_sums`."""
+        names = ("window_ns", "outside_ns", "in_step_ns", "lost_ns")
+        cost = f"total(lost_ns * price_per_gpu_hour / {HOUR_NS}.0)"
+        return ", ".join(
+            ("count(*)", *map(self.sum, names), cost, "sum(price_per_gpu_hour IS NULL)")
+        )
+
     def list_names(self, table: str) -> dict[int, tuple[Any, ...]]:
         """List the name and the facts behind each number of a table of names."""
         rows = self._connection.execute(f"SELECT * FROM {table}")
@@ -332,27 +354,15 @@ class _Query:
         ).fetchall()
 
 
-def _sum(expression: str) -> str:
-    """Return SQL for a sum in two columns: seconds, and the rest in ns."""
-    return f"sum(({expression}) / {SECOND_NS}), sum(({expression}) % {SECOND_NS})"
-
-
 def _join_sum(seconds: int | None, rest_ns: int | None) -> int:
     return (seconds or 0) * SECOND_NS + (rest_ns or 0)
 
 
 _WITHOUT_STEPS = "CASE WHEN in_step_ns = 0 THEN window_ns ELSE 0 END"
-_SUM_COLUMNS = ", ".join(
-    (
-        "count(*)",
-        *(_sum(name) for name in ("window_ns", "outside_ns", "in_step_ns", "lost_ns")),
-        f"total(lost_ns * price_per_gpu_hour / {HOUR_NS}.0), sum(price_per_gpu_hour IS NULL)",
-    )
-)
 
 
 def _build_sums(row: Sequence[Any], has_currency: bool) -> Sums:
-    """Build sums from the columns of `_SUM_COLUMNS`."""
+    """Build sums from the columns of `_Query.list_sums`."""
     window, outside, in_step, lost = (_join_sum(row[at], row[at + 1]) for at in (1, 3, 5, 7))
     cost = row[9] if has_currency and not row[10] else None
     return Sums(row[0], window, outside, in_step, lost, cost)
@@ -371,7 +381,9 @@ def _add_sums(parts: Sequence[Sums], has_currency: bool) -> Sums:
 
 
 def _sum_owners(query: _Query, has_currency: bool) -> tuple[OwnerSums, ...]:
-    rows = query.run(f"SELECT account, user, {_SUM_COLUMNS} FROM jobs", "GROUP BY account, user")
+    rows = query.run(
+        f"SELECT account, user, {query.list_sums()} FROM jobs", "GROUP BY account, user"
+    )
     owners = [OwnerSums(row[0], row[1], _build_sums(row[2:], has_currency)) for row in rows]
     return tuple(sorted(owners, key=lambda owner: (-owner.sums.lost_ns, owner.account, owner.user)))
 
@@ -382,10 +394,9 @@ _ByWeek = dict[str, list[tuple[str, int]]]
 def _sum_causes(query: _Query) -> tuple[tuple[CauseSums, ...], _ByWeek]:
     """Sum lost time by cause, and by week and cause."""
     names = query.list_names("causes")
+    times = f"{query.sum('lost_ns')}, {query.sum('outside_ns')}"
     rows = query.run(
-        f"SELECT week, cause, count(*), {_sum('lost_ns')}, {_sum('outside_ns')} FROM job_causes",
-        "GROUP BY week, cause",
-        "job",
+        f"SELECT week, cause, count(*), {times} FROM job_causes", "GROUP BY week, cause", "job"
     )
     sums: dict[int, tuple[int, int, int]] = {}
     by_week: _ByWeek = {}
@@ -401,7 +412,7 @@ def _sum_causes(query: _Query) -> tuple[tuple[CauseSums, ...], _ByWeek]:
 
 
 def _sum_weeks(query: _Query, by_week: _ByWeek, has_currency: bool) -> tuple[WeekSums, ...]:
-    rows = query.run(f"SELECT week, {_SUM_COLUMNS} FROM jobs", "GROUP BY week")
+    rows = query.run(f"SELECT week, {query.list_sums()} FROM jobs", "GROUP BY week")
     weeks = [
         WeekSums(
             row[0],
@@ -420,9 +431,10 @@ def _sum_nodes(query: _Query, first_ratio: float, last_ratio: float) -> tuple[No
     """
     names = query.list_names("nodes")
     least = f"CASE position WHEN {FIRST} THEN {first_ratio!r} WHEN {LAST} THEN {last_ratio!r}"
+    sums = ", ".join(map(query.sum, ("window_ns", "lost_ns", "caused_ns")))
     rows = query.run(
-        f"SELECT node, count(*), {_sum('window_ns')}, {_sum('lost_ns')}, {_sum('caused_ns')},"
-        f" sum(is_tested), sum(is_tested AND is_culprit),"
+        f"SELECT node, count(*), {sums},"
+        " sum(is_tested), sum(is_tested AND is_culprit),"
         f" total(is_tested * max(chance_ratio, {least} ELSE 0 END)) FROM job_nodes",
         "GROUP BY node",
         "job",
@@ -442,16 +454,17 @@ def _compute_p(tested: int, culprit: int, expected: float) -> float:
     return compute_binomial_tail(tested, culprit, expected / tested)
 
 
-def _describe_lemons(query: _Query, nodes: Sequence[NodeSums]) -> tuple[LemonFacts, ...]:
+def _describe_lemons(query: _Query, nodes: Sequence[NodeSums], top: int) -> tuple[LemonFacts, ...]:
+    """Describe every lemon, the causes and devices of the most certain ones only."""
     lemons = sorted((node for node in nodes if node.is_lemon), key=lambda node: node.adjusted_p)
-    names = [lemon.node for lemon in lemons[:200]]
+    names = [lemon.node for lemon in lemons]
     if not names:
         return ()
     rows = query.run_on_nodes(
-        f"SELECT nodes.name, causes.name, device, {_sum('caused_ns')} FROM culprits"
+        f"SELECT nodes.name, causes.name, device, {query.sum('caused_ns')} FROM culprits"
         " JOIN nodes ON nodes.id = culprits.node JOIN causes ON causes.id = culprits.cause"
         " WHERE nodes.name IN",
-        names,
+        names[:top],
         "GROUP BY nodes.name, causes.name, device",
     )
     causes: dict[str, dict[str, int]] = {name: {} for name in names}
@@ -492,29 +505,26 @@ def _sum_switches(nodes: Sequence[NodeSums]) -> tuple[SwitchSums, ...]:
 
 
 def _sum_places(query: _Query) -> tuple[PlaceSums, ...]:
-    """Sum by mount, disk and NIC; those of different nodes with a name that is no path differ."""
-    source = (
-        "FROM culprits JOIN places ON places.id = place JOIN causes ON causes.id = cause"
-        " WHERE places.name != '' AND causes.family IN ('storage', 'network')"
-    )
-    key = "place, CASE WHEN substr(places.name, 1, 1) = '/' THEN 0 ELSE node END"
+    """Sum by mount, disk and NIC."""
     rows = query.run(
-        f"SELECT {key}, causes.name, {_sum('caused_ns')} {source}", "GROUP BY 1, 2, 3", "job"
+        f"SELECT place, cause, count(*), max(nodes), {query.sum('caused_ns')} FROM job_places",
+        "GROUP BY place, cause",
+        "job",
     )
-    by_place: dict[tuple[int, int], dict[str, int]] = {}
-    for place, node, cause, *parts in rows:
-        by_place.setdefault((place, node), {})[cause] = _join_sum(*parts)
-    names = query.list_names("places")
-    nodes = query.list_names("nodes")
-    counts = query.run(
-        f"SELECT {key}, count(DISTINCT job), count(DISTINCT node) {source}", "GROUP BY 1, 2", "job"
-    )
-    places = []
-    for place, node, jobs, node_count in counts:
-        amounts = by_place[place, node]
-        name = f"{nodes[node][0]}: {names[place][0]}" if node else names[place][0]
-        chief = _sort_amounts(amounts)[0][0]
-        places.append(PlaceSums(name, chief, jobs, node_count, sum(amounts.values())))
+    names, causes = query.list_names("places"), query.list_names("causes")
+    parts: dict[int, list[tuple[int, str, int, int]]] = {}
+    for place, cause, jobs, nodes, *times in rows:
+        parts.setdefault(place, []).append((_join_sum(*times), causes[cause][0], jobs, nodes))
+    places = [
+        PlaceSums(
+            names[place][0],
+            max(of_place)[1],
+            sum(jobs for _, _, jobs, _ in of_place),
+            max(nodes for *_, nodes in of_place),
+            sum(ns for ns, *_ in of_place),
+        )
+        for place, of_place in parts.items()
+    ]
     return tuple(sorted(places, key=lambda place: (-place.caused_ns, place.name)))
 
 

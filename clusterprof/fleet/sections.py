@@ -240,8 +240,8 @@ def _build_lemons(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
         "A culprit costs its job at least 1 % of the time in steps, and twice the mean of its"
         " nodes, by causes that a bad node can have. n: its jobs in which some nodes were culprits;"
         " k: in which it was one; expected: by chance, were all nodes of a job alike; p:"
-        f" probability of k or more by chance (binomial, upper bound), and after correction for {tested:,} nodes"
-        " (Holm)."
+        " probability of k or more by chance (binomial, upper bound), and after correction for"
+        f" {tested:,} nodes (Holm)."
     )
     headings = (
         *(("node", _NAME), ("n", _NUMBER), ("k", _NUMBER), ("expected", _NUMBER), ("p", _NUMBER)),
@@ -334,7 +334,10 @@ def _build_places(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
         )
         for place in summary.places[:top]
     )
-    note = "A path is one mount on all nodes; disks and NICs belong to their node."
+    note = (
+        "A path is one mount on all nodes; disks and NICs belong to their node. Nodes: the most of"
+        " one job."
+    )
     left_out = max(len(summary.places) - top, 0)
     yield FleetTable(
         "mounts",

@@ -58,9 +58,9 @@ _QUERIES = {
     "nodes": "SELECT job, nodes.name, switch, ranks, window_ns, lost_ns, caused_ns, is_tested,"
     " is_culprit, position, chance_ratio FROM job_nodes JOIN nodes ON nodes.id = node"
     " ORDER BY job, nodes.name",
-    "culprits": "SELECT job, causes.name, nodes.name, rank, device, places.name, caused_ns"
+    "culprits": "SELECT job, causes.name, nodes.name, rank, device, resource, caused_ns"
     " FROM culprits JOIN causes ON causes.id = cause JOIN nodes ON nodes.id = node"
-    " JOIN places ON places.id = place ORDER BY job, number",
+    " ORDER BY job, number",
 }
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.fleet.job_entry import FIRST, INNER, LAST, build_job_entry
+from clusterprof.fleet.job_entry import FIRST, INNER, LAST, PlaceTime, build_job_entry
 from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
-from clusterprof.report.model import JobFacts, RankLedger, Report, RunFingerprint
+from clusterprof.report.model import Culprit, Finding, JobFacts, RankLedger, Report, RunFingerprint
 from tests.support import reports
 from tests.support.hostile_reports import everything, poisoned
 
@@ -146,3 +146,28 @@ def list_texts(value: object) -> Iterator[str]:
     elif isinstance(value, tuple):
         for item in value:
             yield from list_texts(item)
+
+
+def finding(cause: str, *culprits: Culprit) -> Finding:
+    return Finding(CAUSES[cause], 9 * S, 0.1, None, 0.9, "A", False, False, culprits)
+
+
+def test_a_path_is_one_mount_and_a_disk_belongs_to_its_node() -> None:
+    report = replace(
+        reports.clean(),
+        findings=(
+            finding(
+                "storage-remote",
+                *(Culprit(node, 0, "", "/data", 2 * S, S) for node in "ab"),
+                Culprit("a", 1, "", "vda", S, 0),
+            ),
+            finding("storage-metadata", Culprit("a", 0, "", "/data", S, None)),
+            finding("storage-local", Culprit("b", 2, "", "vda")),  # alone: all of the loss is its
+            finding("cpu-gil", Culprit("b", 2, "", "worker 1 (pid 4711)", S, S)),
+        ),
+    )
+    assert build_job_entry(report, CAUSES).places == (
+        PlaceTime("/data", "storage-remote", 2, 7 * S),
+        PlaceTime("a: vda", "storage-remote", 1, S),
+        PlaceTime("b: vda", "storage-local", 1, 9 * S),
+    )

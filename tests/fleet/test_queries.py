@@ -12,7 +12,7 @@ import pytest
 
 from clusterprof.errors import UsageError
 from clusterprof.fleet.database import Ledger, Price, Source, open_ledger
-from clusterprof.fleet.job_entry import JobEntry
+from clusterprof.fleet.job_entry import JobEntry, PlaceTime
 from clusterprof.fleet.queries import Choice, FleetSummary, parse_date, summarize_ledger
 from tests.support.fleet_jobs import MONDAY_NS, WEEK_NS, S, make_entry
 
@@ -59,14 +59,19 @@ def test_every_table_has_the_same_sum(tmp_path: Path) -> None:
     assert summary.unattributed_ns == 12 * 5 * S
 
 
-def test_mounts_are_summed_over_nodes_and_disks_are_not(tmp_path: Path) -> None:
-    local = make_entry(2, ["a", "b"])
-    disks = tuple(replace(culprit, resource="vda") for culprit in local.culprits)
-    summary = summarize(tmp_path, make_entry(1, ["a", "b"]), replace(local, culprits=disks))
+def test_mounts_are_summed_over_jobs(tmp_path: Path) -> None:
+    """Of /data the cause of the larger part counts: 40 s against 20."""
+    disk = (PlaceTime("a: vda", "storage-local", 1, 7 * S),)
+    other = (PlaceTime("/data", "storage-metadata", 1, 20 * S),)
+    entries = [
+        make_entry(1, ["a", "b"]),
+        make_entry(2, ["a"], places=disk),
+        make_entry(3, ["a"], places=other),
+    ]
+    summary = summarize(tmp_path, *entries)
     assert [(p.name, p.cause, p.jobs, p.nodes, p.caused_ns) for p in summary.places] == [
-        ("/data", "storage-remote", 1, 2, 40 * S),
-        ("a: vda", "storage-remote", 1, 1, 20 * S),
-        ("b: vda", "storage-remote", 1, 1, 20 * S),
+        ("/data", "storage-remote", 2, 2, 60 * S),
+        ("a: vda", "storage-local", 1, 1, 7 * S),
     ]
 
 

@@ -19,6 +19,7 @@ from clusterprof.fleet.job_entry import (
     CulpritTime,
     JobEntry,
     NodeTime,
+    PlaceTime,
 )
 
 S = 1_000_000_000
@@ -70,6 +71,7 @@ def make_entry(
         causes=tuple(cause for cause in causes if cause.lost_ns or cause.outside_ns),
         node_times=tuple(_make_node(at, nodes, culprits) for at in range(len(nodes))),
         culprits=tuple(_list_culprits(nodes, culprits)),
+        places=(PlaceTime("/data", "storage-remote", len(nodes), ranks * STORAGE_NS),),
     )
     return replace(entry, **facts)
 
