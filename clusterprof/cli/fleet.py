@@ -39,7 +39,7 @@ _Watch = typer.Option(
     readable=False,
     help="Search this folder again and again until Ctrl-C or SIGTERM. Repeatable.",
 )
-_Every = typer.Option("--every", metavar="TIME", help="Time between two searches of --watch.")
+_Interval = typer.Option("--every", metavar="TIME", help="Time between two searches of --watch.")
 _Format = typer.Option(
     "--format",
     metavar="FORMAT",
@@ -75,7 +75,7 @@ def fleet(
     run: Annotated[_Paths, _Run] = None,
     db: Annotated[OptionalText, _Db] = None,
     watch: Annotated[_Paths, _Watch] = None,
-    every: Annotated[str, _Every] = "1min",
+    interval: Annotated[str, _Interval] = "1min",
     format_: Annotated[str, _Format] = "terminal",
     as_json: Annotated[bool, declare_option(common.AS_JSON)] = False,
     output: Annotated[OptionalText, _Output] = None,
@@ -105,7 +105,7 @@ def fleet(
         path = _require_db(db)
         choice = _build_choice(since, until, user, account)
         settings = common.load_profile(profile)
-        interval_s = _parse_interval(every)
+        interval_s = _parse_interval(interval)
         failed: list[tuple[str, str]] = []
         with _open(path, bool(run or watch), settings) as (ledger, price):
             runs = _Runs(settings, jobs, again, price)
@@ -262,12 +262,12 @@ class _View:
         common.write_result(self._render(summary), output)
 
     def _render(self, summary: Any) -> str:
-        from clusterprof.fleet.sections import build_fleet_document
-        from clusterprof.fleet.text import (
+        from clusterprof.fleet.outputs import (
             render_fleet_json,
             render_fleet_markdown,
             render_fleet_text,
         )
+        from clusterprof.fleet.sections import build_fleet_document
 
         if self._format == "html":
             from clusterprof.fleet.page import render_fleet_page
@@ -283,7 +283,7 @@ class _View:
         return render_fleet_text(document, columns, not is_plain and common.has_color())
 
     def _export(self, ledger: Ledger, to: str) -> None:
-        from clusterprof.fleet.tables import export_ledger
+        from clusterprof.fleet.outputs import export_ledger
         from clusterprof.output.exporters.base import Output
 
         is_folder = self._output is not None and self._output.endswith(os.sep)

@@ -157,8 +157,8 @@ def build_job_entry(report: Report, causes: Mapping[str, Cause], user: str = "")
 
     causes: every cause that is known, by id. user: user of the job where the report names none.
     """
-    job, likeness = report.job, report.likeness
-    recordings = tuple(sorted(likeness.recordings)) if likeness is not None else ()
+    job, fingerprint = report.job, report.likeness
+    recordings = tuple(sorted(fingerprint.recordings)) if fingerprint is not None else ()
     upper = any(finding.upper_bound for finding in report.findings)
     main = report.main_cause
     return JobEntry(
@@ -168,7 +168,7 @@ def build_job_entry(report: Report, causes: Mapping[str, Cause], user: str = "")
         name=_escape(job.name if job is not None else ""),
         user=_escape((job.user if job is not None else "") or user),
         account=_escape(job.account if job is not None else ""),
-        started_ns=_check_start(likeness.started_at_ns if likeness is not None else None),
+        started_ns=_check_start(None if fingerprint is None else fingerprint.started_at_ns),
         nodes=len({node.name for node in report.nodes}),
         gpus=(job.gpus if job is not None else 0) or report.rank_count,
         ranks=report.rank_count,

@@ -234,8 +234,6 @@ class Service:
         start = clock.read()
         header = self._header(start)
         folder, writer = _open_writer(request, header, clock.read)
-        with contextlib.suppress(OSError):  # only callbacks of the job read it
-            write_private_file(request.run_dir / FOLDER_FILE, os.fsencode(folder.parent))
         self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
         on_start(
             RecordingStarted(
@@ -493,7 +491,10 @@ def _open_writer(
     """Choose the node's folder and write the first segment, while no other recorder chooses."""
     with lock_output_folder(request.out):
         folder = _choose_out(request, header) / header.node["key"]
-        return folder, RecordingWriter(folder, header, clock, **_select_writer_options(request))
+        writer = RecordingWriter(folder, header, clock, **_select_writer_options(request))
+    with contextlib.suppress(OSError):  # only callbacks of the job read it
+        write_private_file(request.run_dir / FOLDER_FILE, os.fsencode(folder.parent))
+    return folder, writer
 
 
 def _choose_out(request: RecordingRequest, header: Header) -> Path:

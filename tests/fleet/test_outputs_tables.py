@@ -10,7 +10,7 @@ import pytest
 
 from clusterprof.errors import UsageError
 from clusterprof.fleet.database import Ledger, Price, Source, open_ledger
-from clusterprof.fleet.tables import FLEET_TABLES, export_ledger
+from clusterprof.fleet.outputs import FLEET_TABLES, export_ledger
 from clusterprof.output.exporters.base import Output
 from tests.support.fleet_jobs import S, make_entry
 

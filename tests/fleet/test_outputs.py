@@ -10,9 +10,9 @@ import pytest
 
 from clusterprof.fleet.database import Price, Source, open_ledger
 from clusterprof.fleet.job_entry import JobEntry
+from clusterprof.fleet.outputs import render_fleet_json, render_fleet_markdown, render_fleet_text
 from clusterprof.fleet.queries import FleetSummary, summarize_ledger
 from clusterprof.fleet.sections import build_fleet_document
-from clusterprof.fleet.text import render_fleet_json, render_fleet_markdown, render_fleet_text
 from tests.support.fleet_jobs import S, make_entry
 from tests.support.hostile_names import HOSTILE
 
