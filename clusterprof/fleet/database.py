@@ -404,4 +404,6 @@ def _convert_error(path: Path, reason: str) -> ClusterprofError:
             f"{path}: is no ledger, or a damaged one: {reason}",
             "give another file, and add the runs again",
         )
-    return ClusterprofError(f"{path}: the ledger cannot be used: {reason}")
+    return ClusterprofError(
+        f"{path}: the ledger cannot be used: {reason}", "give a new file, and add the runs again"
+    )

@@ -8,14 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterprof.fleet.database import Ledger, convert_errors
 from clusterprof.fleet.queries import FleetSummary, NodeSums
 from clusterprof.fleet.sections import FleetDocument, FleetTable
-from clusterprof.output.exporters.base import Output
-from clusterprof.output.exporters.tables import BATCH_ROWS, Rows, Table
-from clusterprof.output.exporters.tabular import open_table_writer, select_named_tables
 from clusterprof.output.renderers.text.safety import (
     count_columns,
     escape_markdown,
@@ -23,6 +20,10 @@ from clusterprof.output.renderers.text.safety import (
     fit_to_width,
     wrap_text,
 )
+
+if TYPE_CHECKING:
+    from clusterprof.output.exporters.base import Output
+    from clusterprof.output.exporters.tables import Kind, Rows, Table
 
 SCHEMA_VERSION = 1
 _MIN_NAME_COLUMNS = 8
@@ -157,9 +158,8 @@ def _escape_values(value: Any) -> Any:
 
 
 _MAX_CELL_CHARACTERS = 4096
-JOBS = Table(
-    "jobs",
-    (
+FLEET_TABLES: dict[str, tuple[tuple[str, Kind], ...]] = {
+    "jobs": (
         *(("job", "int"), ("name", "text"), ("title", "text"), ("user", "text")),
         *(("account", "text"), ("started_ns", "int"), ("week", "text"), ("nodes", "int")),
         *(("gpus", "int"), ("ranks", "int"), ("steps", "int"), ("window_ns", "int")),
@@ -168,31 +168,22 @@ JOBS = Table(
         *(("is_upper_bound", "bool"), ("is_emulated", "bool"), ("too_little_seen", "text")),
         *(("price_per_gpu_hour", "float"), ("currency", "text"), ("lost_cost", "float")),
     ),
-)
-CAUSES = Table(
-    "causes",
-    (
+    "causes": (
         *(("job", "int"), ("week", "text"), ("cause", "text"), ("family", "text")),
         *(("lost_ns", "int"), ("outside_ns", "int")),
     ),
-)
-NODES = Table(
-    "nodes",
-    (
+    "nodes": (
         *(("job", "int"), ("node", "text"), ("switch", "text"), ("ranks", "int")),
         *(("window_ns", "int"), ("lost_ns", "int"), ("caused_ns", "int")),
         *(("is_tested", "bool"), ("is_culprit", "bool"), ("position", "int")),
         ("chance_ratio", "float"),
     ),
-)
-CULPRITS = Table(
-    "culprits",
-    (
+    "culprits": (
         *(("job", "int"), ("cause", "text"), ("node", "text"), ("rank", "int")),
         *(("device", "text"), ("resource", "text"), ("caused_ns", "int")),
     ),
-)
-FLEET_TABLES = (JOBS, CAUSES, NODES, CULPRITS)
+}
+"""Table -> its columns, in order."""
 _QUERIES = {
     "jobs": "SELECT id, name, title, user, account, started_ns, week, nodes, gpus, ranks, steps,"
     " window_ns, unmeasured_ns, outside_ns, in_step_ns, productive_ns, lost_ns, main_cause,"
@@ -216,18 +207,22 @@ def export_ledger(ledger: Ledger, form: str, output: Output, names: list[str]) -
     Raises: UsageError for an unknown table, several tables without a folder, and Parquet without
     pyarrow or to a terminal.
     """
-    wanted = select_named_tables(output, [table.name for table in FLEET_TABLES], names)
+    from clusterprof.output.exporters.tables import Table  # the exporters load the analysis
+    from clusterprof.output.exporters.tabular import select_named_tables
+
+    wanted = select_named_tables(output, list(FLEET_TABLES), names)
     with convert_errors(ledger.path):
         ledger.connection.execute("BEGIN")  # all tables show the same jobs
         try:
-            for table in FLEET_TABLES:
-                if table.name in wanted:
-                    _write_table(ledger, form, output, table)
+            for name in wanted:
+                _write_table(ledger, form, output, Table(name, FLEET_TABLES[name]))
         finally:
             ledger.connection.execute("COMMIT")
 
 
 def _write_table(ledger: Ledger, form: str, output: Output, table: Table) -> None:
+    from clusterprof.output.exporters.tabular import open_table_writer
+
     suffix = f".{form}"
     whole = output.open_part(table.name, suffix) if output.is_folder else output.open_whole()
     with whole as file:
@@ -238,6 +233,8 @@ def _write_table(ledger: Ledger, form: str, output: Output, table: Table) -> Non
 
 
 def _iterate_batches(ledger: Ledger, table: Table) -> Iterator[Rows]:
+    from clusterprof.output.exporters.tables import BATCH_ROWS
+
     cursor = ledger.connection.execute(_QUERIES[table.name])
     while rows := cursor.fetchmany(BATCH_ROWS):
         columns = zip(*rows)

@@ -39,7 +39,7 @@ def test_csv_has_a_file_per_table(tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(tmp_path, "csv", out)
     assert sorted(path.name for path in out.iterdir()) == sorted(
-        f"{t.name}.csv" for t in FLEET_TABLES
+        f"{name}.csv" for name in FLEET_TABLES
     )
     jobs = read_csv(out / "jobs.csv")
     assert [(job["lost_ns"], job["lost_cost"], job["currency"]) for job in jobs] == [
