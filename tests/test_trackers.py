@@ -280,6 +280,30 @@ def record(script: str, folder: Path, **settings: str) -> subprocess.CompletedPr
     )
 
 
+_ASK = """
+import time
+from clusterprof.trackers import find_own_recording
+end = time.monotonic() + 20
+while (folder := find_own_recording()) is None and time.monotonic() < end:
+    time.sleep(0.05)
+print(folder)
+time.sleep(1.5)
+"""
+
+
+def test_a_recorded_process_finds_its_recording(tmp_path: Path) -> None:
+    """The folder holds another job already, so that the recorder chooses one inside it."""
+    first = record(_ASK, tmp_path)
+    assert first.stdout.strip() == str(tmp_path / "out"), first.stderr
+    settings = {"SLURM_JOB_ID": "4711", "SLURM_JOB_USER": "ada", "SLURM_JOB_ACCOUNT": "vision"}
+    second = record(_ASK, tmp_path, **settings, SLURM_PROCID="0", SLURM_NTASKS="1")
+    folder = Path(second.stdout.strip())
+    assert folder == tmp_path / "out/4711", second.stderr
+    job = analyze(folder).job
+    assert job is not None
+    assert (job.name, job.user, job.account) == ("4711", "ada", "vision")
+
+
 _LIGHTNING = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
