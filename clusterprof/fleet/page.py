@@ -68,7 +68,7 @@ def render_fleet_page(summary: FleetSummary, top: int = 50) -> str:
 
 
 def _load_page_style() -> str:
-    folder = resources.files("clusterprof.output.renderers.html") / "assets"
+    folder = resources.files("clusterprof.fleet") / "assets"
     return "\n".join((load_style(), (folder / "fleet.css").read_text(encoding="ascii")))
 
 
