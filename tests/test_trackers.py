@@ -398,6 +398,22 @@ def test_transformers_reports_into_the_run_of_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_transformers_reports_into_the_run_of_wandb(tmp_path: Path) -> None:
+    for name in ("wandb", "transformers", "accelerate", "torch"):
+        pytest.importorskip(name)
+    settings = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_RUN_ID": "run78"}
+    done = record(_TRANSFORMERS.replace("REPORT", "wandb"), tmp_path, **settings)
+    assert done.returncode == 0 and "trained 128" in done.stdout, done.stderr
+    assert "not reported" not in done.stderr, done.stderr
+    (folder,) = tmp_path.glob("wandb/offline-run-*-run78")  # one run, which training had opened
+    summary = read_wandb_summary(folder)
+    assert 0 <= summary["clusterprof/lost_ratio"] <= 1
+    assert "train/global_step" in summary
+    (page,) = folder.rglob("*.html")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.torch
 def test_transformers_reports_into_its_log_directory(tmp_path: Path) -> None:
     for name in ("transformers", "accelerate", "tensorboard", "torch"):
         pytest.importorskip(name)

@@ -15,10 +15,9 @@ import os
 import pwd
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -204,18 +203,16 @@ def update_ledger(
         else:
             intake.unchanged += 1
     read = partial(read_run, request=replace(request, jobs=1))
-    with _open_pool(min(request.jobs, len(waiting))) as submit:
-        for run, result in submit(read, waiting):
-            if on_run is not None:
-                on_run(str(run.path))
-            if isinstance(result, JobEntry):
-                if ledger.put(result, run.source, price):
-                    intake.replaced += 1
-                else:
-                    intake.added += 1
-            else:
-                ledger.put_problem(replace(run.source, problem=result))
-                intake.failed.append((str(run.path), result))
+    for run, result in read_in_processes(read, waiting, min(request.jobs, len(waiting))):
+        if on_run is not None:
+            on_run(str(run.path))
+        if isinstance(result, str):
+            ledger.put_problem(replace(run.source, problem=result))
+            intake.failed.append((str(run.path), result))
+        elif ledger.put(result, run.source, price):
+            intake.replaced += 1
+        else:
+            intake.added += 1
     return intake
 
 
@@ -261,25 +258,29 @@ _Read = Callable[[Run], "JobEntry | str"]
 _Results = Iterator[tuple[Run, "JobEntry | str"]]
 
 
-@contextmanager
-def _open_pool(processes: int) -> Iterator[Callable[[_Read, Sequence[Run]], _Results]]:
-    """Give a function that reads runs, in several processes if there are to be any."""
+def read_in_processes(read: _Read, runs: Sequence[Run], processes: int) -> _Results:
+    """Read runs in some processes, in the order in which they are ready.
+
+    One that kills its process, such as by using up the memory, breaks the reading of others: they
+    are read again one by one, each in a process of its own.
+    """
     if processes < 2:
-        yield lambda read, runs: ((run, read(run)) for run in runs)
+        yield from ((run, read(run)) for run in runs)
         return
+    broken = []
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        yield partial(_read_in_pool, pool)
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _read_in_pool(pool: ProcessPoolExecutor, read: _Read, runs: Sequence[Run]) -> _Results:
-    waiting: Mapping[Future[JobEntry | str], Run] = {pool.submit(read, run): run for run in runs}
-    for future in as_completed(waiting):
-        run = waiting[future]
-        try:
-            yield run, future.result()
-        except BrokenProcessPool:
-            yield run, f"{run.path}: the process that read it was killed; try with --jobs 1"
+        waiting = {pool.submit(read, run): run for run in runs}
+        for future in as_completed(waiting):
+            try:
+                yield waiting[future], future.result()
+            except BrokenProcessPool:
+                broken.append(waiting[future])
+    for run in broken:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            try:
+                yield run, pool.submit(read, run).result()
+            except BrokenProcessPool:
+                yield run, f"{run.path}: the process that read it was killed; is memory short?"
 
 
 def format_intake(intake: Intake) -> str:

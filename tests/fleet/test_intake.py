@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -12,7 +13,14 @@ import pytest
 from clusterprof.analysis.pipeline import AnalysisRequest
 from clusterprof.errors import NoRecording
 from clusterprof.fleet.database import open_ledger
-from clusterprof.fleet.intake import GROWTH_FACTOR, Intake, find_runs, update_ledger
+from clusterprof.fleet.intake import (
+    GROWTH_FACTOR,
+    Intake,
+    Run,
+    find_runs,
+    read_in_processes,
+    update_ledger,
+)
 from clusterprof.output.renderers.json import Json
 from tests.support.gate_runs import run, steady
 
@@ -136,3 +144,18 @@ def test_a_job_whose_report_breaks_keeps_its_entry(tmp_path: Path) -> None:
     report.write_text(report.read_text()[:5000])
     assert len(take(db, report.parent)[0].failed) == 1
     assert count_jobs(db) == 1
+
+
+def kill_some(run_: Run) -> str:
+    """Stands for an analysis: the memory ends for one run, while others are being read."""
+    if run_.path.name == "c":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2)
+    return run_.path.name
+
+
+def test_a_run_that_kills_its_process_stops_no_other() -> None:
+    runs = [Run(Path(name), "", 0, 0.0, 0, True) for name in "abcdef"]
+    results = {run_.path.name: result for run_, result in read_in_processes(kill_some, runs, 2)}
+    assert "was killed" in str(results.pop("c"))
+    assert results == {name: name for name in "abdef"}
