@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,6 +178,27 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
     assert count_rows(path)[0] == int(added)
     with open_ledger(path) as ledger:
         ledger.put(make_entry(200_000, ["a"]), source("one more"))
+
+
+def test_a_process_that_is_killed_leaves_whole_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.db"
+    process = subprocess.Popen([sys.executable, "-c", _FILL.format(root=str(ROOT)), str(path)])
+    try:
+        end = time.monotonic() + 60
+        while not path.exists() or path.stat().st_size < 200_000:
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    with open_ledger(path) as ledger:  # rolls back what was half written
+        ledger.put(make_entry(200_000, ["a"]), source("one more"))
+    jobs, nodes = rows(path, "SELECT count(*), sum(nodes) FROM jobs")[0]
+    assert int(str(jobs)) > 10
+    assert rows(path, "SELECT count(*) FROM job_nodes") == [(nodes,)]
+    assert rows(path, "SELECT count(*) FROM sources WHERE job IS NOT NULL") == [(jobs,)]
+    lost = rows(path, "SELECT sum(lost_ns) FROM jobs")
+    assert lost == rows(path, "SELECT sum(lost_ns) FROM job_causes")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
