@@ -73,6 +73,7 @@ def analyze(
     steps: Annotated[Optional[str], declare_option(runs.STEPS)] = None,  # noqa: UP045
     full: Annotated[bool, declare_option(runs.FULL)] = False,
     section: Annotated[Optional[str], declare_option(runs.SECTION)] = None,  # noqa: UP045
+    log_to: Annotated[Optional[list[str]], declare_option(runs.LOG_TO)] = None,  # noqa: UP045
 ) -> None:
     """Show where the GPU time of a recording went, and why."""
     runs.run_analysis(
@@ -95,4 +96,5 @@ def analyze(
         workers,
         full,
         section,
+        log_to,
     )

@@ -21,6 +21,7 @@ from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
 from clusterprof.cli.explain import explain
 from clusterprof.cli.export import dump, export
+from clusterprof.cli.fleet import fleet
 from clusterprof.cli.gate import gate
 from clusterprof.cli.record import record
 from clusterprof.cli.top import top
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": compare,
     "explain": explain,
     "export": export,
+    "fleet": fleet,
     "top": top,
     "doctor": doctor,
     "demo": demo,

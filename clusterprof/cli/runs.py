@@ -246,6 +246,13 @@ SECTION = Option(
 )
 SINCE = Option(("--since",), "TIME", f"Analyze only the time from here on: {TIME_HELP}")
 UNTIL = Option(("--until",), "TIME", "Analyze only the time before this.")
+LOG_TO = Option(
+    ("--log-to",),
+    "TARGET",
+    "Also send summary and HTML report to a run: wandb:PROJECT/RUN_ID, mlflow:RUN_ID or"
+    " tensorboard:DIR. Repeatable.",
+    action="append",
+)
 STEPS = Option(("--steps",), "A:B", "Analyze only steps A to B - 1 of every rank.")
 ANALYZE_OPTIONS = (
     FORMAT,
@@ -266,6 +273,7 @@ ANALYZE_OPTIONS = (
     STEPS,
     FULL,
     SECTION,
+    LOG_TO,
 )
 
 
@@ -289,6 +297,7 @@ def run_analysis(
     workers: int | None = None,
     full: bool = False,
     section: str | None = None,
+    log_to: Sequence[str] | None = None,
 ) -> None:
     """Analyze recordings or foreign files, and write the report."""
     with common.report_errors_as_json(as_json or format_ == "json"):
@@ -297,6 +306,7 @@ def run_analysis(
         common.require_section(section or "", format_name)
         settings = common.load_profile(profile)
         tables = {"by": common.parse_tables(by or ()), "top": top}
+        _check_targets(log_to or ())
         cluster = common.choose_cluster(scheduler, scheduler_file, workers)
         _load_analysis()
         part = parse_part(since, until, steps)
@@ -318,8 +328,24 @@ def run_analysis(
             common.write_paged(text)
         else:
             common.write_result(text, output)
+        for target in log_to or ():
+            from clusterprof.trackers import log_report
+
+            log_report(report, target)
     if strict:
         common.require_complete_report(report)
+
+
+def _check_targets(targets: Sequence[str]) -> None:
+    """Check the values of `--log-to` before anything is analyzed.
+
+    Raises: UsageError for an unknown tracker.
+    """
+    if targets:
+        from clusterprof.trackers import parse_target
+
+        for target in targets:
+            parse_target(target)
 
 
 def _analyze_with_progress_bar(paths: Sequence[Path], request: AnalysisRequest) -> Report:

@@ -50,6 +50,9 @@ class JobFacts(Document, frozen=True, kw_only=True):
     too_little_seen: str = ""
     window_only: bool = False
     has_time_unit: bool = True
+    name: Annotated[str, limit_to(200)] = ""
+    user: Annotated[str, limit_to(200)] = ""
+    account: Annotated[str, limit_to(200)] = ""
 
 
 class Ledger(Document, frozen=True):

@@ -177,6 +177,10 @@ class Cause:
     """Tone of the family's color, 0 to 3, that distinguishes it from the family's other causes."""
     manual_check: str = field(default="", compare=False, kw_only=True)
     """How to verify it by hand: what to run, and what must be observed."""
+    of_node: bool = field(default=False, compare=False, kw_only=True)
+    """Whether a bad node can be the reason, whatever job runs there: such causes count when
+    `fleet` looks for lemon nodes.
+    """
     precedence: int = field(default=0, compare=False, kw_only=True)
     """Order in which claims on the same time are served, lowest first; 0 = it claims no time
     of a rank. Phases 1xx, devices 2xx, copies 3xx, storage 4xx, CPU 5xx, input 6xx, launches 7xx.
@@ -463,6 +467,12 @@ class JobFacts:
     """True if only windows of the job were recorded, such as a few steps in a profiler."""
     has_time_unit: bool = True
     """False if the input states no unit of time: shares and ratios hold, durations do not."""
+    name: str = ""
+    """Id or name of the job, as its launcher states it; "" when nodes state different ones."""
+    user: str = ""
+    """User of the job, as the resource manager states it; "" when it states none."""
+    account: str = ""
+    """Account that the resource manager charges; "" when it states none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Find quantiles of histograms."""
+"""Find quantiles of histograms; test whether a count is more than chance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 
 def find_quantile(counts: Mapping[int, int], fraction: float) -> float | None:
@@ -18,3 +19,47 @@ def find_quantile(counts: Mapping[int, int], fraction: float) -> float | None:
         if reached >= fraction * total:
             return float(value)
     return None
+
+
+def compute_binomial_tail(trials: int, successes: int, probability: float) -> float:
+    """Compute the probability of at least so many successes in independent trials, 0 to 1.
+
+    Where the probability differs from trial to trial, that for their mean is an upper bound, as
+    long as successes are at least one more than their expected number. Source: Hoeffding, "On the
+    distribution of the number of successes in independent trials" (1956), theorem 4.
+    """
+    if successes <= 0:
+        return 1.0
+    if successes > trials or probability <= 0:
+        return 0.0
+    if probability >= 1:
+        return 1.0
+    odds = probability / (1 - probability)
+    log_term = (
+        math.lgamma(trials + 1)
+        - math.lgamma(successes + 1)
+        - math.lgamma(trials - successes + 1)
+        + successes * math.log(probability)
+        + (trials - successes) * math.log1p(-probability)
+    )
+    term = total = 1.0  # relative to the first, which may be too small for a float
+    for count in range(successes, trials):
+        term *= (trials - count) / (count + 1) * odds
+        total += term
+        if term < 1e-17 * total:  # terms rise only up to the mean, and fall from there on
+            break
+    return min(1.0, math.exp(log_term + math.log(total)))
+
+
+def adjust_p_values(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for the number of tests, so that any false one is as improbable as stated.
+
+    Source: Holm, "A simple sequentially rejective multiple test procedure" (1979).
+    """
+    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
+    adjusted = [1.0] * len(p_values)
+    largest = 0.0
+    for rank, at in enumerate(order):
+        largest = max(largest, min(1.0, p_values[at] * (len(p_values) - rank)))
+        adjusted[at] = largest
+    return adjusted

@@ -32,9 +32,10 @@ NOT_MEANT = (
     "--scheduler",
     "--workers",
     "--since 5m",
+    "--log-to",
 )
-"""Lines that show a mistake, usage lines, and what needs an extra, stacks, a cluster, a receiver,
-a long recording or other files."""
+"""Lines that show a mistake, usage lines, and what needs an extra, stacks, a cluster, a receiver, a
+tracker, a long recording or other files."""
 RUNS = {"--baseline", "--repeat"}
 
 

@@ -29,6 +29,8 @@ from clusterprof.errors import CannotStart
 
 _SHARED_MEMORY = "/dev/shm"
 RUN_DIR_PREFIX = "clusterprof-"
+FOLDER_FILE = "recording"
+"""File of the run directory with the path of the recording's folder."""
 RUN_DIR_FOLDERS = ("register", "rings", "groups", "devices")
 MAX_SMALL_FILE_BYTES = 4096
 

@@ -23,6 +23,7 @@ from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.isolation import drivers
 from clusterprof.agent.launch import identity
 from clusterprof.agent.launch.election import (
+    FOLDER_FILE,
     RUN_DIR_PREFIX,
     remove_stale_run_dirs,
     remove_unused_run_dir,
@@ -490,7 +491,10 @@ def _open_writer(
     """Choose the node's folder and write the first segment, while no other recorder chooses."""
     with lock_output_folder(request.out):
         folder = _choose_out(request, header) / header.node["key"]
-        return folder, RecordingWriter(folder, header, clock, **_select_writer_options(request))
+        writer = RecordingWriter(folder, header, clock, **_select_writer_options(request))
+    with contextlib.suppress(OSError):  # only callbacks of the job read it
+        write_private_file(request.run_dir / FOLDER_FILE, os.fsencode(folder.parent))
+    return folder, writer
 
 
 def _choose_out(request: RecordingRequest, header: Header) -> Path:

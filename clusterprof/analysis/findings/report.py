@@ -104,7 +104,23 @@ def build_job_facts(
         too_little_seen=explain_too_little_seen([rank.ledger for rank in ranks]),
         window_only=_is_window_only(nodes),
         has_time_unit=all(node.facts.has_time_unit for node in nodes if node.ranks),
+        name=_find_common_text(node.loaded.header.launcher.get("job") for node in nodes),
+        user=_find_common_text(_list_variables(nodes, "SLURM_JOB_USER")),
+        account=_find_common_text(_list_variables(nodes, "SLURM_JOB_ACCOUNT")),
     )
+
+
+def _list_variables(nodes: Sequence[NodeResult], name: str) -> list[object]:
+    """List the values of a launcher variable: of the recorders, and of the ranks."""
+    recorders = [node.loaded.header.launcher.get("variables") for node in nodes]
+    sources = [*recorders, *(rank.identity for node in nodes for rank in node.ranks)]
+    return [source.get(name) for source in sources if isinstance(source, Mapping)]
+
+
+def _find_common_text(values: Iterable[object]) -> str:
+    """Return the one text among some values; "" when there is none, or they differ."""
+    texts = {value for value in values if isinstance(value, str) and value}
+    return texts.pop() if len(texts) == 1 else ""
 
 
 _MAX_UNOBSERVED_RATIO = 0.5

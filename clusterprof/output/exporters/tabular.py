@@ -48,10 +48,20 @@ def select_tables(output: Output, names: Sequence[str], mixed: bool = False) -> 
     mixed: the format may put several tables into one file.
     Raises: UsageError for an unknown table, and for several tables that need a folder.
     """
+    return select_named_tables(output, TABLE_NAMES, names, mixed)
+
+
+def select_named_tables(
+    output: Output, known: Sequence[str], names: Sequence[str], mixed: bool = False
+) -> list[str]:
+    """Select some of the known tables; arguments and errors are those of `select_tables`.
+
+    Raises: UsageError as `select_tables` does.
+    """
     for name in names:
-        if name not in TABLE_NAMES:
-            raise UsageError(f"unknown table {name!r}{format_suggestion(name, TABLE_NAMES)}")
-    wanted = [name for name in TABLE_NAMES if name in names or not names]
+        if name not in known:
+            raise UsageError(f"unknown table {name!r}{format_suggestion(name, known)}")
+    wanted = [name for name in known if name in names or not names]
     if not output.is_folder and not mixed and len(wanted) > 1:
         raise UsageError(
             f"{len(wanted)} tables need a folder: {', '.join(wanted)}",
@@ -80,6 +90,16 @@ def write_tables(
             writers[table.name].write(rows)
         for table_writer in writers.values():
             table_writer.close()
+
+
+def open_table_writer(form: str, file: BinaryIO, table: Table) -> TableWriter:
+    """Open the writer of a table in a format: csv or parquet.
+
+    Raises: UsageError without the packages of the format.
+    """
+    if form == Parquet.name:
+        return _ParquetWriter(_import_arrow(), file, table)
+    return _CsvWriter(file, table)
 
 
 _FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")

@@ -79,6 +79,7 @@ class CpuContention:
         "There are more threads than CPUs",
         "Give the job more cores, or run fewer workers and library threads on those it has",
         precedence=530,
+        of_node=True,
         tone=1,
         hidden_cost="batch",
         manual_check=(
