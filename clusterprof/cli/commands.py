@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from clusterprof import __version__
 from clusterprof.cli.analyze import HELP_END, analyze
+from clusterprof.cli.collect import collect
 from clusterprof.cli.compare import compare
 from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "explain": explain,
     "export": export,
     "top": top,
+    "collect": collect,
     "doctor": doctor,
     "demo": demo,
     "dump": dump,

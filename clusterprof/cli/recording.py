@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from clusterprof.agent.options import RecordOptions
@@ -28,6 +29,7 @@ def run_record(requested: RecordOptions) -> NoReturn:
         parse_duration,
         parse_mode,
         with_hz,
+        with_metrics,
         with_mode,
     )
     from clusterprof.cli.common import load_profile
@@ -40,10 +42,14 @@ def run_record(requested: RecordOptions) -> NoReturn:
     if requested.hz is not None:
         with_hz(Plan(), requested.hz)  # rejects a rate that is invalid for every rank
 
+    targets = requested.metrics or ()
+    with_metrics(Plan(), targets, os.environ, Path())  # rejects what is invalid for every rank
+
     def plan() -> Plan:
         # command line before profile before defaults
         profile = load_profile(requested.profile).effective()
         built = build_plan(profile, requested.hz, keep_free_bytes)
+        built = with_metrics(built, targets, os.environ, Path.cwd())
         return built if mode is None else with_mode(built, mode)
 
     stacks: Mapping[str, Any] = {}

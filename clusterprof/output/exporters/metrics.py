@@ -16,7 +16,8 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -31,6 +32,12 @@ HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 _PATH = "/v1/metrics"
 _CUMULATIVE = 2  # AggregationTemporality: sums since `startTimeUnixNano`
 _MAX_ANSWER_BYTES = 64 << 10
+_REPEATABLE = frozenset((429, 502, 503, 504))
+"""Statuses after which OTLP permits to send a request again.
+
+Source: https://opentelemetry.io/docs/specs/otlp/#otlphttp-response
+"""
+_NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 _UNITS = {"seconds": "s", "ratio": "1", "bytes": "By", "": "1"}  # UCUM, as OTLP requires
 
 
@@ -45,9 +52,7 @@ class Otlp:
 
         Raises: UsageError when it is not an http(s) address.
         """
-        self._endpoint = _parse_endpoint(endpoint)
-        self._timeout_s = timeout_s
-        self._headers = parse_headers(environ.get(HEADERS_VARIABLE, ""))
+        self._receiver = OtlpReceiver(endpoint, timeout_s, environ)
 
     def check(self, output: Output) -> None:
         """Accept every output: the endpoint was checked by the constructor."""
@@ -57,11 +62,40 @@ class Otlp:
 
         Raises: ClusterprofError when it was not accepted.
         """
-        document = build_metrics_request(run)
-        remark = self._send(json.dumps(document, allow_nan=False).encode("ascii"))
+        start_ns = run.start_ns()
+        end_ns = start_ns + max((node.duration_ns for node in run.report.nodes), default=0)
+        remark = self._receiver.send(
+            build_metrics_request(build_families(run.report), start_ns, end_ns)
+        )
         return (remark,) if remark else ()
 
-    def _send(self, body: bytes) -> str:
+
+class NotAcceptedError(ClusterprofError):
+    """A receiver did not accept a request."""
+
+    def __init__(self, message: str, remedy: str, may_repeat: bool) -> None:
+        """may_repeat: the request itself is valid, so that it can be sent again later."""
+        super().__init__(message, remedy)
+        self.may_repeat = may_repeat
+
+
+class OtlpReceiver:
+    """A receiver of OTLP over HTTP."""
+
+    def __init__(self, endpoint: str, timeout_s: float, environ: Mapping[str, str]) -> None:
+        """Parse the endpoint.
+
+        Raises: UsageError when it is not an http(s) address.
+        """
+        self._endpoint = _parse_endpoint(endpoint)
+        self._timeout_s = timeout_s
+        self._headers = parse_headers(environ.get(HEADERS_VARIABLE, ""))
+
+    def send(self, body: bytes) -> str:
+        """Send one request; return what the receiver refused of it, "" = nothing.
+
+        Raises: NotAcceptedError when it was not accepted.
+        """
         endpoint = self._endpoint
         path = endpoint.path.rstrip("/")
         path = (path if path.endswith(_PATH) else path + _PATH) + (
@@ -85,17 +119,19 @@ class Otlp:
             answer = connection.getresponse()
             answer_body = answer.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, ssl.SSLError) as error:
-            raise ClusterprofError(
+            raise NotAcceptedError(
                 f"nothing was sent to {where}: {escape_text(str(error) or type(error).__name__)}",
                 "check that a receiver for OTLP over HTTP listens there (port 4318 by convention)",
+                may_repeat=True,
             ) from None
         finally:
             connection.close()
         if not 200 <= answer.status < 300:
-            raise ClusterprofError(
+            raise NotAcceptedError(
                 f"{where} answered {answer.status} {escape_text(answer.reason)}:"
                 f" {escape_text(answer_body.decode('utf-8', 'replace').strip(), 300)}",
                 "check the receiver's requirements; the request was sent once",
+                may_repeat=answer.status in _REPEATABLE,
             )
         return _format_rejected_points(answer_body)
 
@@ -144,14 +180,22 @@ def parse_headers(variable: str) -> dict[str, str]:
     return headers
 
 
-def build_metrics_request(run: Run) -> dict[str, Any]:
-    """Build an `ExportMetricsServiceRequest` in its JSON form; 64-bit integers are strings."""
-    start_ns = run.start_ns()
-    end_ns = start_ns + max((node.duration_ns for node in run.report.nodes), default=0)
+def build_metrics_request(
+    families: Iterable[Family],
+    start_ns: int,
+    end_ns: int,
+    attributes: Mapping[str, str] = _NO_ATTRIBUTES,
+) -> bytes:
+    """Build an `ExportMetricsServiceRequest` in its JSON form; 64-bit integers are strings.
+
+    start_ns: since when counters count, end_ns: time of the values, ns since 1970. attributes:
+    more attributes of the resource.
+    """
     times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(end_ns)}
-    metrics = [_build_metric(family, times) for family in build_families(run.report)]
-    resource = [_build_attribute("service.name", "clusterprof")]
-    return {
+    metrics = [_build_metric(family, times) for family in families]
+    named = {"service.name": "clusterprof", **attributes}
+    resource = [_build_attribute(key, text) for key, text in named.items()]
+    document = {
         "resourceMetrics": [
             {
                 "resource": {"attributes": resource},
@@ -161,6 +205,7 @@ def build_metrics_request(run: Run) -> dict[str, Any]:
             }
         ]
     }
+    return json.dumps(document, allow_nan=False).encode("ascii")
 
 
 def _build_metric(family: Family, times: Mapping[str, str]) -> dict[str, Any]:

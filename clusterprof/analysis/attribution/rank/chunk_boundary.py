@@ -166,6 +166,21 @@ def _find_settled_end(
     return max(find_sample_before(rank, closed_ns), overdue_ns)
 
 
+def find_closed_end(rank: Rank) -> int | None:
+    """Find the time up to which no later record changes what a rank did, ns.
+
+    A segment that is open for longer than MAX_OPEN_NS counts as closed. None: the rank has begun
+    neither a wait nor a step.
+    """
+    find_bounds = _find_step_bounds if rank.marked else _find_work_bounds
+    step_begin_ns, step_end_ns, closed_ns = find_bounds(rank, False)
+    if step_begin_ns is None:
+        return None
+    if step_end_ns is None:  # the first step is open
+        closed_ns = step_begin_ns
+    return _find_settled_end(rank, closed_ns, step_end_ns, last=False)
+
+
 def find_overdue_end_ns(chunk: Chunk) -> int:
     """Return the time up to which a chunk is settled even if a span is open, ns."""
     overdue_end_ns = chunk.end_ns - MAX_OPEN_NS
@@ -280,6 +295,9 @@ class Selection:
     first_step: int | None = None
     end_step: int | None = None
     """The first step that is not selected any more."""
+    is_adjoining: bool = False
+    """True: both bounds move to the last device sample up to them, so that parts of a run whose
+    bounds meet add up to the whole. False: a part begins with the first sample in it."""
 
     @property
     def by_steps(self) -> bool:
@@ -317,12 +335,13 @@ def trim_to_selection(
     """Return the selected part of a segment; its length is 0 if nothing is selected."""
     begin_ns, end_ns = segment.start_ns, segment.end_ns
     if state.since_ns is not None and state.since_ns > begin_ns:
-        begin_ns = min(
-            _align_to_sample(rank, state.since_ns, "left")
+        side = "right" if selection.is_adjoining else "left"
+        since_ns = (
+            _align_to_sample(rank, state.since_ns, side)
             if _is_by_time(selection)
-            else state.since_ns,
-            end_ns,
+            else state.since_ns
         )
+        begin_ns = min(max(since_ns, begin_ns), end_ns)
     if state.until_ns is not None and state.until_ns < end_ns:
         end_ns = (
             _align_to_sample(rank, state.until_ns, "right")

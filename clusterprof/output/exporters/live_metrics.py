@@ -1,0 +1,245 @@
+"""Offer live metrics of a growing recording: settle a part of it, count, publish, again and again.
+
+    recorder ──starts──> this process ──reads──> the node's recording
+                         every 15 s   ──────────> scrapes, textfile, OTLP
+
+`main` is the process that the recorder of a node starts: it settles this node alone, so waits
+between ranks stay waits. `clusterprof collect` uses the same class for all nodes of a job.
+
+Counters never go back. They are written next to the recording before they are published; a process
+that is started again continues them, and what it missed counts as unmeasured. If they cannot be
+written, they begin again at zero, with a new start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clusterprof import __version__
+from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.live.parts import Cursor, JobParts
+from clusterprof.analysis.live.settler import is_pipe_closed, limit_process
+from clusterprof.errors import ClusterprofError
+from clusterprof.output.exporters.live_targets import Target, open_target
+from clusterprof.output.renderers.live_metrics import LiveSeries, Scope, decode_series
+from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.trace.live_files import METRICS_LOG_NAME, METRICS_STATE_NAME
+from clusterprof.util.atomic_file import write_file
+
+PERIOD_S = 15.0
+"""Time between two parts, seconds: the usual interval of scrapes."""
+MAX_PERIOD_S = 60.0
+MAX_CPU_RATIO = 0.005
+"""Share of one core above which parts are settled half as often, down to MAX_PERIOD_S."""
+_FIRST_PERIOD_S = 3.0
+_MAX_LOG_LINES = 200
+_MAX_STATE_BYTES = 16 << 20
+_FORMAT = 1
+
+Log = Callable[[str], None]
+
+
+class LiveExporter:
+    """Settles parts of a recording and publishes the counters."""
+
+    def __init__(
+        self,
+        parts: JobParts,
+        scope: Scope,
+        targets: Sequence[str],
+        environ: Mapping[str, str],
+        log: Log,
+        state: SavedState | None = None,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """Take the recording and where the metrics go; nothing is read or opened."""
+        self.period_s = period_s
+        self._period_s = period_s
+        self._parts = parts
+        self._scope: Scope = scope
+        self._texts = tuple(targets)
+        self._environ = environ
+        self._log = log
+        self._state = state
+        self._series = None if state is None else state.series
+        self._targets: dict[str, Target] = {}
+        self._errors: dict[str, str] = {}
+        self._spent_ns = time.process_time_ns()
+
+    @property
+    def series(self) -> LiveSeries | None:
+        """The series; None before the first record."""
+        return self._series
+
+    def open_targets(self) -> list[ClusterprofError]:
+        """Open the targets that are not open; return why some cannot be."""
+        node = next((node.name for node in self._parts.nodes), "")
+        attributes = {
+            "service.version": __version__,
+            "service.instance.id": f"{self._parts.job}/{node if self._scope == 'node' else 'job'}",
+        }
+        if self._scope == "node":
+            attributes["host.name"] = node
+        errors = []
+        for text in self._texts:
+            if text in self._targets:
+                continue
+            try:
+                self._targets[text] = open_target(text, self._environ, attributes, self._log)
+                self._errors.pop(text, None)
+            except ClusterprofError as error:
+                errors.append(error)
+                if self._errors.get(text) != error.message:  # once, not every few seconds
+                    self._log(f"{error.message} ({error.remedy})")
+                self._errors[text] = error.message
+        return errors
+
+    def export_part(self) -> None:
+        """Read what is new, settle it, and publish the counters.
+
+        Raises: NoRecording when there has never been anything to read.
+        """
+        self._parts.poll()
+        started_at_ns = self._parts.started_at_ns
+        if started_at_ns is None:
+            return  # the recorder has not written its header
+        if self._series is None:
+            self._series = LiveSeries(self._scope, time.time_ns())
+        part = self._parts.settle()
+        self._series.add(part)
+        dropped = {target.name: target.dropped for target in self._targets.values()}
+        self._series.set_own_cost(time.process_time_ns(), dropped)
+        if self._state is not None and not self._state.save(self._series):
+            self._log("the counters cannot be saved: after a restart they begin at zero")
+        self.open_targets()
+        families = self._series.build_families()
+        for target in self._targets.values():
+            target.publish(families, self._series.started_at_ns)
+
+    def adjust_period(self) -> None:
+        """Choose the time until the next part, so that parts cost at most MAX_CPU_RATIO."""
+        now_ns = time.process_time_ns()
+        cpu_s = (now_ns - self._spent_ns) / 1e9
+        self._spent_ns = now_ns
+        while cpu_s > MAX_CPU_RATIO * self.period_s and self.period_s < MAX_PERIOD_S:
+            self.period_s *= 2
+        if self.period_s > self._period_s and cpu_s < MAX_CPU_RATIO * self.period_s / 4:
+            self.period_s /= 2
+
+    def close(self) -> None:
+        """End all targets, which takes a few seconds at most."""
+        for target in self._targets.values():
+            target.close()
+        if self._state is not None:
+            self._state.remove()
+
+
+class SavedState:
+    """The counters of a node and up to where they count, next to its recording."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load what an earlier process has saved; a damaged file counts as none."""
+        self._path = folder / METRICS_STATE_NAME
+        self.cursor = Cursor()
+        self.series: LiveSeries | None = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
+            if self._path.stat().st_size <= _MAX_STATE_BYTES:
+                self._decode(msgspec.json.decode(self._path.read_bytes()))
+
+    def _decode(self, values: Any) -> None:
+        if values["format"] != _FORMAT:
+            return
+        cursor = values["cursor"]
+        ranks = {(int(pid), int(ticks)): int(end) for pid, ticks, end in cursor["ranks"]}
+        decoded = Cursor(int(cursor["settled_ns"]), ranks, int(cursor["skipped_ns"]))
+        self.series = decode_series(values["series"])
+        self.cursor = decoded
+
+    def save(self, series: LiveSeries) -> bool:
+        """Save the counters; False: they cannot be, and an older state is gone, too."""
+        cursor = self.cursor
+        if cursor.settled_ns is None:
+            return True
+        values = {
+            "format": _FORMAT,
+            "cursor": {
+                "settled_ns": cursor.settled_ns,
+                "ranks": [[*key, end_ns] for key, end_ns in cursor.ranks.items()],
+                "skipped_ns": cursor.skipped_ns,
+            },
+            "series": series.encode(),
+        }
+        try:
+            write_file(self._path, msgspec.json.encode(values))
+        except ClusterprofError:
+            self.remove()
+            return False
+        return True
+
+    def remove(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Offer the metrics of the node FOLDER at the targets until the recorder ends.
+
+    arguments: FOLDER, the period in seconds, and the targets. Returns the exit status: 1 when the
+    recording cannot be read. The token of scrapes comes from the environment.
+    """
+    folder, period_s, targets = Path(arguments[0]), float(arguments[1]), arguments[2:]
+    limit_process()
+    log = _BoundedLog()
+    state = SavedState(folder)
+    parts = JobParts([folder], build_limits({}), False, {folder.name: state.cursor})
+    exporter = LiveExporter(parts, "node", targets, os.environ, log.write, state, period_s)
+    exit_code = 0
+    try:
+        _run_exporter(exporter, parts)
+    except (ClusterprofError, OSError, MemoryError) as error:
+        log.write(f"{type(error).__name__}: {error}")
+        exit_code = 1
+    if exit_code == 0:  # else the next process continues the counters
+        exporter.close()
+        with contextlib.suppress(OSError):
+            if not os.path.getsize(folder / METRICS_LOG_NAME):
+                os.unlink(folder / METRICS_LOG_NAME)
+    return exit_code
+
+
+def _run_exporter(exporter: LiveExporter, parts: JobParts) -> None:
+    """Export a part every period until the pipe is closed or the recording has ended."""
+    rest_s = min(_FIRST_PERIOD_S, exporter.period_s)
+    while not is_pipe_closed(rest_s):
+        began_s = time.monotonic()
+        exporter.export_part()
+        exporter.adjust_period()
+        if parts.has_ended:
+            return
+        rest_s = max(exporter.period_s - (time.monotonic() - began_s), 0.1)
+    exporter.export_part()  # the last seconds, for receivers of OTLP
+
+
+class _BoundedLog:
+    """Errors of this process, on stderr, which the recorder has made a file."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def write(self, text: str) -> None:
+        """Write a line; after _MAX_LOG_LINES nothing is written."""
+        self._lines += 1
+        if self._lines <= _MAX_LOG_LINES:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{stamp} {escape_text(text, 1000)}\n")
+                sys.stderr.flush()
