@@ -5,7 +5,7 @@ recorders.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterprof.report.model import Report
@@ -91,17 +91,17 @@ class RankPart:
     source: str
     """Where lost time was measured (`RankLedger.source`)."""
     is_emulated: bool
-    productive_ns: int
-    lost_ns: int
-    outside_ns: int
-    unmeasured_ns: int
+    productive_ns: int = 0
+    lost_ns: int = 0
+    outside_ns: int = 0
+    unmeasured_ns: int = 0
     """The four states add up to the time of the rank in the part."""
-    lost: Mapping[str, int]
+    lost: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns, as victim; sums to `lost_ns`."""
-    caused: Mapping[str, int]
+    caused: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns, as culprit: own loss, and what other ranks lost waiting for it."""
-    steps: int
-    status: RankStatus | None
+    steps: int = 0
+    status: RankStatus | None = None
     """Busy ratio and step time, up to the newest record; None when it was not seen."""
 
 

@@ -201,6 +201,26 @@ class NodeParts:
             out[key] = _RankBounds(settled_ns, begin_ns, end_ns, statuses.get(key[0]))
         return out
 
+    def observe_ranks(self) -> list[RankPart]:
+        """Return the ranks with their status and no time: nothing of them can be settled yet."""
+        if self._loaded is None or self._loaded.chunk is None or self.cursor.settled_ns is None:
+            return []
+        observer = ObservedLoad(self._loaded, self.cursor.settled_ns)
+        (chunk,) = observer.chunks()
+        statuses = observer.ranks()
+        return [
+            RankPart(
+                node=self.name,
+                rank=rank.rank,
+                device=rank.device,
+                source="none",
+                is_emulated=rank.emulated,
+                status=statuses.get(rank.pid),
+            )
+            for rank in find_ranks(chunk)
+            if rank.rank is not None or rank.marked or rank.device
+        ]
+
     def build_status(self, silent: bool) -> NodePart:
         """Build the state of the node and its recorder after a part."""
         chunk = None if self._loaded is None else self._loaded.chunk
@@ -314,7 +334,7 @@ class JobParts:
                 if not is_one_node:
                     node.release()
         common_ns = self._find_common_end(closed, silent)
-        results, statuses = [], []
+        results, statuses, waiting = [], [], []
         bounds: dict[tuple[str, int, int], _RankBounds] = {}
         for node, own_end_ns in closed.items():
             until_ns = min(own_end_ns, _to_node_ns(node.tail, common_ns))
@@ -322,14 +342,16 @@ class JobParts:
                 if not is_one_node:
                     node.load()
                 settled = node.settle(until_ns)
-                if settled is not None:
+                if settled is None:
+                    waiting += node.observe_ranks()
+                else:
                     results.append(settled[0])
                     for (pid, ticks), bound in settled[1].items():
                         bounds[node.name, pid, ticks] = bound
             statuses.append(node.build_status(node in silent))
             node.release()
         ranks, unblamed = self._build_ranks(results, bounds)
-        return JobPart(self.job, tuple(statuses), ranks, unblamed)
+        return JobPart(self.job, tuple(statuses), (*ranks, *waiting), unblamed)
 
     def _find_nodes(self) -> None:
         for path in self._paths:
@@ -391,7 +413,10 @@ class JobParts:
         parts = []
         for rank, total in zip(ranks, totals):
             bound = bounds.get((rank.ledger.node, rank.ledger.pid, rank.started_ticks))
-            if bound is not None:
+            is_known = rank.ledger.rank is not None or rank.marked or bool(rank.ledger.device)
+            if (
+                bound is not None and is_known
+            ):  # before the first span, a launcher may look like one
                 parts.append(_build_rank_part(rank, total, bound, self._is_blaming))
         return tuple(parts), unblamed
 

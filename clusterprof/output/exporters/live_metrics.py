@@ -63,6 +63,8 @@ class LiveExporter:
         """Take the recording and where the metrics go; nothing is read or opened."""
         self.period_s = period_s
         self._period_s = period_s
+        # Values that are asked for more often than usual may cost more.
+        self._max_cpu_ratio = MAX_CPU_RATIO * max(PERIOD_S / period_s, 1.0)
         self._parts = parts
         self._scope: Scope = scope
         self._texts = tuple(targets)
@@ -115,7 +117,11 @@ class LiveExporter:
             self._series = LiveSeries(self._scope, time.time_ns())
         part = self._parts.settle()
         self._series.add(part)
-        dropped = {target.name: target.dropped for target in self._targets.values()}
+        dropped = {
+            target.name: target.dropped
+            for target in self._targets.values()
+            if target.name != "http"  # it drops nothing
+        }
         self._series.set_own_cost(time.process_time_ns(), dropped)
         if self._state is not None and not self._state.save(self._series):
             self._log("the counters cannot be saved: after a restart they begin at zero")
@@ -125,13 +131,13 @@ class LiveExporter:
             target.publish(families, self._series.started_at_ns)
 
     def adjust_period(self) -> None:
-        """Choose the time until the next part, so that parts cost at most MAX_CPU_RATIO."""
+        """Choose the time until the next part, so that parts cost at most the share allowed."""
         now_ns = time.process_time_ns()
         cpu_s = (now_ns - self._spent_ns) / 1e9
         self._spent_ns = now_ns
-        while cpu_s > MAX_CPU_RATIO * self.period_s and self.period_s < MAX_PERIOD_S:
+        while cpu_s > self._max_cpu_ratio * self.period_s and self.period_s < MAX_PERIOD_S:
             self.period_s *= 2
-        if self.period_s > self._period_s and cpu_s < MAX_CPU_RATIO * self.period_s / 4:
+        if self.period_s > self._period_s and cpu_s < self._max_cpu_ratio * self.period_s / 4:
             self.period_s /= 2
 
     def close(self) -> None:
