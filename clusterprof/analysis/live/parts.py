@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
     Selection,
     concat_chunks,
     find_closed_end,
-    find_sample_before,
+    find_sample_from,
 )
 from clusterprof.analysis.attribution.rank.claims import WITH_PEERS
 from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
@@ -38,8 +40,9 @@ from clusterprof.analysis.live.window import LEAD_NS, MAX_ROWS, ObservedLoad, Wi
 from clusterprof.analysis.node.analyze import NodeResult, analyze_load, list_ranks
 from clusterprof.analysis.timeline.load.chunks import LoadedNode, NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
-from clusterprof.analysis.timeline.model import Chunk
+from clusterprof.analysis.timeline.model import Chunk, Rank
 from clusterprof.errors import NoRecording
+from clusterprof.probe import layout
 from clusterprof.report.live import WAIT_FOR_RANKS, JobPart, NodePart, RankPart, RankStatus
 from clusterprof.report.model import UNATTRIBUTED
 from clusterprof.signals import SELF_CPU
@@ -53,6 +56,12 @@ MAX_KEPT_NS = 360_000_000_000
 settling process leaves behind is not settled any more."""
 SILENT_NS = 20_000_000_000
 """Lag behind the other nodes at which a node is not waited for, ns."""
+MAX_STEP_NS = 150_000_000_000
+"""Time after which a part ends in the midst of a step, ns."""
+_CUT_AFTER_NS = 20_000_000
+"""Parts end that much after a step, ns: clocks of nodes differ, and no rank is in an operation."""
+_MAX_CUTS = 4096
+"""The newest steps that are looked at."""
 _END_LAG_NS = 2_000_000_000
 """Records of the newest time may still arrive: where nothing was marked, a part ends before it."""
 _FOREVER_NS = 1 << 62
@@ -66,7 +75,7 @@ class Cursor:
 
     settled_ns: int | None = None
     ranks: dict[ProcessKey, int] = field(default_factory=dict)
-    """The same per rank: the last sample of its device up to that time."""
+    """The same per rank: the first sample of its device from that time on."""
     skipped_ns: int = 0
     """Time that was never settled, ns."""
 
@@ -153,7 +162,8 @@ class NodeParts:
             return latest_ns + _END_LAG_NS  # steps may end after the last sample
         chunk = self._loaded.chunk
         ranks = [] if chunk is None else find_ranks(chunk)
-        ends = [end_ns for rank in ranks if (end_ns := find_closed_end(rank)) is not None]
+        since_ns = latest_ns if self.cursor.settled_ns is None else self.cursor.settled_ns
+        ends = [end_ns for rank in ranks if (end_ns := _find_cut(rank, since_ns)) is not None]
         return min([latest_ns - _END_LAG_NS, *ends])
 
     def settle(self, until_ns: int) -> tuple[NodeResult, dict[ProcessKey, _RankBounds]] | None:
@@ -192,7 +202,7 @@ class NodeParts:
             rank = loaded_ranks.get(key)
             begin_ns, end_ns = since_ns, until_ns
             if rank is not None:
-                begin_ns, end_ns = (find_sample_before(rank, t) for t in (since_ns, until_ns))
+                begin_ns, end_ns = (find_sample_from(rank, t) for t in (since_ns, until_ns))
             settled_ns = self.cursor.ranks.get(key)
             if settled_ns is None:  # a new rank
                 begin_ns = settled_ns = max(begin_ns, rank_result.first_ns)
@@ -250,6 +260,26 @@ class _RankBounds:
     """First instant that the ledger covers; later than `settled_ns` after an absence."""
     end_ns: int
     status: RankStatus | None
+
+
+def _find_cut(rank: Rank, since_ns: int) -> int | None:
+    """Find where a part may end for a rank: just after a step, ns; None: anywhere.
+
+    In the midst of a step an operation would be cut, and the wait in it could not be blamed.
+    """
+    closed_ns = find_closed_end(rank)
+    steps = rank.main.spans.get(layout.STEP)
+    if closed_ns is None or steps is None or not steps.end_ns.size:
+        return closed_ns
+    cuts = [
+        int(end_ns) + _CUT_AFTER_NS
+        for end_ns in np.sort(steps.end_ns)[-_MAX_CUTS:]
+        if end_ns > since_ns - _CUT_AFTER_NS
+    ]
+    cuts = [cut_ns for cut_ns in cuts if find_sample_from(rank, cut_ns) <= closed_ns]
+    if cuts:
+        return cuts[-1]
+    return closed_ns if closed_ns > since_ns + MAX_STEP_NS else since_ns
 
 
 def _read_recorder_cpu(chunk: Chunk) -> dict[str, int]:

@@ -201,6 +201,13 @@ def find_sample_before(rank: Rank, t_ns: int) -> int:
     return int(times[row]) if row >= 0 else t_ns
 
 
+def find_sample_from(rank: Rank, t_ns: int) -> int:
+    """Return the time of the first device sample from an instant on; without one the instant."""
+    times = get_sample_times(rank)
+    row = int(times.searchsorted(t_ns, "left"))
+    return int(times[row]) if row < times.size else t_ns
+
+
 def _choose_later(first: int | None, second: int | None) -> int | None:
     known = [t for t in (first, second) if t is not None]
     return max(known) if known else None
@@ -296,8 +303,8 @@ class Selection:
     end_step: int | None = None
     """The first step that is not selected any more."""
     is_adjoining: bool = False
-    """True: both bounds move to the last device sample up to them, so that parts of a run whose
-    bounds meet add up to the whole. False: a part begins with the first sample in it."""
+    """True: both bounds move to the first device sample from them on, so that parts of a run whose
+    bounds meet add up to the whole. False: a part ends with the last sample in it."""
 
     @property
     def by_steps(self) -> bool:
@@ -335,16 +342,14 @@ def trim_to_selection(
     """Return the selected part of a segment; its length is 0 if nothing is selected."""
     begin_ns, end_ns = segment.start_ns, segment.end_ns
     if state.since_ns is not None and state.since_ns > begin_ns:
-        side = "right" if selection.is_adjoining else "left"
-        since_ns = (
-            _align_to_sample(rank, state.since_ns, side)
-            if _is_by_time(selection)
-            else state.since_ns
+        begin_ns = min(
+            find_sample_from(rank, state.since_ns) if _is_by_time(selection) else state.since_ns,
+            end_ns,
         )
-        begin_ns = min(max(since_ns, begin_ns), end_ns)
     if state.until_ns is not None and state.until_ns < end_ns:
+        find_sample = find_sample_from if selection.is_adjoining else find_sample_before
         end_ns = (
-            _align_to_sample(rank, state.until_ns, "right")
+            min(find_sample(rank, state.until_ns), end_ns)
             if _is_by_time(selection)
             else state.until_ns
         )
@@ -353,14 +358,6 @@ def trim_to_selection(
 
 def _is_by_time(selection: Selection) -> bool:
     return not selection.by_steps
-
-
-def _align_to_sample(rank: Rank, t_ns: int, side: str) -> int:
-    """Return the first device sample from an instant on ("left"), or the last one up to it."""
-    times = get_sample_times(rank)
-    at = int(np.searchsorted(times, t_ns, side=side))  # type: ignore[call-overload]
-    at = at if side == "left" else at - 1
-    return int(times[at]) if 0 <= at < times.size else t_ns
 
 
 # Marks of an instant that apply to all the time after it.
