@@ -324,7 +324,7 @@ def decode_plan(content: bytes) -> Plan:
             collectors={str(name): dict(entry) for name, entry in collectors.items()},
             recording={str(k): int(v) for k, v in values.get("recording", {}).items()},
             profile=dict(values.get("profile", {})),
-            metrics=[str(target) for target in values.get("metrics", [])],
+            metrics=tuple(str(target) for target in values.get("metrics", ())),
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"the sampling plan cannot be read: {error}") from error
