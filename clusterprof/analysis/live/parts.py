@@ -120,6 +120,14 @@ class NodeParts:
         """Return whether the recorder has ended or the recording is gone."""
         return self.tail.state != "recording"
 
+    @property
+    def settled_at_ns(self) -> int | None:
+        """Up to where it is settled by its wall clock, ns since 1970; None when unknown."""
+        tail, settled_ns, realtime_ns = self.tail, self.cursor.settled_ns, self.tail.realtime_ns()
+        if realtime_ns is None or settled_ns is None or tail.latest_ns is None:
+            return None
+        return realtime_ns - (tail.latest_ns - settled_ns)
+
     def poll(self) -> bool:
         """Read what was written since the last call; return whether anything was."""
         tail, settled_ns = self.tail, self.cursor.settled_ns
@@ -234,15 +242,11 @@ class NodeParts:
     def build_status(self, silent: bool) -> NodePart:
         """Build the state of the node and its recorder after a part."""
         chunk = None if self._loaded is None else self._loaded.chunk
-        tail, settled_ns = self.tail, self.cursor.settled_ns
-        realtime_ns = tail.realtime_ns()
-        settled_at_ns = None
-        if realtime_ns is not None and settled_ns is not None and tail.latest_ns is not None:
-            settled_at_ns = realtime_ns - (tail.latest_ns - settled_ns)
+        tail = self.tail
         return NodePart(
             name=self.name,
             state="silent" if silent else tail.state,
-            settled_at_ns=settled_at_ns,
+            settled_at_ns=self.settled_at_ns,
             damaged_bytes=tail.damaged_bytes,
             skipped_ns=self.cursor.skipped_ns,
             cpu_ns={} if chunk is None else _read_recorder_cpu(chunk),
@@ -330,11 +334,10 @@ class JobParts:
         return self._job or next((name for name in names if name), "")
 
     @property
-    def started_at_ns(self) -> int | None:
-        """Start of the first recorder by its wall clock, ns since 1970; None when unknown."""
-        headers = (node.tail.header for node in self.nodes)
-        starts = (header.started.get("realtime_ns") for header in headers if header is not None)
-        return min((int(start) for start in starts if start), default=None)
+    def settled_at_ns(self) -> int | None:
+        """Up to where the job is settled by wall clocks, ns since 1970; None before any record."""
+        times = (node.settled_at_ns for node in self.nodes)
+        return min((t_ns for t_ns in times if t_ns is not None), default=None)
 
     @property
     def has_ended(self) -> bool:

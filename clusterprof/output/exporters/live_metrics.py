@@ -110,11 +110,11 @@ class LiveExporter:
         Raises: NoRecording when there has never been anything to read.
         """
         self._parts.poll()
-        started_at_ns = self._parts.started_at_ns
-        if started_at_ns is None:
-            return  # the recorder has not written its header
+        settled_at_ns = self._parts.settled_at_ns
+        if settled_at_ns is None:
+            return  # nothing is recorded yet
         if self._series is None:
-            self._series = LiveSeries(self._scope, time.time_ns())
+            self._series = LiveSeries(self._scope, settled_at_ns)
         part = self._parts.settle()
         self._series.add(part)
         dropped = {
