@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Optional
@@ -63,6 +64,7 @@ def collect(
     exporter = LiveExporter(
         parts, "job", metrics or (), os.environ, common.print_note, period_s=interval_s
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a textfile must not outlive us
     parts.poll()  # a wrong path is an error before anything is offered
     errors = exporter.open_targets()
     if errors:

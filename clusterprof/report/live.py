@@ -133,3 +133,5 @@ class JobPart:
     ranks: tuple[RankPart, ...]
     unblamed: Mapping[str, int]
     """Waits in operations that have no culprit, ns by cause id."""
+    trouble: str = ""
+    """Why the ranks could not be compared, so that waits stayed waits; "" when they were."""

@@ -93,20 +93,20 @@ def test_the_profile_of_the_page_loads(tmp_path: Path) -> None:
     assert values == {"to": ["9640-9647"], "interval_s": 15}
 
 
+_OBSERVED = 'clusterprof_job_observed_gpu_seconds_total{job_name="j",state="productive"}'
+_LOST = 'clusterprof_job_lost_gpu_seconds_total{job_name="j",cause="storage-remote"}'
+_CAUSED = 'clusterprof_job_caused_gpu_seconds_total{job_name="j",node="n",rank="3",cause="cpu-gc"}'
 RULE_TESTS = {
     "ClusterprofJobLosesTime": (
         {
             # 8 ranks; from minute 30 to 60 a fourth of their time is lost to storage.
-            'clusterprof_job_observed_gpu_seconds_total{job_name="j",state="productive"}': "0+480x120",
-            'clusterprof_job_lost_gpu_seconds_total{job_name="j",cause="storage-remote"}': "0+0x30 0+120x30 3600+0x60",
+            _OBSERVED: "0+480x120",
+            _LOST: "0+0x30 0+120x30 3600+0x60",
         },
         {"job_name": "j", "cause": "storage-remote", "severity": "warning"},
     ),
     "ClusterprofCulprit": (
-        {
-            'clusterprof_job_observed_gpu_seconds_total{job_name="j",state="productive"}': "0+480x120",
-            'clusterprof_job_caused_gpu_seconds_total{job_name="j",node="n",rank="3",cause="cpu-gc"}': "0+0x30 0+120x30 3600+0x60",
-        },
+        {_OBSERVED: "0+480x120", _CAUSED: "0+0x30 0+120x30 3600+0x60"},
         {"job_name": "j", "node": "n", "rank": "3", "cause": "cpu-gc", "severity": "warning"},
     ),
     "ClusterprofNoStep": (

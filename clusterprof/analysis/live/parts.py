@@ -383,8 +383,8 @@ class JobParts:
                         bounds[node.name, pid, ticks] = bound
             statuses.append(node.build_status(node in silent))
             node.release()
-        ranks, unblamed = self._build_ranks(results, bounds)
-        return JobPart(self.job, tuple(statuses), (*ranks, *waiting), unblamed)
+        ranks, unblamed, trouble = self._build_ranks(results, bounds)
+        return JobPart(self.job, tuple(statuses), (*ranks, *waiting), unblamed, trouble)
 
     def _find_nodes(self) -> None:
         for path in self._paths:
@@ -432,17 +432,22 @@ class JobParts:
 
     def _build_ranks(
         self, results: Sequence[NodeResult], bounds: Mapping[tuple[str, int, int], _RankBounds]
-    ) -> tuple[tuple[RankPart, ...], Mapping[str, int]]:
-        """Build what each rank did, and the waits without a culprit, ns by cause id."""
+    ) -> tuple[tuple[RankPart, ...], Mapping[str, int], str]:
+        """Build what each rank did, the waits without a culprit, and why none could be blamed."""
         ranks = list_ranks(results)
         totals: Sequence[CulpritTotals | None] = [None] * len(ranks)
         unblamed: Mapping[str, int] = {}
+        is_blamed, trouble = False, ""
         if self._is_blaming and ranks:
-            state = analyze_across_ranks(results, limits=self._limits)
-            ranks = list_ranks(state.nodes)
-            totals = [None] * len(ranks)
-            if state.observer is not None:
-                totals, unblamed = compute_culprit_totals(ranks), sum_unblamed_waits(ranks)
+            try:
+                state = analyze_across_ranks(results, limits=self._limits)
+                ranks = list_ranks(state.nodes)
+                totals = [None] * len(ranks)
+                if state.observer is not None:
+                    totals, unblamed = compute_culprit_totals(ranks), sum_unblamed_waits(ranks)
+                is_blamed = True
+            except Exception as error:  # damage of any kind: the waits of this part stay waits
+                trouble = f"ranks could not be compared: {type(error).__name__}: {error}"
         parts = []
         for rank, total in zip(ranks, totals):
             bound = bounds.get((rank.ledger.node, rank.ledger.pid, rank.started_ticks))
@@ -450,8 +455,8 @@ class JobParts:
             if (
                 bound is not None and is_known
             ):  # before the first span, a launcher may look like one
-                parts.append(_build_rank_part(rank, total, bound, self._is_blaming))
-        return tuple(parts), unblamed
+                parts.append(_build_rank_part(rank, total, bound, is_blamed))
+        return tuple(parts), unblamed, trouble
 
 
 def _to_node_ns(tail: NodeTail, wall_ns: int) -> int:
@@ -463,7 +468,7 @@ def _to_node_ns(tail: NodeTail, wall_ns: int) -> int:
 
 
 def _build_rank_part(
-    rank: RankResult, total: CulpritTotals | None, bound: _RankBounds, is_blaming: bool
+    rank: RankResult, total: CulpritTotals | None, bound: _RankBounds, is_blamed: bool
 ) -> RankPart:
     """Build what a rank did in a part; the states add up to its time exactly."""
     ledger = rank.ledger
@@ -473,7 +478,7 @@ def _build_rank_part(
     unmeasured_ns = ledger.unmeasured_ns if is_observable else window_ns - ledger.in_step_ns
     outside_ns = max(window_ns - ledger.in_step_ns - unmeasured_ns, 0)
     lost = {cause: ns for cause, ns in ledger.buckets if ns}
-    if not is_blaming:
+    if not is_blamed:
         waits_ns = sum(ns for reason, ns in rank.reasons if reason == WITH_PEERS)
         if waits_ns:
             lost[UNATTRIBUTED] = lost.get(UNATTRIBUTED, 0) - waits_ns

@@ -5,6 +5,9 @@ the command can be repeated. Headers, such as a token, come from
 OTEL_EXPORTER_OTLP_HEADERS, never from the command line, where every user of the machine
 could read them.
 
+Live metrics (output.exporters.live_metrics) are sent again and again, from a thread that
+keeps what it cannot send.
+
 Export the ledger as OpenMetrics, and into a file `*.prom` in Prometheus' text format.
 
 The textfile collector of node_exporter reads `*.prom` but not OpenMetrics. The file is
@@ -16,7 +19,10 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -37,6 +43,12 @@ _REPEATABLE = frozenset((429, 502, 503, 504))
 
 Source: https://opentelemetry.io/docs/specs/otlp/#otlphttp-response
 """
+MAX_QUEUED = 240
+"""Requests that wait for a receiver that is away: one hour, with one every 15 s …"""
+MAX_QUEUED_BYTES = 8 << 20
+"""… and at most these bytes; the oldest are dropped and counted."""
+_FIRST_REST_S, _MAX_REST_S = 1.0, 60.0
+"""Pause after a failed request, doubled each time."""
 _NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 _UNITS = {"seconds": "s", "ratio": "1", "bytes": "By", "": "1"}  # UCUM, as OTLP requires
 
@@ -134,6 +146,87 @@ class OtlpReceiver:
                 may_repeat=answer.status in _REPEATABLE,
             )
         return _format_rejected_points(answer_body)
+
+
+class OtlpTarget:
+    """Pushes to a receiver of OTLP over HTTP from a thread of its own; keeps what it cannot send.
+
+    Values are cumulative, so a dropped request loses the course of an hour, not its sum.
+    """
+
+    def __init__(
+        self, receiver: OtlpReceiver, attributes: Mapping[str, str], log: Callable[[str], None]
+    ) -> None:
+        """Take a receiver. attributes: those of the resource. log: takes one line."""
+        self.name = "otlp"
+        self.dropped = 0
+        self._receiver = receiver
+        self._attributes = attributes
+        self._log = log
+        self._queue: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._is_away = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def publish(self, families: Sequence[Family], start_ns: int) -> None:
+        """Queue these values."""
+        now_ns = time.time_ns()
+        # A clock that was set back must not make the start later than the value.
+        body = build_metrics_request(families, min(start_ns, now_ns), now_ns, self._attributes)
+        with self._changed:
+            self._queue.append(body)
+            while len(self._queue) > 1 and (
+                len(self._queue) > MAX_QUEUED or sum(map(len, self._queue)) > MAX_QUEUED_BYTES
+            ):
+                self._queue.popleft()
+                self.dropped += 1
+            self._changed.notify()
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Send what is queued, for at most `patience_s` seconds."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        rest_s = _FIRST_REST_S
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                body = self._queue[0]
+            if self._send(body):
+                rest_s = _FIRST_REST_S
+                continue
+            with self._changed:
+                if self._is_closing:
+                    return
+                self._changed.wait(rest_s)
+            rest_s = min(2 * rest_s, _MAX_REST_S)
+
+    def _send(self, body: bytes) -> bool:
+        """Send a request; return False if it must be sent again."""
+        try:
+            remark = self._receiver.send(body)
+            if remark:
+                self._log(remark)
+            self._is_away = False
+        except NotAcceptedError as error:
+            if not self._is_away:
+                self._log(f"{error.message} ({error.remedy})")
+            self._is_away = True
+            if error.may_repeat:
+                return False
+            self.dropped += 1
+        with self._changed:
+            if self._queue and self._queue[0] is body:  # else it was dropped meanwhile
+                self._queue.popleft()
+        return True
 
 
 def _format_rejected_points(answer: bytes) -> str:

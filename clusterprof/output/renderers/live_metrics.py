@@ -375,7 +375,7 @@ class LiveSeries:
                 self._set_unknown(job, described, why)
             else:
                 self._set(described, job, value)
-        troubles = [node.trouble for node in part.nodes if node.trouble]
+        troubles = [text for text in (part.trouble, *(n.trouble for n in part.nodes)) if text]
         if troubles:
             self._set_unknown(job, JOB_LOST, troubles[0])
 

@@ -18,8 +18,9 @@ import pytest
 
 from clusterprof.agent.options import TOKEN_VARIABLE
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.output.exporters import live_targets
-from clusterprof.output.exporters.live_targets import OtlpTarget, ScrapeTarget, open_target
+from clusterprof.output.exporters import metrics
+from clusterprof.output.exporters.live_metrics import ScrapeTarget, open_target
+from clusterprof.output.exporters.metrics import OtlpTarget
 from clusterprof.output.renderers.openmetrics import Family, FamilyDescription, Point
 from tests.support.recording_runs import wait_until
 
@@ -201,8 +202,8 @@ def test_otlp_gets_cumulative_sums_with_their_start(receiver: Receiver) -> None:
 def test_what_cannot_be_sent_is_kept_in_order_and_bounded(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_targets, "MAX_QUEUED", 3)
-    monkeypatch.setattr(live_targets, "_FIRST_REST_S", 0.05)
+    monkeypatch.setattr(metrics, "MAX_QUEUED", 3)
+    monkeypatch.setattr(metrics, "_FIRST_REST_S", 0.05)
     notes: list[str] = []
     receiver.status = 503
     opened = open_otlp(receiver.url, notes)
