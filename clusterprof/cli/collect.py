@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -14,6 +14,10 @@ from clusterprof.agent.options import METRICS
 from clusterprof.cli import common
 from clusterprof.cli.common import PROFILE, declare_option
 from clusterprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterprof.analysis.live.parts import JobParts
+    from clusterprof.output.exporters.live_metrics import LiveExporter
 
 _MIN_INTERVAL_S = 1.0
 
@@ -66,27 +70,36 @@ def collect(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a textfile must not outlive us
     parts.poll()  # a wrong path is an error before anything is offered
-    errors = exporter.open_targets()
-    if errors:
-        exporter.close()
-        raise errors[0]
     try:
-        while True:
-            began_s = time.monotonic()
+        for error in exporter.open_targets():
+            raise error
+        if once:
             exporter.export_part()
-            if once or parts.has_ended:
-                break
-            # At most half of a core, however large the job is.
-            cost_s = time.monotonic() - began_s
-            time.sleep(max(interval_s - cost_s, cost_s))
-        if once and exporter.series is not None:
-            from clusterprof.output.renderers.openmetrics import render_families
-
-            common.write_result(render_families(exporter.series.build_families()), None)
-        elif metrics:
-            time.sleep(linger_s)
+            _print_metrics(exporter)
+            return
+        _export_until_end(exporter, parts)
+        time.sleep(linger_s)
     finally:
         exporter.close()
+
+
+def _print_metrics(exporter: LiveExporter) -> None:
+    from clusterprof.output.renderers.openmetrics import render_families
+
+    families = () if exporter.series is None else exporter.series.build_families()
+    common.write_result(render_families(families), None)
+
+
+def _export_until_end(exporter: LiveExporter, parts: JobParts) -> None:
+    """Export a part every period until no recorder is left."""
+    while True:
+        began_s = time.monotonic()
+        exporter.export_part()
+        if parts.has_ended or parts.is_abandoned:
+            return
+        # At most half of a core, however large the job is.
+        cost_s = time.monotonic() - began_s
+        time.sleep(max(exporter.period_s - cost_s, cost_s))
 
 
 def _parse_seconds(option: str, text: str, minimum_s: float) -> float:

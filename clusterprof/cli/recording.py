@@ -39,11 +39,10 @@ def run_record(requested: RecordOptions) -> NoReturn:
 
     keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
     mode = None if requested.mode is None else parse_mode(requested.mode)
-    if requested.hz is not None:
-        with_hz(Plan(), requested.hz)  # rejects a rate that is invalid for every rank
-
     targets = requested.metrics or ()
-    with_metrics(Plan(), targets, os.environ, Path())  # rejects what is invalid for every rank
+    # Every rank rejects a rate or a target that is invalid.
+    given = with_metrics(Plan(), targets, os.environ, Path())
+    with_hz(given, requested.hz if requested.hz is not None else given.hz)
 
     def plan() -> Plan:
         # command line before profile before defaults

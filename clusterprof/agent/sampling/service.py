@@ -242,14 +242,7 @@ class Service:
         header = self._header(start)
         folder, writer = _open_writer(request, header, clock.read)
         self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
-        on_start(
-            RecordingStarted(
-                folder,
-                self._unavailable,
-                any(d.get("emulated") for d in header.devices),
-                describe_metrics_targets(request.plan.metrics),
-            )
-        )
+        on_start(self._build_reply(folder, header))
         limit_address_space()
         stop_garbage_collector()
         remove_stale_run_dirs(
@@ -289,6 +282,14 @@ class Service:
         self._rings.close()
         self._registry.close()
         return stop_condition.reason
+
+    def _build_reply(self, folder: Path, header: Header) -> RecordingStarted:
+        return RecordingStarted(
+            folder,
+            self._unavailable,
+            any(device.get("emulated") for device in header.devices),
+            describe_metrics_targets(self._order.plan.metrics),
+        )
 
     def close(self) -> None:
         """Close inotify; it takes tens of ms in the kernel, so it is done after everything else."""

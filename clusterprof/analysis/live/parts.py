@@ -15,6 +15,7 @@ Only what is not settled is kept in memory, and a few seconds before it.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,9 @@ MAX_KEPT_NS = 360_000_000_000
 """Longest time that is kept unsettled, ns: longer than a step may be open. What an absence of the
 settling process leaves behind is not settled any more."""
 SILENT_NS = 20_000_000_000
-"""Lag behind the other nodes at which a node is not waited for, ns."""
+"""Lag behind the other nodes, or time without a record, at which a node is not waited for, ns."""
+ABANDONED_NS = 300_000_000_000
+"""Time without a record of any node after which a job is taken to have ended, ns."""
 MAX_STEP_NS = 150_000_000_000
 """Time after which a part ends in the midst of a step, ns."""
 _CUT_AFTER_NS = 20_000_000
@@ -106,6 +109,8 @@ class NodeParts:
         self.tail = NodeTail(folder)
         self.cursor = cursor
         self.error = ""
+        self.grew_at_ns = time.monotonic_ns()
+        """When records arrived last, ns by the clock of this process."""
         self._limits = limits
         self._loaded: _LoadedChunk | None = None
 
@@ -132,6 +137,8 @@ class NodeParts:
         """Read what was written since the last call; return whether anything was."""
         tail, settled_ns = self.tail, self.cursor.settled_ns
         has_new = tail.poll(MAX_KEPT_NS)
+        if has_new:
+            self.grew_at_ns = time.monotonic_ns()
         if tail.latest_ns is None:
             return has_new
         if settled_ns is None:
@@ -344,6 +351,12 @@ class JobParts:
         """Return whether no recorder is left that could write."""
         return bool(self._nodes) and all(node.has_ended for node in self.nodes)
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether nothing has been written for so long that all recorders were killed."""
+        now_ns = time.monotonic_ns()
+        return all(node.has_ended or now_ns - node.grew_at_ns > ABANDONED_NS for node in self.nodes)
+
     def poll(self) -> None:
         """Find new nodes, and read what was written since the last call.
 
@@ -402,13 +415,17 @@ class JobParts:
             list_node_folders(self._paths[0])  # raises the error that describes the path
 
     def _find_silent_nodes(self) -> set[NodeParts]:
-        """Find the nodes whose records end long before those of the others, by wall clocks."""
+        """Find the nodes that do not write, or whose records end long before those of others."""
         times = {node: t_ns for node in self.nodes if (t_ns := node.tail.realtime_ns()) is not None}
-        newest_ns = max(times.values(), default=0)
+        newest_ns, now_ns = max(times.values(), default=0), time.monotonic_ns()
         return {
             node
             for node in self.nodes
-            if not node.has_ended and times.get(node, newest_ns) < newest_ns - SILENT_NS
+            if not node.has_ended
+            and (
+                times.get(node, newest_ns) < newest_ns - SILENT_NS
+                or now_ns - node.grew_at_ns > SILENT_NS
+            )
         }
 
     def _find_common_end(self, closed: Mapping[NodeParts, int], silent: set[NodeParts]) -> int:

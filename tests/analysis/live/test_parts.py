@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.live.parts import Cursor, JobParts
+from clusterprof.analysis.live.parts import ABANDONED_NS, SILENT_NS, Cursor, JobParts
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording
 from clusterprof.report.live import WAIT_FOR_RANKS, JobPart
@@ -189,6 +189,25 @@ def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
     assert [node.state for node in part.nodes] == ["recording", "silent"]
     ends = [node.cursor.settled_ns for node in parts.nodes]
     assert ends[0] > 60 * SECOND and 20 * SECOND < ends[1] <= 30 * SECOND
+
+
+def test_a_job_whose_recorders_were_killed_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0
+    monkeypatch.setattr("clusterprof.analysis.live.parts.time.monotonic_ns", lambda: now_ns)
+    growing = Growing(training(STEPS), tmp_path / "run/node-a")
+    growing.until(12)
+    parts = JobParts([tmp_path / "run"], LIMITS, is_blaming=True)
+    states = []
+    for later_ns in (0, SILENT_NS + 1, ABANDONED_NS, ABANDONED_NS + 1):
+        now_ns = later_ns
+        parts.poll()
+        states.append((parts.settle().nodes[0].state, parts.is_abandoned))
+    assert states == [("recording", False), ("silent", False), ("silent", False), ("silent", True)]
+    growing.until(20)
+    parts.poll()
+    assert (parts.settle().nodes[0].state, parts.is_abandoned) == ("recording", False)
 
 
 def test_no_recording_is_an_error(tmp_path: Path) -> None:
