@@ -68,8 +68,9 @@ def collect(
     exporter = LiveExporter(
         parts, "job", metrics or (), os.environ, common.print_note, period_s=interval_s
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a textfile must not outlive us
     parts.poll()  # a wrong path is an error before anything is offered
+    # As Ctrl-C: a textfile must not outlive us.
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for error in exporter.open_targets():
             raise error
@@ -81,6 +82,7 @@ def collect(
         time.sleep(linger_s)
     finally:
         exporter.close()
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _print_metrics(exporter: LiveExporter) -> None:

@@ -36,7 +36,6 @@ def run_record(requested: RecordOptions) -> NoReturn:
 
     _check_choices(requested)
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
-
     keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
     mode = None if requested.mode is None else parse_mode(requested.mode)
     targets = requested.metrics or ()

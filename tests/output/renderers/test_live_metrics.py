@@ -159,6 +159,14 @@ def test_a_node_of_many_ranks_and_causes_stays_below_64_kb() -> None:
     assert len(render_families(series.build_families()).encode()) < 64 << 10
 
 
+def test_a_job_of_a_thousand_ranks_stays_below_64_kb() -> None:
+    series = LiveSeries("job", START_NS)
+    causes = ["storage-local", "storage-remote", "cpu-preprocess", "cpu-gil", "net-transfer"]
+    for cause in causes * 3:
+        series.add(part(*[rank(number, cause, ns=S * number) for number in range(1024)]))
+    assert len(render_families(series.build_families()).encode()) < 64 << 10
+
+
 def test_counters_survive_a_restart() -> None:
     series = LiveSeries("node", START_NS)
     series.add(part(*[rank(number) for number in range(MAX_RANKS + 2)]))
