@@ -56,13 +56,8 @@ def collect(
 
     if not metrics and not once:
         raise UsageError("no target", "add --metrics 9641, or --once to print the metrics")
-    interval_s, linger_s = (
-        _parse_seconds(option, text, minimum_s)
-        for option, text, minimum_s in (
-            ("--interval", interval, _MIN_INTERVAL_S),
-            ("--linger", linger, 0.0),
-        )
-    )
+    interval_s = _parse_seconds("--interval", interval, _MIN_INTERVAL_S)
+    linger_s = _parse_seconds("--linger", linger, 0.0)
     limits = build_limits(common.load_profile(profile), list_limit_classes())
     parts = JobParts(run, limits, True, job=job)
     exporter = LiveExporter(

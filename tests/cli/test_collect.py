@@ -72,8 +72,9 @@ def test_no_recording_and_a_port_in_use_are_errors(
 
 
 def test_it_ends_with_the_job_or_a_signal_and_leaves_no_file(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "job.prom"
-    command = [sys.executable, "-m", "clusterprof", "collect", str(run), "--metrics", str(file)]
+    file, pattern = tmp_path / "mine.prom", tmp_path / "{job}.prom"
+    command = [sys.executable, "-m", "clusterprof", "collect", str(run), "--job", "mine"]
+    command += ["--metrics", str(pattern)]
     done = subprocess.run(
         [*command, "--linger", "0s"], env=environment(), capture_output=True, timeout=60
     )

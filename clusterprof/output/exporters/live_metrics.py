@@ -35,6 +35,7 @@ import msgspec
 
 from clusterprof import __version__
 from clusterprof.agent.options import TOKEN_VARIABLE, MetricsTarget, parse_metrics_target
+from clusterprof.agent.sampling.live_settler import name_textfiles
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.live.parts import Cursor, JobParts
 from clusterprof.analysis.live.settler import is_pipe_closed, limit_process
@@ -310,8 +311,9 @@ class LiveExporter:
         for text in self._texts:
             if text in self._targets:
                 continue
+            (named,) = name_textfiles([text], {"job": self._parts.job, "node": node})
             try:
-                self._targets[text] = open_target(text, self._environ, attributes, self._log)
+                self._targets[text] = open_target(named, self._environ, attributes, self._log)
                 self._errors.pop(text, None)
             except ClusterprofError as error:
                 errors.append(error)
