@@ -22,6 +22,7 @@ from clusterprof.report.model import Report
 from clusterprof_lab.real.cable import Cable, build
 from clusterprof_lab.real.job import SCRIPT, environment, wait_for_recorder
 from clusterprof_lab.real.node import Node, address_of, why_not_here
+from tests.support.dashboards import load_dashboard
 from tests.support.job_python import needs_torch
 from tests.support.manual_pages import ROOT
 from tests.support.prometheus import WHY_NOT, Prometheus
@@ -34,7 +35,7 @@ pytestmark = [
 ]
 NAMES = ("gpu-a", "gpu-b")
 TOKEN = "a-token-of-the-test"
-STEPS, SLOW_MS = 260, 150
+STEPS, SLOW_MS = 300, 150
 LOST, CAUSED = "clusterprof_job_lost_gpu_seconds_total", "clusterprof_job_caused_gpu_seconds_total"
 RECEIVER = """
 import http.server, sys
@@ -60,6 +61,17 @@ def read_queries() -> dict[str, str]:
     return {query: re.sub(r"\[\d+[mhd]\]", "[20s]", query) for query in queries}
 
 
+def read_panels() -> dict[str, str]:
+    """Read the queries of the dashboards, for all jobs and nodes."""
+    out = {}
+    for name in ("live-cluster.json", "live-job.json", "live-node.json"):
+        for panel in load_dashboard(name)["panels"]:
+            (target,) = panel["targets"]
+            text = re.sub(r"\[\d+[mhd]\]", "[20s]", re.sub(r"\$\w+", ".*", target["expr"]))
+            out[f"{name}: {panel['title']}"] = text
+    return out
+
+
 def read_rules() -> str:
     """Return the rules of the documentation for a job of a minute."""
     text = (ROOT / "docs/grafana/alerts.yml").read_text(encoding="utf-8")
@@ -73,6 +85,8 @@ class Run:
     out: Path
     up: dict[str, float] = field(default_factory=dict)
     answers: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
+    panels: dict[str, int] = field(default_factory=dict)
+    """Number of series in each panel of the dashboards."""
     firing: set[str] = field(default_factory=set)
     firing_at_the_end: set[str] = field(default_factory=set)
     series_at_the_end: int = -1
@@ -126,6 +140,7 @@ def watch(prometheus: Prometheus, runs: list[subprocess.Popen[Any]], run: Run) -
     run.up = {labels["instance"]: value for labels, value in prometheus.query("up")}
     run.answers = {query: prometheus.query(short) for query, short in queries.items()}
     run.firing = prometheus.firing()
+    run.panels = {title: len(prometheus.query(text)) for title, text in read_panels().items()}
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +197,11 @@ def test_every_query_of_the_page_has_an_answer(run: Run) -> None:
     assert all(0 <= value <= 1 for _, value in shares)
     (productive,) = answer_of(run, 'state="productive"')
     assert 0 <= productive[1] < 0.5, "the loader takes longer than the step"
+
+
+def test_every_panel_of_the_dashboards_has_an_answer(run: Run) -> None:
+    empty = {title.partition(": ")[2] for title, count in run.panels.items() if not count}
+    assert empty == {"GPU busy", "SM activity"}, "there is no GPU, so these two are not known"
 
 
 def test_waits_stay_waits_at_the_agents(run: Run) -> None:
