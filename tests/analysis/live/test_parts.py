@@ -36,7 +36,7 @@ def follow(parts: JobParts, growing: Iterable[Growing], *times: int) -> list[Job
     return [*out, parts.settle()]
 
 
-def sum_parts(parts: Iterable[JobPart], rank: int = 0) -> Counter[str]:
+def sum_parts(parts: Iterable[JobPart], rank: int | None = 0) -> Counter[str]:
     """Sum what a rank did, ns: its states, its steps, and what it lost by cause."""
     out: Counter[str] = Counter()
     for part in parts:
@@ -208,6 +208,30 @@ def test_a_job_whose_recorders_were_killed_is_abandoned(
     growing.until(20)
     parts.poll()
     assert (parts.settle().nodes[0].state, parts.is_abandoned) == ("recording", False)
+
+
+@pytest.mark.parametrize("name", ["sleep", "slow-dataset"])
+def test_parts_of_a_real_gpu_add_up_to_its_report(tmp_path: Path, name: str) -> None:
+    """Eight parts of 20 s of an H200: lost time to the millisecond, causes to 5 % of it."""
+    source = Path(__file__).parents[2] / "recordings/h200" / name
+    (ledger,) = analyze(source).ranks
+    (segment,) = source.glob("*/*.cpf")
+    folder = tmp_path / segment.parent.name
+    folder.mkdir()
+    parts = JobParts([folder], LIMITS, is_blaming=True)
+    counted: Counter[str] = Counter()
+    for eighth in range(1, 9):
+        (folder / segment.name).write_bytes(
+            segment.read_bytes()[: segment.stat().st_size * eighth // 8]
+        )
+        parts.poll()
+        part = parts.settle()
+        assert part.trouble == part.nodes[0].trouble == ""
+        counted += sum_parts([part], ledger.rank)
+    for state in ("productive_ns", "lost_ns"):
+        assert counted[state] == pytest.approx(getattr(ledger, state), abs=1_000_000)
+    for cause, ns in ledger.buckets:
+        assert counted[f"lost {cause}"] == pytest.approx(ns, abs=0.05 * ledger.lost_ns), cause
 
 
 def test_no_recording_is_an_error(tmp_path: Path) -> None:
