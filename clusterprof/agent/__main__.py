@@ -81,7 +81,8 @@ def _build_parser() -> Parser:
     from clusterprof.agent import options
 
     parser = options.Parser("python -m clusterprof.agent", description=__doc__)
-    for option in (options.OUT, options.DURATION, options.HZ, options.PID, options.MODE):
+    own = (options.OUT, options.DURATION, options.HZ, options.PID, options.MODE, options.METRICS)
+    for option in own:
         parser.add_option(option)
     parser.add_argument("--profile-json", metavar="FILE", help="Sampling plan (plan.json).")
     parser.add_argument("--run-dir", metavar="DIR", help="Run directory of the job.")
@@ -131,7 +132,14 @@ def _build_request(options: argparse.Namespace) -> tuple[RecordingRequest, int]:
 
 
 def _load_plan(options: argparse.Namespace, run_dir: Path) -> Plan:
-    from clusterprof.agent.options import Plan, decode_plan, parse_mode, with_hz, with_mode
+    from clusterprof.agent.options import (
+        Plan,
+        decode_plan,
+        parse_mode,
+        with_hz,
+        with_metrics,
+        with_mode,
+    )
     from clusterprof.errors import UsageError
 
     path = Path(options.profile_json) if options.profile_json else run_dir / "plan.json"
@@ -143,6 +151,7 @@ def _load_plan(options: argparse.Namespace, run_dir: Path) -> Plan:
         except OSError as error:
             raise UsageError(f"{path}: {(error.strerror or '').lower()}") from error
     plan = plan if options.hz is None else with_hz(plan, options.hz)
+    plan = with_metrics(plan, options.metrics or (), os.environ, Path.cwd())
     return plan if options.mode is None else with_mode(plan, parse_mode(options.mode))
 
 
@@ -162,10 +171,12 @@ def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Si
                     "folder": str(reply.folder),
                     "emulated": reply.emulated,
                     "unseen": unavailable[:_MAX_UNAVAILABLE],
+                    "notes": list(reply.notes)[:_MAX_UNAVAILABLE],
                 },
             )
         else:
-            print(f"clusterprof: recording to {reply.folder}", file=sys.stderr, flush=True)
+            for line in (f"recording to {reply.folder}", *reply.notes):
+                print(f"clusterprof: {line}", file=sys.stderr, flush=True)
             if request.pid is not None:
                 print(ATTACH_LINE, file=sys.stderr, flush=True)
 

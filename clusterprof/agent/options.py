@@ -13,7 +13,7 @@ file, so that it never imports a YAML library.
 
     {"hz": 10, "collectors": {"cpu": {"enabled": true, "interval_ns": 100000000}},
      "recording": {"segment_bytes": …, "max_bytes": …, "keep_free_bytes": …, "live_helper": 1},
-     "profile": {…}}
+     "profile": {…}, "metrics": ["9640"]}
 
 The request to a recorder, and its reply once it records.
 """
@@ -88,7 +88,17 @@ MODE = Option(
     "Who may read the recording, as for chmod: 0750 adds your group. Default: 0700, only you.",
 )
 
-RECORD_OPTIONS = (OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS, MODE)
+METRICS = Option(
+    ("--metrics",),
+    "TARGET",
+    "Offer live metrics: [ADDRESS:]PORT[-LAST], FILE.prom, or otlp:URL. Repeatable.",
+    action="append",
+)
+
+RECORD_OPTIONS = (
+    *(OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS, MODE),
+    METRICS,
+)
 HELP = ("-h", "--help")
 _MAX_DIGITS = 9
 
@@ -177,6 +187,7 @@ class RecordOptions(NamedTuple):
     keep_free: str | None = None
     stacks: str | None = None
     mode: str | None = None
+    metrics: Sequence[str] | None = None
 
 
 def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
@@ -208,7 +219,7 @@ def _split_arguments(words: Sequence[str]) -> tuple[list[str] | None, Sequence[s
     long_flags = {
         flag: option.flags[-1]
         for option in RECORD_OPTIONS
-        if option.action == "store"
+        if option.action in ("store", "append")
         for flag in option.flags
     }
     options: list[str] = []
@@ -251,6 +262,8 @@ class Plan(NamedTuple):
     """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
+    metrics: Sequence[str] = ()
+    """Where live metrics go (`parse_metrics_target`); files with absolute paths."""
 
     def enabled(self, name: str) -> bool:
         """Return whether the collector is opened at all."""
@@ -293,6 +306,7 @@ def encode_plan(plan: Plan) -> bytes:
         "collectors": {name: dict(entry) for name, entry in plan.collectors.items()},
         "recording": dict(plan.recording),
         "profile": dict(plan.profile),
+        "metrics": list(plan.metrics),
     }
     return json.dumps(values).encode()
 
@@ -310,6 +324,7 @@ def decode_plan(content: bytes) -> Plan:
             collectors={str(name): dict(entry) for name, entry in collectors.items()},
             recording={str(k): int(v) for k, v in values.get("recording", {}).items()},
             profile=dict(values.get("profile", {})),
+            metrics=tuple(str(target) for target in values.get("metrics", ())),
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"the sampling plan cannot be read: {error}") from error
@@ -323,13 +338,27 @@ def with_hz(plan: Plan, hz: float) -> Plan:
     """
     if not MIN_HZ <= hz <= MAX_HZ:
         raise UsageError(f"{hz:g} Hz is not between {MIN_HZ:g} and {MAX_HZ:g}")
-    return Plan(hz, plan.collectors, plan.recording, plan.profile)
+    return plan._replace(hz=hz)
 
 
 def with_mode(plan: Plan, mode: int) -> Plan:
     """Return the plan with the mode of the recording's folders."""
-    recording = {**plan.recording, "mode": mode}
-    return Plan(plan.hz, plan.collectors, recording, plan.profile)
+    return plan._replace(recording={**plan.recording, "mode": mode})
+
+
+def with_metrics(
+    plan: Plan, targets: Sequence[str], environ: Mapping[str, str], folder: Path
+) -> Plan:
+    """Return the plan with more places for live metrics; those of the plan are checked, too.
+
+    folder: where relative file names begin. environ: may hold the token.
+    Raises: UsageError for a target that is none.
+    """
+    checked = []
+    for text in dict.fromkeys((*plan.metrics, *targets)):
+        target = parse_metrics_target(text, environ)
+        checked.append(str(folder / text) if target.kind == "textfile" else text)
+    return plan._replace(metrics=tuple(checked))
 
 
 def parse_mode(text: str) -> int:
@@ -369,7 +398,74 @@ def build_plan(
     if keep_free_bytes is not None:
         recording["keep_free_bytes"] = keep_free_bytes
     rate = hz if hz is not None else float(sampling.get("hz", DEFAULT_HZ))
-    return with_hz(Plan(rate, collectors, recording, profile), rate)
+    metrics = tuple(profile.get("metrics", {}).get("to", ()))
+    if metrics or "metrics" in profile:
+        recording["metrics_interval_s"] = int(profile["metrics"].get("interval_s", 15))
+    return with_hz(Plan(rate, collectors, recording, profile, metrics), rate)
+
+
+TOKEN_VARIABLE = "CLUSTERPROF_METRICS_TOKEN"
+"""Environment variable of the token that a scrape must present; never an option, which every user
+of the machine could read."""
+_METRICS_FORMS = (
+    "write PORT (loopback), ADDRESS:PORT, PORT-LAST for the first free one, FILE.prom, or"
+    " otlp:http://HOST:4318"
+)
+
+
+class MetricsTarget(NamedTuple):
+    """Where live metrics go."""
+
+    kind: Literal["http", "textfile", "otlp"]
+    place: str
+    """The address to listen on, the file, or the address of the receiver."""
+    ports: Sequence[int] = ()
+    """The first and the last port to listen on; the first free one is taken."""
+
+
+def parse_metrics_target(text: str, environ: Mapping[str, str]) -> MetricsTarget:
+    """Parse one value of `--metrics`.
+
+    Raises: UsageError for an unknown form, and for an address beyond loopback without a token.
+    """
+    if text.startswith("otlp:"):
+        return MetricsTarget("otlp", _check_receiver(text.removeprefix("otlp:")))
+    if text.endswith(".prom"):
+        return MetricsTarget("textfile", text)
+    address, _, ports_text = text.rpartition(":")
+    first, dash, last = ports_text.partition("-")
+    words = (first, last) if dash else (first, first)
+    if not all(word.isascii() and word.isdigit() and len(word) <= 5 for word in words):
+        raise UsageError(f"--metrics {text!r} is no target", _METRICS_FORMS)
+    ports = tuple(int(word) for word in words)
+    if not 0 < ports[0] <= ports[1] <= 65535:
+        raise UsageError(f"--metrics {text!r}: ports are 1 to 65535", _METRICS_FORMS)
+    address = address.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not _is_loopback(address) and not environ.get(TOKEN_VARIABLE):
+        raise UsageError(
+            f"--metrics {text!r} listens beyond this machine without a token",
+            f"set {TOKEN_VARIABLE}, which every scrape must present as its bearer token",
+        )
+    return MetricsTarget("http", address, ports)
+
+
+def _check_receiver(url: str) -> str:
+    """Return the address of a receiver if it is one, without a password."""
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("http", "https") or not separator or not rest.strip("/"):
+        raise UsageError(f"--metrics otlp:{url} is not an address", _METRICS_FORMS)
+    if "@" in rest.partition("/")[0]:
+        raise UsageError(
+            "--metrics otlp: carries a user or password, which every user of this machine can read",
+            "set OTEL_EXPORTER_OTLP_HEADERS='Authorization=…'",
+        )
+    return url
+
+
+def _is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1") or (
+        address.startswith("127.") and address.replace(".", "").isdigit()
+    )
 
 
 DEFAULT_OUT = "clusterprof-out"
@@ -428,3 +524,5 @@ class RecordingStarted(NamedTuple):
     unseen: Sequence[UnavailableCollector]
     emulated: bool
     """True when one of the accelerators is emulated."""
+    notes: Sequence[str] = ()
+    """What a user must know of the live metrics."""

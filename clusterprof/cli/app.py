@@ -16,7 +16,7 @@ from clusterprof.errors import EXIT_CRASH, EXIT_OK, ClusterprofError, OutputFail
 from clusterprof.util.atomic_file import WRITE_ERRNOS, convert_write_error
 
 EXIT_INTERRUPTED = 130
-_COMMANDS_WITHOUT_JOB = frozenset({"analyze", "gate", "compare", "export", "fleet"})
+_COMMANDS_WITHOUT_JOB = frozenset({"analyze", "gate", "compare", "export", "fleet", "collect"})
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from clusterprof import __version__
 from clusterprof.cli.analyze import HELP_END, analyze
+from clusterprof.cli.collect import collect
 from clusterprof.cli.compare import compare
 from clusterprof.cli.demo import demo
 from clusterprof.cli.doctor import doctor
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export,
     "fleet": fleet,
     "top": top,
+    "collect": collect,
     "doctor": doctor,
     "demo": demo,
     "dump": dump,

@@ -27,6 +27,7 @@ def record(
     keep_free: Annotated[str | None, declare_option(options.KEEP_FREE)] = None,
     stacks: Annotated[str | None, declare_option(options.STACKS)] = None,
     mode: Annotated[str | None, declare_option(options.MODE)] = None,
+    metrics: Annotated[list[str] | None, declare_option(options.METRICS)] = None,
 ) -> None:
     """Record this node while CMD runs unchanged: record -- CMD.
 
@@ -36,4 +37,4 @@ def record(
     from clusterprof.cli.recording import run_record
 
     values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks, mode)
-    run_record(options.RecordOptions(command or (), *values))
+    run_record(options.RecordOptions(command or (), *values, metrics))

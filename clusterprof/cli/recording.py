@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from clusterprof.agent.options import RecordOptions
@@ -28,22 +29,25 @@ def run_record(requested: RecordOptions) -> NoReturn:
         parse_duration,
         parse_mode,
         with_hz,
+        with_metrics,
         with_mode,
     )
     from clusterprof.cli.common import load_profile
 
     _check_choices(requested)
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
-
     keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
     mode = None if requested.mode is None else parse_mode(requested.mode)
-    if requested.hz is not None:
-        with_hz(Plan(), requested.hz)  # rejects a rate that is invalid for every rank
+    targets = requested.metrics or ()
+    # Every rank rejects a rate or a target that is invalid.
+    given = with_metrics(Plan(), targets, os.environ, Path())
+    with_hz(given, requested.hz if requested.hz is not None else given.hz)
 
     def plan() -> Plan:
         # command line before profile before defaults
         profile = load_profile(requested.profile).effective()
         built = build_plan(profile, requested.hz, keep_free_bytes)
+        built = with_metrics(built, targets, os.environ, Path.cwd())
         return built if mode is None else with_mode(built, mode)
 
     stacks: Mapping[str, Any] = {}

@@ -127,6 +127,8 @@ KEYS: dict[str, Key] = {
     "recording.max_bytes": Key(2 << 30, _parse_size),
     "recording.keep_free_bytes": Key(256 << 20, _parse_size),
     "recording.live_helper": Key(True, _parse_boolean),
+    "metrics.to": Key((), _parse_texts),
+    "metrics.interval_s": Key(15, _parse_count),
     "stacks.enabled": Key(True, _parse_boolean),
     "stacks.paths": Key("full", _make_choice_parser("full", "hash", "names")),
     "facts.gpu_price_per_hour": Key(None, _parse_optional_number),

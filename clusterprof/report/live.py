@@ -5,7 +5,7 @@ recorders.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterprof.report.model import Report
@@ -72,3 +72,66 @@ class LiveView:
     def ended(self) -> bool:
         """True when no recorder is left that could write."""
         return bool(self.nodes) and all(node.state in ("ended", "gone") for node in self.nodes)
+
+
+WAIT_FOR_RANKS = "wait-for-ranks"
+"""Cause of time in operations with other ranks while nobody has compared the ranks: a wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What one rank did in a part of the run; its parts follow each other without a gap."""
+
+    node: str
+    """Display name of the node."""
+    rank: int | None
+    """Global rank; None if unknown."""
+    device: str
+    """Accelerator id; "" when none was measured."""
+    source: str
+    """Where lost time was measured (`RankLedger.source`)."""
+    is_emulated: bool
+    productive_ns: int = 0
+    lost_ns: int = 0
+    outside_ns: int = 0
+    unmeasured_ns: int = 0
+    """The four states add up to the time of the rank in the part."""
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """Cause id -> ns, as victim; sums to `lost_ns`."""
+    caused: Mapping[str, int] = field(default_factory=dict)
+    """Cause id -> ns, as culprit: own loss, and what other ranks lost waiting for it."""
+    steps: int = 0
+    status: RankStatus | None = None
+    """Busy ratio and step time, up to the newest record; None when it was not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """State of a node and its recorder after a part."""
+
+    name: str
+    """Display name of the node."""
+    state: State
+    settled_at_ns: int | None
+    """Up to when it is settled by its wall clock, ns since 1970; None when it is not known."""
+    damaged_bytes: int
+    skipped_ns: int
+    """Time that was never settled, because the settling process was away or too slow."""
+    cpu_ns: Mapping[str, int]
+    """CPU time of the recorder and its helpers so far, by process."""
+    trouble: str = ""
+    """Why it was not settled, or its recorder cannot write; "" when all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPart:
+    """A part of a job: what is added to its counters."""
+
+    job: str
+    """Name of the job."""
+    nodes: tuple[NodePart, ...]
+    ranks: tuple[RankPart, ...]
+    unblamed: Mapping[str, int]
+    """Waits in operations that have no culprit, ns by cause id."""
+    trouble: str = ""
+    """Why the ranks could not be compared, so that waits stayed waits; "" when they were."""

@@ -4,6 +4,11 @@
     live-0.settled     the last minute of this node, settled: the newest two, in turn
     live-1.settled
 
+With `record --metrics` there are two more, which stay until the recording ends:
+
+    metrics.json       counters of the live metrics, for the process that continues them
+    metrics.log        errors of the process that offers them
+
 A viewer leaves the mark, the node's helper process writes the settled windows
 (docs/design/recorder.md). All of them may be missing, old or damaged without harm.
 
@@ -22,6 +27,8 @@ from typing import Literal
 MARK_NAME = "live.wanted"
 SETTLED_NAMES = ("live-0.settled", "live-1.settled")
 TEMPORARY_NAME = "live.settled.tmp"
+METRICS_STATE_NAME = "metrics.json"
+METRICS_LOG_NAME = "metrics.log"
 WANTED_FOR_S = 120.0
 """Age at which a mark expires, seconds: longer than the minute for which a shared file system may
 keep an old modification time in its cache."""

@@ -262,7 +262,7 @@ class NodeTail:
         if has_new or self.state == "gone":
             self.state = "ended" if self.why_ended else "recording"
         if self.latest_ns is not None:
-            self._forget(self.latest_ns - keep_ns)
+            self.forget(self.latest_ns - keep_ns)
         self._search_older()
         return has_new
 
@@ -438,7 +438,8 @@ class NodeTail:
         elif isinstance(record, PackedSpans | Spans):
             self._persistent.add_processes(record)
 
-    def _forget(self, before_ns: int) -> None:
+    def forget(self, before_ns: int) -> None:
+        """Discard data of the time before an instant, but for what still holds."""
         expired = []
         while self._recent and self._recent[0][0] < before_ns:
             expired.append(self._recent.popleft()[1])

@@ -517,6 +517,7 @@ def format_start_line(out: Path, reply: Mapping[str, Any]) -> str:
         parts.append(f"the recorder did not answer within {READY_TIMEOUT_S:g} s and may start late")
     if reply.get("emulated"):
         parts.append("accelerators are EMULATED")
+    parts += reply.get("notes", ())
     if unavailable:
         parts.append("not seen: " + ", ".join(unavailable))
     return "; ".join([*parts, f"then: clusterprof analyze {folder}"])

@@ -53,7 +53,15 @@ from clusterprof.agent.processes.registry import (
 from clusterprof.agent.processes.span_rings import SpanRings
 from clusterprof.agent.sampling import inventory
 from clusterprof.agent.sampling.collector_runner import CollectorRunner, ErrorLogger
-from clusterprof.agent.sampling.live_settler import HELPER_NAME, LiveSettler
+from clusterprof.agent.sampling.live_settler import (
+    HELPER_NAME,
+    METRICS_HELPER_NAME,
+    LiveSettler,
+    MetricsHelper,
+    NodeHelper,
+    describe_metrics_targets,
+    name_textfiles,
+)
 from clusterprof.agent.sampling.scheduler import (
     NEVER_NS,
     Budget,
@@ -216,7 +224,7 @@ class Service:
         self._clock = SystemClock([wake, self._registry.descriptor], self._news)
         self._schedule = Schedule()
         self._note = note
-        self._live: LiveSettler | None = None
+        self._live: dict[str, NodeHelper] = {}
         self._runners: list[CollectorRunner] = []
         self._runners = self._build(collectors)
 
@@ -235,11 +243,7 @@ class Service:
         header = self._header(start)
         folder, writer = _open_writer(request, header, clock.read)
         self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
-        on_start(
-            RecordingStarted(
-                folder, self._unavailable, any(d.get("emulated") for d in header.devices)
-            )
-        )
+        on_start(self._build_reply(folder, header))
         limit_address_space()
         stop_garbage_collector()
         remove_stale_run_dirs(
@@ -249,8 +253,7 @@ class Service:
         budget = Budget(request.plan.hz, clock.now_ns(), clock.cpu_ns())
         tick_ns = min(_MAX_TICK_NS, round(1e9 / request.plan.hz))
         dumps = FlightRecorderDumps(request.run_dir, folder, str(request.roots.proc))
-        if request.plan.recording.get("live_helper", 1):
-            self._live = LiveSettler(folder)
+        self._live = _build_live_helpers(request, folder, header)
         watch = RunDirWatch(request.run_dir, self._note)
         sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps, watch)
         segment = writer.segment
@@ -269,17 +272,25 @@ class Service:
             if writer.segment != segment:
                 segment = writer.segment
                 self._rings.repeat_definitions()
-            if self._live is not None:
-                self._live.check(clock.now_ns(), segment)
+            for helper in self._live.values():
+                helper.check(clock.now_ns(), segment)
             if clock.now_ns() >= collect_ns:
                 collect_ns += _GARBAGE_INTERVAL_NS
                 collect_garbage()
         writer.close()
-        if self._live is not None:
-            self._live.close()
+        for helper in self._live.values():
+            helper.close()
         self._rings.close()
         self._registry.close()
         return stop_condition.reason
+
+    def _build_reply(self, folder: Path, header: Header) -> RecordingStarted:
+        return RecordingStarted(
+            folder,
+            self._unavailable,
+            any(device.get("emulated") for device in header.devices),
+            describe_metrics_targets(self._order.plan.metrics),
+        )
 
     def close(self) -> None:
         """Close inotify; it takes tens of ms in the kernel, so it is done after everything else."""
@@ -332,12 +343,12 @@ class Service:
 
     def _helper_pids(self) -> Mapping[str, int]:
         pids = {runner.name: getattr(runner.collector, "pid", None) for runner in self._runners}
-        pids[HELPER_NAME] = None if self._live is None else self._live.pid
+        pids |= {name: helper.pid for name, helper in self._live.items()}
         return {f"helper:{name}": pid for name, pid in pids.items() if pid is not None}
 
     def _ended_helper_cpu_ns(self) -> Mapping[str, int]:
-        """Return the CPU time of earlier processes of the helper for viewers, ns."""
-        return {} if self._live is None else {f"helper:{HELPER_NAME}": self._live.ended_cpu_ns}
+        """Return the CPU time of earlier processes of the helpers that settle, ns."""
+        return {f"helper:{name}": helper.ended_cpu_ns for name, helper in self._live.items()}
 
     def _header(self, start: ClockRecord) -> Header:
         request = self._order
@@ -434,6 +445,23 @@ class _StopCondition:
             return self._registry.has_processes()
 
         return remove_unused_run_dir(self._order.run_dir, has_processes)
+
+
+def _build_live_helpers(
+    request: RecordingRequest, folder: Path, header: Header
+) -> dict[str, NodeHelper]:
+    """Build the helpers that settle what is recorded, by name; none is started."""
+    helpers: dict[str, NodeHelper] = {}
+    if request.plan.recording.get("live_helper", 1):
+        helpers[HELPER_NAME] = LiveSettler(folder)
+    if request.plan.metrics:
+        targets = name_textfiles(
+            request.plan.metrics,
+            {"job": request.job, "node": header.node.get("display") or header.node["hostname"]},
+        )
+        period_s = request.plan.recording.get("metrics_interval_s", 15)
+        helpers[METRICS_HELPER_NAME] = MetricsHelper(folder, targets, period_s)
+    return helpers
 
 
 def _is_collector_possible(kind: Any, roots: Roots) -> bool:

@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
     cannot be written: a new start would not help soon.
     """
     folder = Path(arguments[0])
-    _limit_process()
+    limit_process()
     settler = Settler(folder, build_limits({}))
     try:
         return _run_settler(settler, folder)
@@ -136,7 +136,7 @@ def _run_settler(settler: Settler, folder: Path) -> int:
     spent_ns = time.process_time_ns()  # starting and the first reading are not repeated
     while not settler.has_ended:
         if settler.is_due():
-            if _is_pipe_closed(_REST_OF_BATCH_S):
+            if is_pipe_closed(_REST_OF_BATCH_S):
                 break
             settler.poll()
             settler.settle()
@@ -146,19 +146,19 @@ def _run_settler(settler: Settler, folder: Path) -> int:
             spent_ns = now_ns
             if not is_wanted(folder, settler.segment):
                 break
-        if _is_pipe_closed(_POLL_S):
+        if is_pipe_closed(_POLL_S):
             break
         settler.poll()
     return 0
 
 
-def _is_pipe_closed(seconds: float) -> bool:
+def is_pipe_closed(seconds: float) -> bool:
     """Wait, at most until the recorder closes its end of the pipe; return whether it has."""
     ready, _, _ = select.select([0], [], [], seconds)
     return bool(ready) and not os.read(0, 4096)
 
 
-def _limit_process() -> None:
+def limit_process() -> None:
     """Leave every CPU to others, be killed first when memory is short, and limit memory.
 
     Settings that the system refuses are left unchanged.

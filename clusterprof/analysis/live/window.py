@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from clusterprof import signals
 from clusterprof.analysis.attribution.rank.device_activity import build_device_windows, trim_windows
 from clusterprof.analysis.node.analyze import NodeResult, analyze_load
-from clusterprof.analysis.timeline.load.chunks import NodeLoader
+from clusterprof.analysis.timeline.load.chunks import LoadedNode, NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.analysis.timeline.model import Chunk, Rank
 from clusterprof.probe import layout
@@ -42,7 +42,8 @@ BATCH_NS = 400_000_000
 """Longest time between the first and the last sample at the end of one batch of records, ns; the
 next batch follows at least twice as late."""
 _ONE_CHUNK_NS = 1 << 62  # ns: the window is one chunk …
-_MAX_ROWS = 4_000_000  # … unless it is dense: a minute of 8 GPUs and their host is 0.3 million
+MAX_ROWS = 4_000_000
+"""… unless it has more rows than that: a minute of 8 GPUs and their host has 0.3 million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,28 @@ def settle_window(
 
     limits: bound limits object per cause id. until_ns: None = to the newest record.
     """
-    window = _WindowReader(tail, since_ns - LEAD_NS, until_ns)
-    load = NodeLoader(tail.folder, _ONE_CHUNK_NS, window, _MAX_ROWS)
+    window = WindowReader(tail, since_ns - LEAD_NS, until_ns)
+    load = NodeLoader(tail.folder, _ONE_CHUNK_NS, window, MAX_ROWS)
     observer = ObservedLoad(load, since_ns)
     load_like: Any = observer  # has the methods of a NodeLoader that are called
     result = analyze_load(load_like, tail.folder.name, limits, since_ns=since_ns)
     return NodeWindow(result, observer.ranks())
 
 
+class LoadLike(Protocol):
+    """The methods of a NodeLoader that an analysis calls."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks in order of time."""
+
+    def facts(self) -> LoadedNode:
+        """Return the facts collected so far."""
+
+
 class ObservedLoad:
     """A node load that observes its chunks as they pass through."""
 
-    def __init__(self, load: NodeLoader, since_ns: int) -> None:
+    def __init__(self, load: LoadLike, since_ns: int) -> None:
         """Wrap a load; what lies before `since_ns` is ignored."""
         self._load, self._since_ns = load, since_ns
         self._seen: dict[int, _RankActivity] = {}
@@ -141,10 +152,11 @@ class _RankActivity:
         )
 
 
-class _WindowReader:
+class WindowReader:
     """Reads the records of a node's window."""
 
     def __init__(self, tail: NodeTail, since_ns: int, until_ns: int | None) -> None:
+        """Take the bounds on the node's clock, ns; until_ns None = to the newest record."""
         self._tail, self._since_ns = tail, since_ns
         self._until_ns = None if until_ns is None else tail.find_batch_end(until_ns, BATCH_NS)
 

@@ -5,6 +5,9 @@ the command can be repeated. Headers, such as a token, come from
 OTEL_EXPORTER_OTLP_HEADERS, never from the command line, where every user of the machine
 could read them.
 
+Live metrics (output.exporters.live_metrics) are sent again and again, from a thread that
+keeps what it cannot send.
+
 Export the ledger as OpenMetrics, and into a file `*.prom` in Prometheus' text format.
 
 The textfile collector of node_exporter reads `*.prom` but not OpenMetrics. The file is
@@ -16,7 +19,11 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -31,6 +38,18 @@ HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 _PATH = "/v1/metrics"
 _CUMULATIVE = 2  # AggregationTemporality: sums since `startTimeUnixNano`
 _MAX_ANSWER_BYTES = 64 << 10
+_REPEATABLE = frozenset((429, 502, 503, 504))
+"""Statuses after which OTLP permits to send a request again.
+
+Source: https://opentelemetry.io/docs/specs/otlp/#otlphttp-response
+"""
+MAX_QUEUED = 240
+"""Requests that wait for a receiver that is away: one hour, with one every 15 s …"""
+MAX_QUEUED_BYTES = 8 << 20
+"""… and at most these bytes; the oldest are dropped and counted."""
+_FIRST_REST_S, _MAX_REST_S = 1.0, 60.0
+"""Pause after a failed request, doubled each time."""
+_NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 _UNITS = {"seconds": "s", "ratio": "1", "bytes": "By", "": "1"}  # UCUM, as OTLP requires
 
 
@@ -45,9 +64,7 @@ class Otlp:
 
         Raises: UsageError when it is not an http(s) address.
         """
-        self._endpoint = _parse_endpoint(endpoint)
-        self._timeout_s = timeout_s
-        self._headers = parse_headers(environ.get(HEADERS_VARIABLE, ""))
+        self._receiver = OtlpReceiver(endpoint, timeout_s, environ)
 
     def check(self, output: Output) -> None:
         """Accept every output: the endpoint was checked by the constructor."""
@@ -57,11 +74,40 @@ class Otlp:
 
         Raises: ClusterprofError when it was not accepted.
         """
-        document = build_metrics_request(run)
-        remark = self._send(json.dumps(document, allow_nan=False).encode("ascii"))
+        start_ns = run.start_ns()
+        end_ns = start_ns + max((node.duration_ns for node in run.report.nodes), default=0)
+        remark = self._receiver.send(
+            build_metrics_request(build_families(run.report), start_ns, end_ns)
+        )
         return (remark,) if remark else ()
 
-    def _send(self, body: bytes) -> str:
+
+class NotAcceptedError(ClusterprofError):
+    """A receiver did not accept a request."""
+
+    def __init__(self, message: str, remedy: str, may_repeat: bool) -> None:
+        """may_repeat: the request itself is valid, so that it can be sent again later."""
+        super().__init__(message, remedy)
+        self.may_repeat = may_repeat
+
+
+class OtlpReceiver:
+    """A receiver of OTLP over HTTP."""
+
+    def __init__(self, endpoint: str, timeout_s: float, environ: Mapping[str, str]) -> None:
+        """Parse the endpoint.
+
+        Raises: UsageError when it is not an http(s) address.
+        """
+        self._endpoint = _parse_endpoint(endpoint)
+        self._timeout_s = timeout_s
+        self._headers = parse_headers(environ.get(HEADERS_VARIABLE, ""))
+
+    def send(self, body: bytes) -> str:
+        """Send one request; return what the receiver refused of it, "" = nothing.
+
+        Raises: NotAcceptedError when it was not accepted.
+        """
         endpoint = self._endpoint
         path = endpoint.path.rstrip("/")
         path = (path if path.endswith(_PATH) else path + _PATH) + (
@@ -85,19 +131,102 @@ class Otlp:
             answer = connection.getresponse()
             answer_body = answer.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, ssl.SSLError) as error:
-            raise ClusterprofError(
+            raise NotAcceptedError(
                 f"nothing was sent to {where}: {escape_text(str(error) or type(error).__name__)}",
                 "check that a receiver for OTLP over HTTP listens there (port 4318 by convention)",
+                may_repeat=True,
             ) from None
         finally:
             connection.close()
         if not 200 <= answer.status < 300:
-            raise ClusterprofError(
+            raise NotAcceptedError(
                 f"{where} answered {answer.status} {escape_text(answer.reason)}:"
                 f" {escape_text(answer_body.decode('utf-8', 'replace').strip(), 300)}",
                 "check the receiver's requirements; the request was sent once",
+                may_repeat=answer.status in _REPEATABLE,
             )
         return _format_rejected_points(answer_body)
+
+
+class OtlpTarget:
+    """Pushes to a receiver of OTLP over HTTP from a thread of its own; keeps what it cannot send.
+
+    Values are cumulative, so a dropped request loses the course of an hour, not its sum.
+    """
+
+    def __init__(
+        self, receiver: OtlpReceiver, attributes: Mapping[str, str], log: Callable[[str], None]
+    ) -> None:
+        """Take a receiver. attributes: those of the resource. log: takes one line."""
+        self.name = "otlp"
+        self.dropped = 0
+        self._receiver = receiver
+        self._attributes = attributes
+        self._log = log
+        self._queue: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._is_away = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def publish(self, families: Sequence[Family], start_ns: int) -> None:
+        """Queue these values."""
+        now_ns = time.time_ns()
+        # A clock that was set back must not make the start later than the value.
+        body = build_metrics_request(families, min(start_ns, now_ns), now_ns, self._attributes)
+        with self._changed:
+            self._queue.append(body)
+            while len(self._queue) > 1 and (
+                len(self._queue) > MAX_QUEUED or sum(map(len, self._queue)) > MAX_QUEUED_BYTES
+            ):
+                self._queue.popleft()
+                self.dropped += 1
+            self._changed.notify()
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Send what is queued, for at most `patience_s` seconds."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        rest_s = _FIRST_REST_S
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                body = self._queue[0]
+            if self._send(body):
+                rest_s = _FIRST_REST_S
+                continue
+            with self._changed:
+                if self._is_closing:
+                    return
+                self._changed.wait(rest_s)
+            rest_s = min(2 * rest_s, _MAX_REST_S)
+
+    def _send(self, body: bytes) -> bool:
+        """Send a request; return False if it must be sent again."""
+        try:
+            remark = self._receiver.send(body)
+            if remark:
+                self._log(remark)
+            self._is_away = False
+        except NotAcceptedError as error:
+            if not self._is_away:
+                self._log(f"{error.message} ({error.remedy})")
+            self._is_away = True
+            if error.may_repeat:
+                return False
+            self.dropped += 1
+        with self._changed:
+            if self._queue and self._queue[0] is body:  # else it was dropped meanwhile
+                self._queue.popleft()
+        return True
 
 
 def _format_rejected_points(answer: bytes) -> str:
@@ -144,14 +273,22 @@ def parse_headers(variable: str) -> dict[str, str]:
     return headers
 
 
-def build_metrics_request(run: Run) -> dict[str, Any]:
-    """Build an `ExportMetricsServiceRequest` in its JSON form; 64-bit integers are strings."""
-    start_ns = run.start_ns()
-    end_ns = start_ns + max((node.duration_ns for node in run.report.nodes), default=0)
+def build_metrics_request(
+    families: Iterable[Family],
+    start_ns: int,
+    end_ns: int,
+    attributes: Mapping[str, str] = _NO_ATTRIBUTES,
+) -> bytes:
+    """Build an `ExportMetricsServiceRequest` in its JSON form; 64-bit integers are strings.
+
+    start_ns: since when counters count, end_ns: time of the values, ns since 1970. attributes:
+    more attributes of the resource.
+    """
     times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(end_ns)}
-    metrics = [_build_metric(family, times) for family in build_families(run.report)]
-    resource = [_build_attribute("service.name", "clusterprof")]
-    return {
+    metrics = [_build_metric(family, times) for family in families]
+    named = {"service.name": "clusterprof", **attributes}
+    resource = [_build_attribute(key, text) for key, text in named.items()]
+    document = {
         "resourceMetrics": [
             {
                 "resource": {"attributes": resource},
@@ -161,6 +298,7 @@ def build_metrics_request(run: Run) -> dict[str, Any]:
             }
         ]
     }
+    return json.dumps(document, allow_nan=False).encode("ascii")
 
 
 def _build_metric(family: Family, times: Mapping[str, str]) -> dict[str, Any]:

@@ -430,25 +430,31 @@ class OpenMetrics:
 
     def render(self, report: Report) -> str:
         """Return the complete exposition."""
-        lines = []
-        for family in build_families(report):
-            lines += self._head(family.description)
-            lines += _format_samples(family)
-        if not self._prometheus:
-            lines.append("# EOF")
-        return "\n".join(lines) + "\n"
+        return render_families(build_families(report), self._prometheus)
 
-    def _head(self, description: FamilyDescription) -> list[str]:
-        if self._prometheus:
-            kind = "gauge" if description.kind == "info" else description.kind
-            name = description.sample
-            return [f"# HELP {name} {_escape_help(description.help)}", f"# TYPE {name} {kind}"]
-        unit = [f"# UNIT {description.name} {description.unit}"] if description.unit else []
-        return [
-            f"# TYPE {description.name} {description.kind}",
-            *unit,
-            f"# HELP {description.name} {_escape_help(description.help)}",
-        ]
+
+def render_families(families: Iterable[Family], prometheus: bool = False) -> str:
+    """Render families as OpenMetrics text; prometheus: as Prometheus text format 0.0.4."""
+    lines = []
+    for family in families:
+        lines += _format_head(family.description, prometheus)
+        lines += _format_samples(family)
+    if not prometheus:
+        lines.append("# EOF")
+    return "\n".join(lines) + "\n"
+
+
+def _format_head(described: FamilyDescription, prometheus: bool) -> list[str]:
+    if prometheus:
+        kind = "gauge" if described.kind == "info" else described.kind
+        name = described.sample
+        return [f"# HELP {name} {_escape_help(described.help)}", f"# TYPE {name} {kind}"]
+    unit = [f"# UNIT {described.name} {described.unit}"] if described.unit else []
+    return [
+        f"# TYPE {described.name} {described.kind}",
+        *unit,
+        f"# HELP {described.name} {_escape_help(described.help)}",
+    ]
 
 
 def _format_samples(family: Family) -> list[str]:

@@ -50,7 +50,7 @@ def test_a_dense_window_in_many_chunks_is_reported_as_one(
     growing.until(25)
     monkeypatch.setattr("clusterprof.analysis.timeline.load.chunks.MAX_CHUNK_ROWS", (50, 50))
     whole = job.update(0)  # what makes a chunk of a recording does not cut a window
-    monkeypatch.setattr("clusterprof.analysis.live.window._MAX_ROWS", 50)
+    monkeypatch.setattr("clusterprof.analysis.live.window.MAX_ROWS", 50)
     cut = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
     (item,), (other,) = whole.ranks.values(), cut.ranks.values()
     # Of 10 s the last four steps wait for 0.4 s each.

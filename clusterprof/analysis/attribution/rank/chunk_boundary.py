@@ -166,6 +166,21 @@ def _find_settled_end(
     return max(find_sample_before(rank, closed_ns), overdue_ns)
 
 
+def find_closed_end(rank: Rank) -> int | None:
+    """Find the time up to which no later record changes what a rank did, ns.
+
+    A segment that is open for longer than MAX_OPEN_NS counts as closed. None: the rank has begun
+    neither a wait nor a step.
+    """
+    find_bounds = _find_step_bounds if rank.marked else _find_work_bounds
+    step_begin_ns, step_end_ns, closed_ns = find_bounds(rank, False)
+    if step_begin_ns is None:
+        return None
+    if step_end_ns is None:  # the first step is open
+        closed_ns = step_begin_ns
+    return _find_settled_end(rank, closed_ns, step_end_ns, last=False)
+
+
 def find_overdue_end_ns(chunk: Chunk) -> int:
     """Return the time up to which a chunk is settled even if a span is open, ns."""
     overdue_end_ns = chunk.end_ns - MAX_OPEN_NS
@@ -184,6 +199,13 @@ def find_sample_before(rank: Rank, t_ns: int) -> int:
     times = get_sample_times(rank)
     row = int(times.searchsorted(t_ns, "right")) - 1
     return int(times[row]) if row >= 0 else t_ns
+
+
+def find_sample_from(rank: Rank, t_ns: int) -> int:
+    """Return the time of the first device sample from an instant on; without one the instant."""
+    times = get_sample_times(rank)
+    row = int(times.searchsorted(t_ns, "left"))
+    return int(times[row]) if row < times.size else t_ns
 
 
 def _choose_later(first: int | None, second: int | None) -> int | None:
@@ -280,6 +302,9 @@ class Selection:
     first_step: int | None = None
     end_step: int | None = None
     """The first step that is not selected any more."""
+    is_adjoining: bool = False
+    """True: both bounds move to the first device sample from them on, so that parts of a run whose
+    bounds meet add up to the whole. False: a part ends with the last sample in it."""
 
     @property
     def by_steps(self) -> bool:
@@ -318,14 +343,13 @@ def trim_to_selection(
     begin_ns, end_ns = segment.start_ns, segment.end_ns
     if state.since_ns is not None and state.since_ns > begin_ns:
         begin_ns = min(
-            _align_to_sample(rank, state.since_ns, "left")
-            if _is_by_time(selection)
-            else state.since_ns,
+            find_sample_from(rank, state.since_ns) if _is_by_time(selection) else state.since_ns,
             end_ns,
         )
     if state.until_ns is not None and state.until_ns < end_ns:
+        find_sample = find_sample_from if selection.is_adjoining else find_sample_before
         end_ns = (
-            _align_to_sample(rank, state.until_ns, "right")
+            min(find_sample(rank, state.until_ns), end_ns)
             if _is_by_time(selection)
             else state.until_ns
         )
@@ -334,14 +358,6 @@ def trim_to_selection(
 
 def _is_by_time(selection: Selection) -> bool:
     return not selection.by_steps
-
-
-def _align_to_sample(rank: Rank, t_ns: int, side: str) -> int:
-    """Return the first device sample from an instant on ("left"), or the last one up to it."""
-    times = get_sample_times(rank)
-    at = int(np.searchsorted(times, t_ns, side=side))  # type: ignore[call-overload]
-    at = at if side == "left" else at - 1
-    return int(times[at]) if 0 <= at < times.size else t_ns
 
 
 # Marks of an instant that apply to all the time after it.

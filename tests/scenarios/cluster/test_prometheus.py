@@ -1,0 +1,255 @@
+"""A real Prometheus scrapes two agents and `collect` while torchrun trains on two nodes.
+
+The loader of the second node is slow. The queries of docs/live-metrics.md name it, its alerts fire
+and stop, and an OTLP receiver gets the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.report.model import Report
+from clusterprof_lab.real.cable import Cable, build
+from clusterprof_lab.real.job import SCRIPT, environment, wait_for_recorder
+from clusterprof_lab.real.node import Node, address_of, why_not_here
+from tests.support.dashboards import load_dashboard
+from tests.support.job_python import needs_torch
+from tests.support.manual_pages import ROOT
+from tests.support.prometheus import WHY_NOT, Prometheus
+from tests.support.recording_runs import wait_until
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.skipif(bool(why_not_here()), reason=why_not_here()),
+]
+NAMES = ("gpu-a", "gpu-b")
+TOKEN = "a-token-of-the-test"
+STEPS, SLOW_MS = 300, 150
+LOST, CAUSED = "clusterprof_job_lost_gpu_seconds_total", "clusterprof_job_caused_gpu_seconds_total"
+RECEIVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with open(sys.argv[1], "ab") as file:
+            file.write(body + b"\\n")
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+    def log_message(self, *words):
+        pass
+http.server.HTTPServer(("127.0.0.1", 4318), Handler).serve_forever()
+"""
+
+
+def read_queries() -> dict[str, str]:
+    """Read the queries of the page by their first metric, with ranges that fit a short job."""
+    text = (ROOT / "docs/live-metrics.md").read_text(encoding="utf-8")
+    queries = re.findall(r"^```promql\n(.*?)^```", text, re.M | re.S)
+    return {query: re.sub(r"\[\d+[mhd]\]", "[20s]", query) for query in queries}
+
+
+def read_panels() -> dict[str, str]:
+    """Read the queries of the dashboards, for all jobs and nodes."""
+    out = {}
+    for name in ("live-cluster.json", "live-job.json", "live-node.json"):
+        for panel in load_dashboard(name)["panels"]:
+            (target,) = panel["targets"]
+            text = re.sub(r"\[\d+[mhd]\]", "[20s]", re.sub(r"\$\w+", ".*", target["expr"]))
+            out[f"{name}: {panel['title']}"] = text
+    return out
+
+
+def read_rules() -> str:
+    """Return the rules of the documentation for a job of a minute."""
+    text = (ROOT / "docs/grafana/alerts.yml").read_text(encoding="utf-8")
+    return re.sub(r"for: \d+m", "for: 5s", text.replace("[10m]", "[20s]"))
+
+
+@dataclass
+class Run:
+    """What was seen of the job, and afterwards."""
+
+    out: Path
+    up: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
+    panels: dict[str, int] = field(default_factory=dict)
+    """Number of series in each panel of the dashboards."""
+    firing: set[str] = field(default_factory=set)
+    firing_at_the_end: set[str] = field(default_factory=set)
+    series_at_the_end: int = -1
+    last: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
+    """The last values that `collect` offered, after the job's end."""
+    received: list[Any] = field(default_factory=list)
+    collect_code: int | None = None
+    report: Report | None = None
+
+
+def start_job(nodes: tuple[Node, Node], tmp_path: Path) -> list[subprocess.Popen[Any]]:
+    profile = tmp_path / "site.yaml"
+    profile.write_text('extends: default\nmetrics: {to: ["0.0.0.0:9640"], interval_s: 3}\n')
+    env = {**environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
+    runs = []
+    for node, decode_ms in zip(nodes, ("2", str(SLOW_MS))):
+        command = [
+            *(sys.executable, "-m", "clusterprof", "record", "-o", str(tmp_path / "run")),
+            *("--profile", str(profile), "--"),
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={NAMES[0]}:29400", "--rdzv-id=live"),
+            *(str(SCRIPT), "--steps", str(STEPS), "--model-mb", "1", "--decode-ms", decode_ms),
+        ]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        runs.append(node.start(*command, folder=ROOT, env=env, **quiet))
+    return runs
+
+
+def start_collect(node: Node, out: Path) -> subprocess.Popen[Any]:
+    env = {**environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
+    return node.start(
+        *(sys.executable, "-m", "clusterprof", "collect", str(out), "--metrics", "9641"),
+        *("--metrics", "otlp:http://127.0.0.1:4318", "--interval", "3s", "--linger", "8s"),
+        folder=ROOT,
+        env=env,
+    )
+
+
+def watch(prometheus: Prometheus, runs: list[subprocess.Popen[Any]], run: Run) -> None:
+    """Ask while the job runs, until the culprit's alert fires."""
+    queries = read_queries()
+
+    def is_blamed() -> bool:
+        culprits = dict.fromkeys(
+            labels["node"] for labels, value in prometheus.query(f"{CAUSED} > 5")
+        )
+        return list(culprits) == [NAMES[1]] and "ClusterprofCulprit" in prometheus.firing()
+
+    wait_until(is_blamed, 90)
+    assert all(job.poll() is None for job in runs), "the job still runs"
+    run.up = {labels["instance"]: value for labels, value in prometheus.query("up")}
+    run.answers = {query: prometheus.query(short) for query, short in queries.items()}
+    run.firing = prometheus.firing()
+    run.panels = {title: len(prometheus.query(text)) for title, text in read_panels().items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    needs_torch()
+    tmp_path = tmp_path_factory.mktemp("prometheus")
+    result, received = Run(tmp_path / "run"), tmp_path / "received"
+    targets = {"nodes": ["127.0.0.1:9640", f"{address_of(1)}:9640"], "collect": ["127.0.0.1:9641"]}
+    with Node(0, NAMES) as first, Node(1, NAMES) as second, Cable(build(tmp_path), [first, second]):
+        prometheus = Prometheus(first, tmp_path, targets, TOKEN, read_rules())
+        first.start(sys.executable, "-c", RECEIVER, str(received))
+        runs = start_job((first, second), tmp_path)
+        wait_until(lambda: len(list(result.out.glob("*/000001.cpf"))) == 2, 60)
+        collect = start_collect(first, result.out)
+        watch(prometheus, runs, result)
+        for job in runs:
+            assert job.wait(timeout=120) == 0
+        for node in (first, second):
+            wait_for_recorder(node)
+        ended = 'clusterprof_job_nodes{state="ended"} == 2'
+        wait_until(lambda: prometheus.query(ended), 30)
+        result.last = {name: prometheus.query(name) for name in (LOST, CAUSED)}
+        result.collect_code = collect.wait(timeout=60)
+        wait_until(lambda: not prometheus.firing(), 60)
+        result.firing_at_the_end = prometheus.firing()
+        wait_until(lambda: not prometheus.query('{__name__=~"clusterprof_.*"}'), 30)
+        result.series_at_the_end = len(prometheus.query('{__name__=~"clusterprof_.*"}'))
+        prometheus.stop()
+    result.received = [json.loads(line) for line in received.read_bytes().splitlines()]
+    result.report = analyze(result.out)
+    yield result
+
+
+def answer_of(run: Run, *words: str) -> list[tuple[dict[str, str], float]]:
+    """Return the answer to the only query of the page with these words."""
+    (query,) = [query for query in run.answers if all(word in query for word in words)]
+    return run.answers[query]
+
+
+def test_all_three_are_scraped_with_their_token(run: Run) -> None:
+    assert run.up == {"127.0.0.1:9640": 1, f"{address_of(1)}:9640": 1, "127.0.0.1:9641": 1}
+
+
+def test_the_culprit_and_its_cause_are_in_the_answers(run: Run) -> None:
+    (first, *_) = sorted(answer_of(run, "topk(5"), key=lambda culprit: -culprit[1])
+    assert (first[0]["node"], first[0]["rank"]) == (NAMES[1], "1")
+    assert first[0]["cause"].startswith("cpu-")
+    assert first[0]["job_name"] == "live"
+
+
+def test_every_query_of_the_page_has_an_answer(run: Run) -> None:
+    assert [query for query, answer in run.answers.items() if not answer] == []
+    shares = answer_of(run, CAUSED.replace("caused", "lost"), "/ on (job_name)")
+    assert all(0 <= value <= 1 for _, value in shares)
+    (productive,) = answer_of(run, 'state="productive"')
+    assert 0 <= productive[1] < 0.5, "the loader takes longer than the step"
+
+
+def test_every_panel_of_the_dashboards_has_an_answer(run: Run) -> None:
+    empty = {title.partition(": ")[2] for title, count in run.panels.items() if not count}
+    assert empty == {"GPU busy", "SM activity"}, "there is no GPU, so these two are not known"
+
+
+def test_waits_stay_waits_at_the_agents(run: Run) -> None:
+    lost = answer_of(run, "sum by (node, rank, cause)", "live_lost")
+    waits = {labels["node"]: value for labels, value in lost if labels["cause"] == "wait-for-ranks"}
+    assert waits[NAMES[0]] > 5 * waits.get(NAMES[1], 0.0)
+    assert not any(labels["cause"] == "wait-for-ranks" for labels, _ in run.last[LOST])
+
+
+def test_alerts_fire_and_stop_with_the_job(run: Run) -> None:
+    assert run.firing >= {"ClusterprofJobLosesTime", "ClusterprofCulprit"}
+    assert "ClusterprofNoStep" not in run.firing
+    assert run.firing_at_the_end == set()
+
+
+def test_series_end_with_the_job_and_collect_as_well(run: Run) -> None:
+    assert (run.series_at_the_end, run.collect_code) == (0, 0)
+
+
+def test_otlp_gets_the_same_numbers(run: Run) -> None:
+    (resource,) = run.received[-1]["resourceMetrics"]
+    metrics = {metric["name"]: metric for metric in resource["scopeMetrics"][0]["metrics"]}
+    for name, answer in run.last.items():
+        points = metrics[name.removesuffix("_total")]["sum"]["dataPoints"]
+        sent = {
+            tuple(
+                (item["key"], item["value"]["stringValue"]) for item in point["attributes"]
+            ): point["asDouble"]
+            for point in points
+        }
+        scraped = {
+            tuple((key, labels.get(key, "")) for key in dict(next(iter(sent)))): value
+            for labels, value in answer
+        }
+        assert scraped == pytest.approx(sent)
+
+
+def test_the_live_numbers_are_those_of_the_report(run: Run) -> None:
+    assert run.report is not None
+    counted = sum(value for _, value in run.last[LOST])
+    assert counted == pytest.approx(run.report.lost_ns / 1e9, rel=0.02)
+    assert sum(value for _, value in run.last[CAUSED]) == pytest.approx(counted)
+    slow = run.report.ranks[1]
+    for cause, ns in slow.caused:
+        if ns > 0.1 * run.report.lost_ns:
+            live = sum(
+                value
+                for labels, value in run.last[CAUSED]
+                if labels["cause"] == cause and labels.get("rank") == "1"
+            )
+            assert live == pytest.approx(ns / 1e9, rel=0.1), cause
