@@ -17,8 +17,8 @@ MANUAL = "docs/clusterprof.1"
 _HEAD = """# Commands
 
 `clusterprof COMMAND --help` prints the same. Results go to stdout, everything else to stderr.
-`python -m clusterprof.agent` is `record` without the imports of the command line, for DaemonSets and
-prologs.
+`python -m clusterprof.agent` is `record` without the imports of the command line, for DaemonSets
+and prologs.
 
 ## Exit codes
 
@@ -28,12 +28,12 @@ prologs.
 | 1 | crash, or output could not be written (reader closed the pipe, disk full) |
 | 2 | usage or configuration error |
 | **3** | **the gate failed** |
-| **4** | **the gate cannot tell** (too few steps, no device measured …); this fails the build unless \
-configured otherwise |
+| **4** | **the gate cannot tell** (too few steps, no device measured …); \
+this fails the build unless configured otherwise |
 | 5 | no readable recording |
 | 6 | with `--strict`: the report was written, but some input could not be read |
-| 125, 126, 127 | `record -- CMD`: recording was required and could not start; CMD is not executable; \
-CMD not found |
+| 125, 126, 127 | `record -- CMD`: recording was required and could not start; \
+CMD is not executable; CMD not found |
 | 130, 143 | SIGINT, SIGTERM |
 
 In all other cases `record -- CMD` exits with the status of CMD, because it *is* CMD.
@@ -119,7 +119,7 @@ def manual_page() -> str:
 
 
 def _roff(text: str) -> str:
-    """Return one line of roff: a backslash and a hyphen keep their meaning, no line is a request."""
+    """Return one line of roff in which backslashes, hyphens and a first dot are printed."""
     line = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{line}" if line.startswith((".", "'")) else line
 
