@@ -126,6 +126,7 @@ class EndingTracker:
             for event in chunk.events:
                 self._apply_event(event.kind, event.attributes, event.t_ns)
             yield chunk
+            del chunk  # else it stays while the next one is read
 
     def endings(self) -> tuple[RankEnding, ...]:
         """Return how each process ended, by rank and pid."""
@@ -230,6 +231,7 @@ class HostNotes:
             self._note_full(chunk)
             self._note_hot(chunk)
             yield chunk
+            del chunk  # else it stays while the next one is read
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes, each without the name of the node."""

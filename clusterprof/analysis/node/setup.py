@@ -119,6 +119,7 @@ class SetupCollector:
                 if _TRAINING_SPANS & process.spans.keys() and not is_loader_process(process):
                     self._add_rank(chunk, process, self._cpus)
             yield chunk
+            del chunk  # else it stays while the next one is read
 
     def result(self, name: str) -> NodeSetup:
         """Return the collected setup; `name` is the display name of the node."""

@@ -7,6 +7,7 @@ A row with equal steps costs only its header. A row that does not fit is stored 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,20 +66,34 @@ def read_table_shape(data: bytes) -> tuple[int, int]:
 
 def unpack_table(data: bytes) -> Int:
     """Unpack a table, int64[r, n]."""
-    r, n = read_table_shape(data)
-    first, low, width = np.frombuffer(data, np.int64, 3 * r, 8 * _HEAD).reshape(3, r)
-    table = np.empty((r, n), np.int64)
-    table[:, 0] = first
-    table[width == 0, 1:] = low[width == 0, None]
+    return unpack_tables([data])[0]
+
+
+def read_table_layout(data: bytes) -> bytes:
+    """Read what tables must have in common to be unpacked together: shape, width of each row."""
+    r, _ = read_table_shape(data)
+    return data[: 8 * _HEAD] + data[8 * (_HEAD + 2 * r) : 8 * (_HEAD + 3 * r)]
+
+
+def unpack_tables(tables: Sequence[bytes]) -> Int:
+    """Unpack tables of equal layout (read_table_layout) at once, int64[tables, r, n]."""
+    r, n = read_table_shape(tables[0])
+    packed = np.frombuffer(b"".join(tables), np.uint8).reshape(len(tables), -1)
     offset = 8 * (_HEAD + 3 * r)
+    head = packed[:, 8 * _HEAD : offset].copy().view(np.int64).reshape(-1, 3, r)
+    first, low, width = head[:, 0], head[:, 1, :, None], head[0, 2].tolist()
+    out = np.empty((len(tables), r, n), np.int64)
+    out[:, :, 0] = first
+    out[:, :, 1:] = low  # of rows in full it is 0
     for w in (*_WIDTHS, 8):
-        rows = np.flatnonzero(width == w)
-        if rows.size:
-            count = rows.size * (n - 1)
-            steps: NDArray[np.unsignedinteger] = np.frombuffer(data, f"<u{w}", count, offset)
-            table[rows, 1:] = (
-                steps.reshape(rows.size, n - 1).view(f"<u{w}").astype(np.int64) + low[rows, None]
+        rows = [row for row, own in enumerate(width) if own == w]
+        if rows:
+            size = len(rows) * (n - 1) * w
+            steps: NDArray[np.unsignedinteger] = (
+                packed[:, offset : offset + size].copy().view(f"<u{w}")
             )
-            offset += count * w
-    np.cumsum(table, axis=1, out=table)
-    return table
+            for row, own in zip(rows, steps.reshape(len(tables), len(rows), -1).swapaxes(0, 1)):
+                out[:, row, 1:] += own.view(np.int64) if w == 8 else own
+            offset += size
+    np.cumsum(out, axis=2, out=out)
+    return out

@@ -21,12 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.timeline.collectives.cuts import CutSampler
-from clusterprof.analysis.timeline.collectives.int_table import (
-    PackedTable,
-    keep_packed,
-    pack_table,
-    unpack_table,
-)
+from clusterprof.analysis.timeline.collectives.int_table import PackedTable, keep_packed, pack_table
 from clusterprof.analysis.timeline.collectives.leaves import NO_LEAVES, LeaveSampler, SampledLeaves
 from clusterprof.analysis.timeline.collectives.operations import (
     ON_DEVICE,
@@ -499,19 +494,3 @@ def match_halves(spans: Int) -> tuple[Int, Int]:
     end = np.concatenate([plain, order[pair + 1]])
     by_end = np.argsort(end, kind="stable")
     return begin[by_end], end[by_end]
-
-
-def read_block(data: bytes, block: Block, slot: Int, out: Int) -> None:
-    """Read a block into a table: its rows, time spent at arrival and at leave.
-
-    out: int64[7 + 2 * slots, n]. slot: int64[categories], the row offset of each category.
-    """
-    table = unpack_table(data)
-    middle = (out.shape[0] - HEAD_ROWS) // 2 + HEAD_ROWS
-    arrive_end = block.arrive_categories.size + HEAD_ROWS
-    out[:HEAD_ROWS] = table[:HEAD_ROWS]
-    out[HEAD_ROWS:] = 0
-    out[HEAD_ROWS + slot[block.arrive_categories]] = out[middle + slot[block.arrive_categories]] = (
-        table[HEAD_ROWS:arrive_end]
-    )
-    out[middle + slot[block.leave_categories]] += table[arrive_end:]

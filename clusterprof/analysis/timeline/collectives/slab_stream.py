@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clusterprof.analysis.timeline.collectives.block_reader import read_blocks
 from clusterprof.analysis.timeline.collectives.int_table import PackedTable
 from clusterprof.analysis.timeline.collectives.leaves import SampledLeaves
 from clusterprof.analysis.timeline.collectives.matching import ChannelDirectory, RankEntry
@@ -25,7 +26,6 @@ from clusterprof.analysis.timeline.collectives.rows import (
     NO_NUMBER,
     SEQUENCE,
     RankOperations,
-    read_block,
 )
 from clusterprof.analysis.timeline.collectives.stream import (
     GetBlock,
@@ -200,7 +200,7 @@ class SlabStream(OperationStream):
         """Read a block of a rank without the rows that are left out."""
         block = self._people[number].operations.blocks[block_number]
         rows = np.empty((self._rows, block.rows), np.int64)
-        read_block(self._get(block.location, block.length), block, self._slot, rows)
+        read_blocks([(self._get(block.location, block.length), block)], self._slot, [rows])
         rows[CHANNEL] += self._book.base[number]
         self._trim(number, block_number, rows)
         keep = self._channel[rows[CHANNEL]] >= 0

@@ -43,6 +43,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.timeline.collectives.block_reader import read_blocks
 from clusterprof.analysis.timeline.collectives.matching import (
     ChannelDirectory,
     RankEntry,
@@ -60,7 +61,6 @@ from clusterprof.analysis.timeline.collectives.rows import (
     KIND,
     NO_NUMBER,
     SEQUENCE,
-    read_block,
 )
 from clusterprof.analysis.timeline.model import Int
 
@@ -283,6 +283,7 @@ MAX_WAITING_ROWS = 1 << 20
 """Limit of rows that may wait for members; beyond it operations are settled without them."""
 MAX_WAITING_BLOCKS = 6
 """The limit of waiting rows in blocks per rank; the larger of both limits applies."""
+_RANKS_READ_AT_ONCE = 256
 MIN_READ_AHEAD_ROWS = 1024
 """A rank with no more waiting rows than this is read further."""
 GetBlock = Callable[[int | bytes, int], bytes]
@@ -411,7 +412,6 @@ class OperationStream:
 
     def _load(self, wanted: np.ndarray) -> None:
         """Append the next block of each of these ranks to its waiting rows."""
-        book = self._book
         blocks = [
             entry.operations.blocks[int(at)] if more else None
             for entry, at, more in zip(self._people, self._read, wanted)
@@ -421,22 +421,34 @@ class OperationStream:
         ends = np.cumsum(sizes)
         table = np.empty((self._rows, int(ends[-1]) if ends.size else 0), np.int64)
         old = np.cumsum(self._held) - self._held
-        for number, block in enumerate(blocks):
+        for number in np.flatnonzero(self._held).tolist():
             begin, waiting_rows = int(ends[number] - sizes[number]), int(self._held[number])
-            if waiting_rows:
-                table[:, begin : begin + waiting_rows] = self._table[
-                    :, old[number] : old[number] + waiting_rows
-                ]
-            if block is None:
-                continue
-            out = table[:, begin + waiting_rows : int(ends[number])]
-            read_block(self._get(block.location, block.length), block, self._slot, out)
+            table[:, begin : begin + waiting_rows] = self._table[
+                :, old[number] : old[number] + waiting_rows
+            ]
+        numbers = [number for number, block in enumerate(blocks) if block is not None]
+        for begin in range(0, len(numbers), _RANKS_READ_AT_ONCE):
+            self._read_new(numbers[begin : begin + _RANKS_READ_AT_ONCE], table, ends)
+        self._table, self._held = self._drop_unmatched(table, sizes)
+
+    def _read_new(self, numbers: Sequence[int], table: Int, ends: Int) -> None:
+        """Read the next block of some ranks into their last rows of a table.
+
+        ends: int64[ranks], the end of the rows of each rank.
+        """
+        book = self._book
+        read, outs = [], []
+        for number, end in zip(numbers, ends[numbers].tolist()):
+            block = self._people[number].operations.blocks[int(self._read[number])]
+            read.append((self._get(block.location, block.length), block))
+            outs.append(table[:, end - block.rows : end])
+        read_blocks(read, self._slot, outs)
+        for number, out in zip(numbers, outs):
             out[CHANNEL] += book.base[number]
             self._trim(number, int(self._read[number]), out)
             self._read[number] += 1
             lowest = self._people[number].operations.lowest[self._read[number]]
             self._unread[book.base[number] : book.base[number + 1]] = lowest
-        self._table, self._held = self._drop_unmatched(table, sizes)
 
     def _trim(self, number: int, block_number: int, rows: Int) -> None:
         """Mark rows of a block that are left out, by the last entry of channels; here none."""
