@@ -194,16 +194,22 @@ def assign_fronts(ops: Operations, ranks: int) -> Int:
 
     Returns int64[operations].
     """
-    last = [-1] * ranks
-    out = []
-    rank, first = ops.rank.tolist(), ops.first.tolist()
-    for begin, end in pairwise(first):
-        members = rank[begin:end]
-        front = 1 + max(map(last.__getitem__, members))
-        for member in members:
-            last[member] = front
-        out.append(front)
-    return np.array(out, np.int64)
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+    order = order_by_group(ops.rank, ranks)
+    before = np.full(op.size, -1)  # the operation that the rank left before
+    same = np.flatnonzero(ops.rank[order[1:]] == ops.rank[order[:-1]])
+    before[order[same + 1]] = op[order[same]]
+    # Most members come from the same few operations.
+    new = np.append(True, (op[1:] != op[:-1]) | (before[1:] != before[:-1]))
+    begins = np.searchsorted(np.flatnonzero(new), ops.first).tolist()
+    waited_for = (before[new] + 1).tolist()
+    fronts = [-1]
+    for begin, end in pairwise(begins):
+        if end - begin == 1:
+            fronts.append(1 + fronts[waited_for[begin]])
+        else:
+            fronts.append(1 + max(map(fronts.__getitem__, waited_for[begin:end])))
+    return np.array(fronts[1:], np.int64)
 
 
 MAX_FRONTS = 1 << 11
