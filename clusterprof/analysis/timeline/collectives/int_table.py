@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from clusterprof.analysis.timeline.model import Int
 
 _WIDTHS = (1, 2, 4)
+# A range that is negative has overflowed.
+_RANGES = np.array([0, 1, *(1 << 8 * w for w in _WIDTHS)], np.int64)
+_WIDTH_BY_RANGE = np.array([8, 0, *_WIDTHS, 8], np.int64)
 _HEAD = 2  # int64: rows, columns; then first, smallest step and width of each row
 
 
@@ -43,11 +46,7 @@ def pack_table(table: Int) -> bytes:
     steps = table[:, 1:] - table[:, :-1]
     low = steps.min(axis=1) if n > 1 else np.zeros(r, np.int64)
     step_range = steps.max(axis=1) - low if n > 1 else low
-    width = np.select(
-        [step_range == 0, *((step_range > 0) & (step_range < 1 << 8 * w) for w in _WIDTHS)],
-        (0, 1, 2, 4),
-        8,
-    )
+    width = _WIDTH_BY_RANGE[np.searchsorted(_RANGES, step_range, side="right")]
     low[width == 8] = 0
     head = np.concatenate([[r, n], table[:, 0], low, width]).astype(np.int64)
     parts = [head.tobytes()]

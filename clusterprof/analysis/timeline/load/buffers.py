@@ -110,18 +110,19 @@ class SpanBuffer:
     def add(self, spans: Spans | PackedSpans) -> None:
         """Add one frame; a reused process id starts anew."""
         self._frames.append(spans)
+        is_packed = isinstance(spans, PackedSpans)
         parts: Sequence[Any] = spans.parts if isinstance(spans, PackedSpans) else (spans,)
         ticks, numbers = self._ticks, self._number
         for part in parts:
-            if ticks.get(part.pid) != part.started_ticks:
-                self._begin(part.pid, part.started_ticks)
-            number = numbers[part.pid]
-            self._owners.append(number)
-            self._sizes.append(part.rows if part is not spans else _count_spans(spans))
-            self._firsts.append(part.first_sequence)
+            pid = part.pid
+            if ticks.get(pid) != part.started_ticks:
+                self._begin(pid, part.started_ticks)
+            self._owners.append(numbers[pid])
             if part.names and FETCH_NAME in part.names.values():
                 kinds = {kind for kind, name in part.names.items() if name == FETCH_NAME}
-                self._named[number] = self._named.get(number, set()) | kinds
+                self._named[numbers[pid]] = self._named.get(numbers[pid], set()) | kinds
+        self._sizes += [part.rows for part in parts] if is_packed else [_count_spans(spans)]
+        self._firsts += [part.first_sequence for part in parts]
 
     def _begin(self, pid: int, started_ticks: int) -> None:
         self._drop(pid)
@@ -342,7 +343,10 @@ def _drop_unread_spans(
 
 
 def _build_span_tables(table: Int, bounds: Int) -> list[SpanTable]:
-    """Build one table per group, sorted by start."""
+    """Build one table per group, sorted by start.
+
+    Copies, so that a group that is kept does not keep all others.
+    """
     start = table[0]
     backward_rows = np.flatnonzero(start[1:] < start[:-1]) + 1
     group = np.searchsorted(bounds, backward_rows, side="right") - 1
@@ -350,7 +354,7 @@ def _build_span_tables(table: Int, bounds: Int) -> list[SpanTable]:
     tables = []
     edges = bounds.tolist()
     for index, (low, high) in enumerate(pairwise(edges)):
-        columns = table[:, low:high]
+        columns = table[:, low:high].copy()
         if index in unsorted:
             columns = columns[:, np.argsort(columns[0], kind="stable")]
         tables.append(SpanTable(*[columns[row] for row in _TABLE_ORDER]))
