@@ -13,7 +13,7 @@ wrong order, which is no restart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -234,6 +234,12 @@ class RankOperations:
             leaves=self.leaves if host_waits else NO_LEAVES,
             barriers=self.barriers if host_waits is False else NO_LEAVES,
         )
+
+
+def list_categories(categories: Iterable[Int]) -> list[int]:
+    """List the distinct categories of many blocks, ascending; int64[k] each, most of them equal."""
+    distinct = {rows.tobytes() for rows in categories}
+    return sorted({int(row) for data in distinct for row in np.frombuffer(data, np.int64)})
 
 
 def select_sampled(number: Int) -> NDArray[np.bool_]:

@@ -200,7 +200,8 @@ class SlabStream(OperationStream):
         """Read a block of a rank without the rows that are left out."""
         block = self._people[number].operations.blocks[block_number]
         rows = np.empty((self._rows, block.rows), np.int64)
-        read_blocks([(self._get(block.location, block.length), block)], self._slot, [rows])
+        data = self._get(block.location, block.length)
+        read_blocks([(data, block)], self._slot, self._grown, [rows])
         rows[CHANNEL] += self._book.base[number]
         self._trim(number, block_number, rows)
         keep = self._channel[rows[CHANNEL]] >= 0

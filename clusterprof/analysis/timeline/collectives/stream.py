@@ -61,6 +61,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     KIND,
     NO_NUMBER,
     SEQUENCE,
+    list_categories,
 )
 from clusterprof.analysis.timeline.model import Int
 
@@ -351,7 +352,14 @@ class OperationStream:
         max_category = max((int(c) for c in categories), default=-1)
         self._slot = np.full(max_category + 1, -1)
         self._slot[list(categories)] = np.arange(len(categories))
-        self._rows = HEAD_ROWS + 2 * len(categories)
+        leave_categories = list_categories(
+            block.leave_categories for entry in ranks for block in entry.operations.blocks
+        )
+        self._grown = np.sort(self._slot[leave_categories])
+        """Slots of the categories in which any rank spends time in operations, mostly work alone:
+        the others have no row for the time at leave."""
+        self._first_leave = HEAD_ROWS + len(categories)
+        self._rows = self._first_leave + self._grown.size
         self._read = np.zeros(len(ranks), np.int64)
         self._blocks = np.array([len(entry.operations.blocks) for entry in ranks], np.int64)
         lowest = [entry.operations.lowest[0] for entry in ranks]
@@ -442,7 +450,7 @@ class OperationStream:
             block = self._people[number].operations.blocks[int(self._read[number])]
             read.append((self._get(block.location, block.length), block))
             outs.append(table[:, end - block.rows : end])
-        read_blocks(read, self._slot, outs)
+        read_blocks(read, self._slot, self._grown, outs)
         for number, out in zip(numbers, outs):
             out[CHANNEL] += book.base[number]
             self._trim(number, int(self._read[number]), out)
@@ -469,13 +477,9 @@ class OperationStream:
     def _split_batches(
         self, ops: Operations, table: Int, most_rows: int
     ) -> Iterator[OperationBatch]:
-        categories = (self._rows - HEAD_ROWS) // 2
-        arrive, leave = table[HEAD_ROWS : HEAD_ROWS + categories], table[HEAD_ROWS + categories :]
-        # Most categories only grow between operations.
-        grown = [at for at in range(categories) if not np.array_equal(arrive[at], leave[at])]
-        at_arrive = np.take(arrive, ops.source, axis=1)
-        at_leave = {at: leave[at][ops.source] for at in grown}
-        del table, arrive, leave  # there may be a gigabyte
+        at_arrive = np.take(table[HEAD_ROWS : self._first_leave], ops.source, axis=1)
+        at_leave = np.take(table[self._first_leave :], ops.source, axis=1)
+        del table  # there may be a gigabyte
         at = 0
         while at < ops.process_group.size:
             end = int(np.searchsorted(ops.first, ops.first[at] + most_rows, side="right")) - 1
@@ -484,8 +488,7 @@ class OperationStream:
             # Copies, so that a batch does not keep the rows of all ranks until the next are read.
             batch_arrive = at_arrive[:, rows].copy()
             batch_leave = batch_arrive.copy()
-            for category, spent in at_leave.items():
-                batch_leave[category] = spent[rows]
+            batch_leave[self._grown] = at_leave[:, rows]
             part = ops.take_range(at, end)
             part = Operations(*[getattr(part, column.name).copy() for column in fields(part)])
             yield OperationBatch(part, batch_arrive.T, batch_leave.T)
