@@ -116,35 +116,37 @@ def settle_operations(
     duplicates = int(np.count_nonzero(~grouped.once & ~waiting))
     if duplicates:
         unmatched["seen-twice"] = duplicates
+    open_operations = channel[head[is_open]], number[head[is_open]]
+    del grouped, channel  # of a large job each column takes ten megabytes
     size = end - begin
-    kind = table[KIND] & ~ON_DEVICE
-    order, size = _filter_majority_kind(order, size, kind, unmatched)
+    order, size = _filter_majority_kind(order, size, table[KIND] & ~ON_DEVICE, unmatched)
     first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
     operation_order = _order_operations(order, first, rank, when_ns)
     order = order[_expand_ranges(first[:-1][operation_order], first[1:][operation_order])]
     size = size[operation_order]
     first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
-    operation_channel = channel[order[first[:-1]]]
-    message_bytes = table[BYTES][order]
+    head = order[first[:-1]]
+    operation_channel = directory.channel[entry[head]]
+    message_bytes = operation_channel
+    if head.size:
+        message_bytes = np.maximum.reduceat(table[BYTES][order], first[:-1])
     arrive = table[ARRIVE][order]
+    leave = table[DURATION][order]
+    leave += arrive
     operations = Operations(
         first,
         directory.process_group[operation_channel],
-        kind[order[first[:-1]]],
-        np.maximum.reduceat(message_bytes, first[:-1])
-        if operation_channel.size
-        else operation_channel,
+        table[KIND][head] & ~ON_DEVICE,
+        message_bytes,
         size >= directory.expected_members[operation_channel],
         rank[order],
         arrive,
-        arrive + table[DURATION][order],
+        leave,
         table[BLOCKED][order],
         order,
         (table[KIND][order] & ON_DEVICE) != 0,
     )
-    return SettledOperations(
-        operations, waiting, (channel[head[is_open]], number[head[is_open]]), unmatched
-    )
+    return SettledOperations(operations, waiting, open_operations, unmatched)
 
 
 def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _GroupedRows:
@@ -169,15 +171,23 @@ def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _
     else:
         cells = width * members
         start = np.cumsum(cells) - cells
-        cell = start[channel] + (number - low[channel]) * members[channel] + member_index
+        cell = number - low[channel]
+        cell *= members[channel]
+        cell += start[channel]
+        cell += member_index
         rows = np.full(int(cells.sum()), -1, np.int32)
         rows[cell[::-1]] = np.arange(n - 1, -1, -1, dtype=np.int32)  # the first stays
         order = rows[rows >= 0].astype(np.int64)
-        c, k = channel[order], number[order]
         new = np.ones(order.size, np.bool_)
-        new[1:] = (c[1:] != c[:-1]) | (k[1:] != k[:-1])
+        new[1:] = False
+        for column in (channel, number):  # one after the other: there may be millions
+            values = column[order]
+            new[1:] |= values[1:] != values[:-1]
+            del values
         op = np.empty(n, np.int64)
-        op[order] = np.cumsum(new) - 1
+        op_of_cell = np.cumsum(new)
+        op_of_cell -= 1
+        op[order] = op_of_cell
         once = np.ones(n, np.bool_)
         if order.size < n:
             kept = rows[cell]
@@ -258,21 +268,21 @@ def _order_operations(order: Int, first: Int, rank: Int, when_ns: Int) -> Int:
     key = np.maximum.reduceat(when_ns[order], heads)
     key -= key.min()
     by_time = np.argsort(key, kind="stable")
-    of_row = np.full(rank.size, -1)
-    of_row[order] = np.repeat(np.arange(heads.size), np.diff(first))
-    rows = np.flatnonzero(of_row >= 0)
-    op, rank_of_row = of_row[rows], rank[rows]
-    rank_of_row = np.cumsum(np.concatenate([[0], rank_of_row[1:] != rank_of_row[:-1]]))
-    place = np.arange(rows.size)
+    of_row = np.full(rank.size, -1, np.int32)
+    of_row[order] = np.repeat(np.arange(heads.size, dtype=np.int32), np.diff(first))
+    rows = of_row >= 0
+    op, row_rank = of_row[rows], rank[rows]
+    new_rank = row_rank[1:] != row_rank[:-1]
+    del of_row, row_rank  # there may be millions
     adjusted = key
     for _ in range(_MAX_ORDER_PASSES):
         row_time = adjusted[op]
-        if ((row_time[1:] > row_time[:-1]) | (rank_of_row[1:] != rank_of_row[:-1])).all():
+        if ((row_time[1:] > row_time[:-1]) | new_rank).all():
             return by_time if adjusted is key else np.argsort(adjusted, kind="stable")
-        rank_gap = int(row_time.max()) + rows.size + 1
-        if rank_gap > (1 << 62) // (int(rank_of_row[-1]) + 1):
+        rank_gap = int(row_time.max()) + op.size + 1
+        if rank_gap > (1 << 62) // (int(np.count_nonzero(new_rank)) + 1):
             break
-        lift = rank_of_row * rank_gap - place
+        lift = np.cumsum(np.append(False, new_rank)) * rank_gap - np.arange(op.size)
         running_max = np.maximum.accumulate(row_time + lift) - lift
         column = np.zeros(rank.size, np.int64)
         column[rows] = running_max
