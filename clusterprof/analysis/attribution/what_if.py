@@ -205,10 +205,7 @@ def assign_fronts(ops: Operations, ranks: int) -> Int:
     waited_for = (before[new] + 1).tolist()
     fronts = [-1]
     for begin, end in pairwise(begins):
-        if end - begin == 1:
-            fronts.append(1 + fronts[waited_for[begin]])
-        else:
-            fronts.append(1 + max(map(fronts.__getitem__, waited_for[begin:end])))
+        fronts.append(1 + max(map(fronts.__getitem__, waited_for[begin:end])))
     return np.array(fronts[1:], np.int64)
 
 

@@ -185,7 +185,7 @@ def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _
             new[1:] |= values[1:] != values[:-1]
             del values
         op = np.empty(n, np.int64)
-        op_of_cell = np.cumsum(new)
+        op_of_cell: Int = np.cumsum(new, dtype=np.int64)
         op_of_cell -= 1
         op[order] = op_of_cell
         once = np.ones(n, np.bool_)
