@@ -15,8 +15,7 @@ import pytest
 from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
-from clusterprof.analysis.timeline.collectives.block_reader import read_block
-from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, RankOperations
+from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, RankOperations, read_block
 from clusterprof.report.model import Report
 from tests.support.lean_recordings import POWER, SM, Step, cluster, recorded, without
 from tests.support.recordings import SECOND, write

@@ -28,7 +28,6 @@ import numpy as np
 
 from clusterprof.analysis.attribution.rank.step_blocks import ALL_RANKS_GROUP
 from clusterprof.analysis.spill import SpillReader
-from clusterprof.analysis.timeline.collectives.block_reader import read_block
 from clusterprof.analysis.timeline.collectives.rows import (
     ARRIVE,
     DURATION,
@@ -37,6 +36,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     RankOperations,
     RankRowBuilder,
     Store,
+    read_block,
 )
 from clusterprof.analysis.timeline.model import Float, Int
 from clusterprof.probe import layout

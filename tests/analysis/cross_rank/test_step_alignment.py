@@ -11,7 +11,6 @@ from clusterprof.analysis.cross_rank.step_alignment import (
     merge_steps,
 )
 from clusterprof.analysis.spill import IN_MEMORY, SpillReader, SpillWriter
-from clusterprof.analysis.timeline.collectives.block_reader import read_block
 from clusterprof.analysis.timeline.collectives.rows import (
     ARRIVE,
     DURATION,
@@ -19,6 +18,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     SEQUENCE,
     RankOperations,
     RankRowBuilder,
+    read_block,
 )
 from clusterprof.probe import layout
 

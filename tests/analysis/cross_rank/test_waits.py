@@ -10,8 +10,7 @@ import pytest
 from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
-from clusterprof.analysis.timeline.collectives.block_reader import read_block
-from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS
+from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
 from clusterprof.probe import layout
 from tests.support.recordings import SECOND, write
 from tests.support.report_checks import metrics

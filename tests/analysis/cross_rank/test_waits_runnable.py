@@ -11,8 +11,7 @@ from clusterprof.analysis.attribution.rank.time_spent import WORK
 from clusterprof.analysis.cross_rank.waits import CATEGORIES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
-from clusterprof.analysis.timeline.collectives.block_reader import read_block
-from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS
+from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
 from tests.support.recordings import SECOND, Script, write
 from tests.support.waiting_jobs import STEPS, job, recorded, seconds_of
 

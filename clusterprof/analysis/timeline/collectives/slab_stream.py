@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.timeline.collectives.block_reader import read_blocks
 from clusterprof.analysis.timeline.collectives.int_table import PackedTable
 from clusterprof.analysis.timeline.collectives.leaves import SampledLeaves
 from clusterprof.analysis.timeline.collectives.matching import ChannelDirectory, RankEntry
@@ -26,6 +25,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     NO_NUMBER,
     SEQUENCE,
     RankOperations,
+    read_blocks,
 )
 from clusterprof.analysis.timeline.collectives.stream import (
     GetBlock,

@@ -43,7 +43,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.timeline.collectives.block_reader import read_blocks
 from clusterprof.analysis.timeline.collectives.matching import (
     ChannelDirectory,
     RankEntry,
@@ -62,6 +61,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     NO_NUMBER,
     SEQUENCE,
     list_categories,
+    read_blocks,
 )
 from clusterprof.analysis.timeline.model import Int
 

@@ -7,8 +7,13 @@ import pytest
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
-from clusterprof.analysis.timeline.collectives.block_reader import read_block
-from clusterprof.analysis.timeline.collectives.rows import BLOCKED, END, HEAD_ROWS, RankOperations
+from clusterprof.analysis.timeline.collectives.rows import (
+    BLOCKED,
+    END,
+    HEAD_ROWS,
+    RankOperations,
+    read_block,
+)
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE
 from clusterprof.probe import layout
 from tests.support.builders import lost, ns, process, rank, spans

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from clusterprof.analysis.timeline.collectives.block_reader import read_block
 from clusterprof.analysis.timeline.collectives.rows import (
     ChannelNumbering,
     RankRowBuilder,
     choose_block_rows,
+    read_block,
 )
 from clusterprof.probe.layout import ALL_REDUCE, GRADIENTS, OTHER_THREAD
 
