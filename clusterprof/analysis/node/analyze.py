@@ -406,15 +406,18 @@ class _Meter:
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record the CPU time of the recorder and its helpers."""
         for chunk in chunks:
-            for (name, device), series in chunk.series.items():
-                if name != SELF_CPU.name:
-                    continue
-                known = series.values[series.values == series.values]
-                if known.size:
-                    first = self._latest.get(device, (float(known[0]), 0.0))[0]
-                    self._latest[device] = (first, float(known[-1]))
+            self._observe(chunk)
             yield chunk
             del chunk  # else it stays while the next one is read
+
+    def _observe(self, chunk: Chunk) -> None:
+        for (name, device), series in chunk.series.items():
+            if name != SELF_CPU.name:
+                continue
+            known = series.values[series.values == series.values]
+            if known.size:
+                first = self._latest.get(device, (float(known[0]), 0.0))[0]
+                self._latest[device] = (first, float(known[-1]))
 
     def cpu_ratio(self, duration_ns: int) -> float | None:
         """Return the CPU time of the recorder's processes over recorded time; None = not
