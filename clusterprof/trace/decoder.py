@@ -98,40 +98,65 @@ def _split_varying_fields(constant: tuple[bool, ...]) -> tuple[tuple[int, ...], 
     return tuple(r for r in rows if not constant[r]), tuple(r for r in rows if constant[r])
 
 
+class SpanColumns:
+    """The fields of the spans of many frames, each decoded when it is requested.
+
+    Only their planes have been read: a caller that needs some of the fields first holds only these.
+    """
+
+    def __init__(self, frames: Sequence[PackedSpans]) -> None:
+        self._frames = [(encoded.rows, encoded.base_ns) for encoded in frames]
+        self._lanes = [Lanes() for _ in SPAN_FIELDS]
+        self._constants: list[tuple[int, int, int, int]] = []
+        end = 0
+        for encoded in frames:
+            first, end = end, end + encoded.rows
+            encoded.planes.rewind()
+            for row, value in encoded.constants:
+                self._lanes[row].skip(encoded.rows)
+                if value:
+                    self._constants.append((row, first, end, value))
+            for row, block in encoded.blocks:
+                self._lanes[row].add(encoded.planes, encoded.rows, block.planes, block.zigzag)
+
+    def write_edges(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
+        """Write the starts and ends of all spans into int64[n] each, contiguous in memory; ns."""
+        gap, duration = start_ns.view(np.uint64), end_ns.view(np.uint64)
+        self._lanes[0].write_into(gap)
+        self._lanes[1].write_into(duration)
+        _compute_span_edges(self._frames, gap, duration)
+
+    def write_field(self, row: int, out: NDArray[np.int64]) -> None:
+        """Write the field in this row of SPAN_FIELDS, not a time, into contiguous int64[n]."""
+        self._lanes[row].write_into(out.view(np.uint64))
+        for number, first, end, value in self._constants:
+            if number == row:
+                out[first:end] = value
+
+
 def decode_span_frames(frames: Sequence[PackedSpans], table: NDArray[np.int64]) -> None:
     """Decode the fields of all spans, frame after frame, into the table int64[7, spans].
 
     Each row of the table must be contiguous in memory.
     """
-    lanes = [Lanes() for _ in table]
-    constant: list[tuple[int, int, int, int]] = []
-    end = 0
-    for encoded in frames:
-        first, end = end, end + encoded.rows
-        encoded.planes.rewind()
-        for row, value in encoded.constants:
-            lanes[row].skip(encoded.rows)
-            if value:
-                constant.append((row, first, end, value))
-        for row, block in encoded.blocks:
-            lanes[row].add(encoded.planes, encoded.rows, block.planes, block.zigzag)
-    for row, row_lanes in zip(table.view(np.uint64), lanes):
-        row_lanes.write_into(row)
-    for number, first, end, value in constant:
-        table[number, first:end] = value
-    _compute_span_edges(frames, table[0].view(np.uint64), table[1].view(np.uint64))
+    columns = SpanColumns(frames)
+    columns.write_edges(table[0], table[1])
+    for row in range(2, len(table)):
+        columns.write_field(row, table[row])
 
 
 def _compute_span_edges(
-    frames: Sequence[PackedSpans], gap: NDArray[Any], duration: NDArray[Any]
+    frames: Sequence[tuple[int, int]], gap: NDArray[Any], duration: NDArray[Any]
 ) -> None:
     """Compute starts and ends from gaps and durations: running sums modulo 2**64, restarted
     per frame.
+
+    frames: rows and base of each, ns.
     """
     if not frames:
         return
-    sizes = [encoded.rows for encoded in frames]
-    bases = np.array([encoded.base_ns & (1 << 64) - 1 for encoded in frames], np.uint64)
+    sizes = [rows for rows, _ in frames]
+    bases = np.array([base_ns & (1 << 64) - 1 for _, base_ns in frames], np.uint64)
     end = np.cumsum(gap + duration, dtype=np.uint64)
     before = np.zeros(len(frames), np.uint64)
     before[1:] = end[np.cumsum(sizes, dtype=np.int64)[:-1] - 1]

@@ -72,8 +72,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point, order_by_group
 from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
+from clusterprof.analysis.attribution.wait_for.time_bins import index_keys
 from clusterprof.analysis.timeline.collectives.operations import Operations, combine_labels
 from clusterprof.analysis.timeline.model import Float, Int
 
@@ -193,16 +194,19 @@ def assign_fronts(ops: Operations, ranks: int) -> Int:
 
     Returns int64[operations].
     """
-    last = [-1] * ranks
-    out = []
-    rank, first = ops.rank.tolist(), ops.first.tolist()
-    for begin, end in pairwise(first):
-        members = rank[begin:end]
-        front = 1 + max(map(last.__getitem__, members))
-        for member in members:
-            last[member] = front
-        out.append(front)
-    return np.array(out, np.int64)
+    op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
+    order = order_by_group(ops.rank, ranks)
+    before = np.full(op.size, -1)  # the operation that the rank left before
+    same = np.flatnonzero(ops.rank[order[1:]] == ops.rank[order[:-1]])
+    before[order[same + 1]] = op[order[same]]
+    # Most members come from the same few operations.
+    new = np.append(True, (op[1:] != op[:-1]) | (before[1:] != before[:-1]))
+    begins = np.searchsorted(np.flatnonzero(new), ops.first).tolist()
+    waited_for = (before[new] + 1).tolist()
+    fronts = [-1]
+    for begin, end in pairwise(begins):
+        fronts.append(1 + max(map(fronts.__getitem__, waited_for[begin:end])))
+    return np.array(fronts[1:], np.int64)
 
 
 MAX_FRONTS = 1 << 11
@@ -364,20 +368,28 @@ class WhatIfReplay:
         int64[n, causes + EXTRA_COLUMNS].
         """
         n = ops.rank.size
-        order = np.argsort(ops.rank, kind="stable")
+        order = order_by_group(ops.rank, self._job.size)
         rank = ops.rank[order]
         starts = np.append(True, rank[1:] != rank[:-1])
-        own = np.zeros((at_arrive.shape[1] - 2 + EXTRA_COLUMNS, n), np.int64).T
-        before, busy = np.empty_like(at_arrive), np.empty_like(work)
-        before[order[1:]], busy[order[1:]] = at_leave[order[:-1]], worked[order[:-1]]
-        heads = order[starts]
-        before[heads], busy[heads] = self._at_leave[ops.rank[heads]], self._work[ops.rank[heads]]
-        lost = np.maximum(at_arrive - before, 0)
-        own[:, : lost.shape[1] - 1], own[:, GAPS] = lost[:, :-1], lost[:, -1]
-        own[:, DELAYS] = lost[:, -2] + lost[:, -1]
-        own[:, WORK] = np.maximum(work - busy, 0)
-        ends = order[np.append(starts[1:], True)]
-        self._at_leave[ops.rank[ends]], self._work[ops.rank[ends]] = at_leave[ends], worked[ends]
+        previous = np.empty_like(order)
+        previous[order[1:]] = order[:-1]
+        previous[order[0]] = 0  # of the first row of a rank it is replaced
+        heads, ends = order[starts], order[np.append(starts[1:], True)]
+        head_rank, end_rank = ops.rank[heads], ops.rank[ends]
+
+        def since(spent: Int, left: Int, known: Int) -> Int:
+            before = left[previous]
+            before[heads] = known[head_rank]
+            known[end_rank] = left[ends]
+            return np.maximum(spent - before, 0)
+
+        columns = at_arrive.shape[1] - 2
+        own = np.zeros((columns + EXTRA_COLUMNS, n), np.int64).T
+        for column in range(columns + 2):
+            lost = since(at_arrive[:, column], at_leave[:, column], self._at_leave[:, column])
+            own[:, column if column <= columns else GAPS] = lost
+        own[:, DELAYS] = own[:, columns] + own[:, GAPS]
+        own[:, WORK] = since(work, worked, self._work)
         return own
 
     def _replay_common_group(
@@ -405,11 +417,12 @@ class WhatIfReplay:
             mine = np.flatnonzero(self._job[head] == job)
             cuts = np.unique(np.linspace(0, mine.size, BINS_PER_BLOCK + 1).astype(np.int64))
             sums = np.add.reduceat(savings[mine], cuts[:-1], axis=0)
-            for at, (low, high) in enumerate(pairwise(cuts.tolist())):
-                rows = np.arange(ops.first[mine[low]], ops.first[mine[high - 1] + 1])
-                rows = rows[self._job[ops.rank[rows]] == job]
-                least = self._compute_lower_bound(ops.rank[rows], wait[rows], own[rows, :GAPS])
-                sums[at, :GAPS] = np.maximum(sums[at, :GAPS], least)
+            bin_of_operation = np.full(first.size, -1)
+            bin_of_operation[mine] = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
+            least = self._compute_lower_bounds(
+                np.repeat(bin_of_operation, size), ops.rank, wait, own[:, :GAPS]
+            )
+            sums[:, :GAPS] = np.maximum(sums[:, :GAPS], least)
             head_rank = ops.rank[first[mine[0]]]
             leave = ops.leave_ns[first[mine]]
             begin_ns = self._last_leave_ns[head_rank]
@@ -420,12 +433,23 @@ class WhatIfReplay:
             self._append_bins(job, bin_ends - begin, sums)
             self._last_leave_ns[head_rank] = bin_ends[-1]
 
-    def _compute_lower_bound(self, rank: Int, wait: Int, own: Int) -> Int:
-        """Return the savings of a bin by the rank that waited least, with and without the cause."""
-        waited, lost = sum_by_rank(self._job.size, rank, wait, own)
-        ranks = np.unique(rank)
-        least: Int = (waited[ranks, None] + lost[ranks]).min(axis=0) - waited[ranks].min()
-        return least
+    def _compute_lower_bounds(self, time_bin: Int, rank: Int, wait: Int, own: Int) -> Int:
+        """Return the savings of bins by the rank that waited least, with and without the cause.
+
+        time_bin: int64[n], -1 = none. rank, wait: int64[n]. own: int64[n, columns]. Returns
+        int64[bins, columns], ns.
+        """
+        ranks, bins = self._job.size, int(time_bin.max()) + 1
+        rows = slice(None) if (time_bin >= 0).all() else np.flatnonzero(time_bin >= 0)
+        cell, cell_index = index_keys(time_bin[rows] * ranks + rank[rows])
+        starts = np.searchsorted(cell, np.arange(bins) * ranks)
+        waited = np.bincount(cell_index, wait[rows], cell.size).astype(np.int64)
+        least_waited = np.minimum.reduceat(waited, starts)
+        out = np.empty((bins, own.shape[1]), np.int64)
+        for column, ns in enumerate(own.T):
+            lost = np.bincount(cell_index, ns[rows], cell.size).astype(np.int64)
+            out[:, column] = np.minimum.reduceat(waited + lost, starts) - least_waited
+        return out
 
     def _append_bins(self, job: int, length: Int, savings: Int) -> None:
         bins = self._bins.setdefault(job, [])

@@ -280,15 +280,18 @@ class WhatIfObserver:
 
         int64[rows, causes + 2].
         """
-        own = spent[:, self._cause_columns]
-        all_causes = own.sum(axis=1)
-        if self._hidden:
-            into, columns = (list(numbers) for numbers in zip(*self._hidden))
-            hidden = spent[:, columns]
-            own[:, into] += hidden  # own is a copy
+        causes = len(self._cause_columns)
+        out = np.zeros((causes + 2, len(spent)), np.int64)  # each column contiguous
+        for at, column in enumerate(self._cause_columns):
+            out[at] = spent[:, column]
+            out[causes] += out[at]
+        for at, column in self._hidden:
+            out[at] += spent[:, column]
         if self._all_causes_column is not None:
-            all_causes += spent[:, self._all_causes_column]
-        return np.column_stack([own, all_causes, spent[:, self._gap_columns].sum(axis=1)])
+            out[causes] += spent[:, self._all_causes_column]
+        for column in self._gap_columns:
+            out[causes + 1] += spent[:, column]
+        return out.T
 
 
 WAITS_PER_CULPRIT = 12

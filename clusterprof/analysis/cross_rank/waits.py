@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -64,7 +65,7 @@ from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks, map_ranks, with_ranks
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
-from clusterprof.analysis.timeline.collectives.rows import RankOperations
+from clusterprof.analysis.timeline.collectives.rows import RankOperations, list_categories
 from clusterprof.analysis.timeline.collectives.stream import return_freed_memory
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS, Int
 from clusterprof.report.model import Grade
@@ -161,9 +162,9 @@ def _observe_blame(
     """
     entries = _build_rank_entries(with_operations, state.nodes, _require_clock(state))
     members = {**_read_group_members(with_operations), **state.barriers.members}
-    blocks = (block for entry in entries for block in entry.operations.blocks)
-    spent = sorted(
-        {int(c) for block in blocks for c in (*block.arrive_categories, *block.leave_categories)}
+    blocks = [block for entry in entries for block in entry.operations.blocks]
+    spent = list_categories(
+        chain.from_iterable((block.arrive_categories, block.leave_categories) for block in blocks)
     )
     # Most categories have no time at all; work, the last one, is always requested.
     used = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]

@@ -179,14 +179,15 @@ def build_fingerprint(nodes: Sequence[NodeResult], job: JobFacts) -> RunFingerpr
         if event.kind == "process-registered"
         for name, _, version in _parse_frameworks(event.attributes.get("frameworks"))
     }
+    batch_size, tokens = _compute_medians_per_step(ranks)
     return RunFingerprint(
         started_at_ns=min((ns for ns in started if ns > 0), default=None),
         recordings=tuple(sorted(node.facts.key for node in nodes)),
         gpu_models=tuple(sorted(_count_models(nodes).items())),
         nodes=len({node.facts.boot_id or node.facts.key for node in nodes}) or None,
         world_size=job.world_size,
-        batch_size=_compute_median_per_step(ranks, SAMPLES),
-        tokens=_compute_median_per_step(ranks, TOKENS),
+        batch_size=batch_size,
+        tokens=tokens,
         measured_by=tuple(sorted({rank.ledger.source for rank in ranks})),
         frameworks=tuple(sorted(frameworks)),
         drivers=_sort_distinct(
@@ -224,13 +225,16 @@ def _count_models(nodes: Sequence[NodeResult]) -> Counter[str]:
     return Counter({name: count for name, count in out.items() if name})
 
 
-def _compute_median_per_step(ranks: Sequence[RankResult], row: int) -> float | None:
-    """Compute the median over ranks of samples or tokens per step; None = not reported."""
-    tables = (rank.blocks.sums for rank in ranks if rank.blocks is not None)
-    values = [
-        int(sums[row].sum()) / int(counted) for sums in tables if (counted := sums[REPORTED].sum())
-    ]
-    return float(median(values)) or None if values else None
+def _compute_medians_per_step(ranks: Sequence[RankResult]) -> list[float | None]:
+    """Compute the medians over ranks of samples and tokens per step; None = not reported."""
+    values: tuple[list[float], list[float]] = ([], [])
+    for rank in ranks:
+        sums = None if rank.blocks is None else rank.blocks.sums  # unpacked once for both
+        counted = 0 if sums is None else int(sums[REPORTED].sum())
+        if sums is not None and counted:
+            for row, own in zip((SAMPLES, TOKENS), values):
+                own.append(int(sums[row].sum()) / counted)
+    return [float(median(own)) or None if own else None for own in values]
 
 
 def _sort_distinct(words: Iterable[str]) -> tuple[str, ...]:

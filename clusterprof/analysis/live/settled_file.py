@@ -11,12 +11,12 @@ node's wall clock, `settings` a digest of the limits with which it was settled.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_origin
@@ -45,7 +45,10 @@ Problem = Literal["missing", "old", "version", "settings", "damaged"]
 _MAGIC = b"CPW\x01"
 _HEAD = struct.Struct("<4sH8s16sqqII")
 _ROWS_PER_BLOCK = 128  # a viewer reads a block of every rank at a time
-_DTYPES = frozenset({"<i8", "<i4", "<i2", "<u8", "<u4", "<u2", "<f8", "<f4", "|b1", "|i1", "|u1"})
+_DTYPES = {
+    name: np.dtype(name)
+    for name in ("<i8", "<i4", "<i2", "<u8", "<u4", "<u2", "<f8", "<f4", "|b1", "|i1", "|u1")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +183,26 @@ def _encode_value(value: Any) -> Any:
 
 
 def _decode_value(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is not np.ndarray:
+    if not _is_array(kind):
         raise TypeError(str(kind))
-    dtype, shape, data = value
-    if dtype not in _DTYPES or not all(isinstance(n, int) and n >= 0 for n in shape):
+    name, shape, data = value
+    dtype = _DTYPES.get(name)
+    if dtype is None:
         raise ValueError("no array")
-    if math.prod(shape) * np.dtype(dtype).itemsize != len(data):
+    size = dtype.itemsize
+    for n in shape:
+        if not isinstance(n, int) or n < 0:
+            raise ValueError("no array")
+        size *= n
+    if size != len(data):
         raise ValueError("no array")
-    return np.frombuffer(data, dtype).reshape(shape)
+    array = np.frombuffer(data, dtype)
+    return array if len(shape) == 1 else array.reshape(shape)
+
+
+@cache
+def _is_array(kind: Any) -> bool:
+    return get_origin(kind) is np.ndarray
 
 
 _DECODER = msgspec.msgpack.Decoder(SettledNode, dec_hook=_decode_value)

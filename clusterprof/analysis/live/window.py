@@ -95,6 +95,7 @@ class ObservedLoad:
             for rank in find_ranks(chunk):
                 self._seen.setdefault(rank.pid, _RankActivity()).add(rank, self._since_ns)
             yield chunk
+            del chunk  # else it stays while the next one is read
 
     def ranks(self) -> dict[int, RankStatus]:
         """Return the activity of the ranks by process id."""

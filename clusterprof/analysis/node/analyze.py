@@ -336,24 +336,30 @@ def analyze_ranks(
     for chunk in chunks:
         for key in [key for key in ranks if _has_ended(key, chunk)]:
             done[key] = finish_rank(ranks.pop(key), limits)
-        joined = concat_chunks(kept, chunk)
-        at_once = chunk.last and since_ns is not None  # a window is one chunk, settled in one go
-        seen_ranks = {(rank.pid, rank.main.started_ticks): rank for rank in find_ranks(joined)}
-        for key, open_rank in ranks.items():
-            if key not in seen_ranks:  # alive, without a record in this chunk
-                main = joined.processes[open_rank.rank.pid]
-                seen_ranks[key] = replace(open_rank.rank, chunk=joined, main=main, workers=())
+        joined, end_ns, is_last = concat_chunks(kept, chunk), chunk.end_ns, chunk.last
+        del chunk
+        at_once = is_last and since_ns is not None  # a window is one chunk, settled in one go
+        ranks = {key: _move_to_chunk(open_rank, joined) for key, open_rank in ranks.items()}
+        # Those that are alive without a record in this chunk are among them.
+        seen_ranks = {key: open_rank.rank for key, open_rank in ranks.items()}
+        seen_ranks |= {(rank.pid, rank.main.started_ticks): rank for rank in find_ranks(joined)}
         for key, rank in seen_ranks.items():
             if key not in done:
                 ranks[key] = update_rank(ranks.get(key), rank, request, at_once)
         needed_ns = _find_needed_start_ns(ranks, joined)
         # What the next chunk overlaps by itself need not be carried over.
-        needed = needed_ns < chunk.end_ns - _CHUNK_OVERLAP_NS and not chunk.last
+        needed = needed_ns < end_ns - _CHUNK_OVERLAP_NS and not is_last
         kept = select_carry_over(joined, needed_ns) if needed else None
         parents.update({rank.pid: rank.main.parent_pid for rank in seen_ranks.values()})
     for key, open_rank in ranks.items():
         done[key] = finish_rank(open_rank, limits)
     return tuple(sorted(_drop_false_ranks(list(done.values()), parents), key=_get_rank_sort_key))
+
+
+def _move_to_chunk(open_rank: OpenRank, chunk: Chunk) -> OpenRank:
+    """Return a rank without anything of the latest chunk, as if it had no record in this one."""
+    main = chunk.processes[open_rank.rank.pid]
+    return replace(open_rank, rank=replace(open_rank.rank, chunk=chunk, main=main, workers=()))
 
 
 def _drop_false_ranks(ranks: list[RankResult], parents: Mapping[int, int]) -> list[RankResult]:
@@ -400,14 +406,18 @@ class _Meter:
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record the CPU time of the recorder and its helpers."""
         for chunk in chunks:
-            for (name, device), series in chunk.series.items():
-                if name != SELF_CPU.name:
-                    continue
-                known = series.values[series.values == series.values]
-                if known.size:
-                    first = self._latest.get(device, (float(known[0]), 0.0))[0]
-                    self._latest[device] = (first, float(known[-1]))
+            self._observe(chunk)
             yield chunk
+            del chunk  # else it stays while the next one is read
+
+    def _observe(self, chunk: Chunk) -> None:
+        for (name, device), series in chunk.series.items():
+            if name != SELF_CPU.name:
+                continue
+            known = series.values[series.values == series.values]
+            if known.size:
+                first = self._latest.get(device, (float(known[0]), 0.0))[0]
+                self._latest[device] = (first, float(known[-1]))
 
     def cpu_ratio(self, duration_ns: int) -> float | None:
         """Return the CPU time of the recorder's processes over recorded time; None = not

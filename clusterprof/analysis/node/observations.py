@@ -120,12 +120,16 @@ class EndingTracker:
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Pass chunks through, and record what they show."""
         for chunk in chunks:
-            for process in chunk.processes.values():
-                if process.registration.get("role") == "python":
-                    self._update(chunk, process)
-            for event in chunk.events:
-                self._apply_event(event.kind, event.attributes, event.t_ns)
+            self._observe(chunk)
             yield chunk
+            del chunk  # else it stays while the next one is read
+
+    def _observe(self, chunk: Chunk) -> None:
+        for process in chunk.processes.values():
+            if process.registration.get("role") == "python":
+                self._update(chunk, process)
+        for event in chunk.events:
+            self._apply_event(event.kind, event.attributes, event.t_ns)
 
     def endings(self) -> tuple[RankEnding, ...]:
         """Return how each process ended, by rank and pid."""
@@ -224,12 +228,16 @@ class HostNotes:
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record what they show."""
         for chunk in chunks:
-            cpus = get_cpu_topology(chunk)
-            self._note_bound(chunk, cpus)
-            self._note_far(chunk, cpus)
-            self._note_full(chunk)
-            self._note_hot(chunk)
+            self._observe(chunk)
             yield chunk
+            del chunk  # else it stays while the next one is read
+
+    def _observe(self, chunk: Chunk) -> None:
+        cpus = get_cpu_topology(chunk)
+        self._note_bound(chunk, cpus)
+        self._note_far(chunk, cpus)
+        self._note_full(chunk)
+        self._note_hot(chunk)
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes, each without the name of the node."""

@@ -219,3 +219,4 @@ def _report_chunks(load: NodeLoader, within: Callable[[int], None]) -> Iterator[
     for chunk in load.chunks():
         within(load.read_bytes)
         yield chunk
+        del chunk  # else it stays while the next one is read

@@ -111,14 +111,18 @@ class SetupCollector:
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record what they show."""
         for chunk in chunks:
-            self._host, self._launcher = chunk.header.host, chunk.header.launcher
-            self._cpus = get_cpu_topology(chunk)
-            self._add_levels(chunk)
-            self._add_cpu_time(chunk)
-            for process in chunk.processes.values():
-                if _TRAINING_SPANS & process.spans.keys() and not is_loader_process(process):
-                    self._add_rank(chunk, process, self._cpus)
+            self._observe(chunk)
             yield chunk
+            del chunk  # else it stays while the next one is read
+
+    def _observe(self, chunk: Chunk) -> None:
+        self._host, self._launcher = chunk.header.host, chunk.header.launcher
+        self._cpus = get_cpu_topology(chunk)
+        self._add_levels(chunk)
+        self._add_cpu_time(chunk)
+        for process in chunk.processes.values():
+            if _TRAINING_SPANS & process.spans.keys() and not is_loader_process(process):
+                self._add_rank(chunk, process, self._cpus)
 
     def result(self, name: str) -> NodeSetup:
         """Return the collected setup; `name` is the display name of the node."""

@@ -15,6 +15,7 @@ loop over rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -235,11 +236,12 @@ def allocate_by_wait_age(group: Int, age_ns: Int, room_ns: Int, amount_ns: Int) 
     def allocate(queued_ns: Int) -> Int:
         return np.minimum(np.maximum(age_ns - queued_ns[group_of_row], 0), room_ns)
 
-    low, high = np.full(heads.size, -1), np.maximum.reduceat(age_ns, heads)
-    while (high - low > 1).any():  # the smallest q of which no more than the sum is left
-        middle = (low + high) >> 1
-        fits = np.add.reduceat(allocate(middle), heads) <= total
-        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    def is_too_long(queued_ns: Int) -> Int:
+        return np.add.reduceat(allocate(queued_ns), heads) - total
+
+    high = _find_first_root(
+        is_too_long, np.full(heads.size, -1), np.maximum.reduceat(age_ns, heads)
+    )
     part = allocate(high)
     more = allocate(high - 1) > part  # one nanosecond each, from the first row on
     before: Int = np.cumsum(more) - more
@@ -247,6 +249,29 @@ def allocate_by_wait_age(group: Int, age_ns: Int, room_ns: Int, amount_ns: Int) 
     out = amount_ns.copy()
     out[undecided] = part + (more & (before - before[heads][group_of_row] < missing[group_of_row]))
     return out
+
+
+_MAX_INTERPOLATIONS = 8
+
+
+def _find_first_root(function: Callable[[Int], Int], low: Int, high: Int) -> Int:
+    """Find the first whole number above `low` at which a falling function is not above 0.
+
+    Element by element, int64[n]; at `high` it is not above 0. It is nearly linear in between:
+    interpolation finds most numbers at once, and halving the rest.
+    """
+    at_low, at_high = function(low), function(high)
+    rounds = 0
+    while (high - low > 1).any():
+        part = at_low / np.maximum(at_low - at_high, 1) if rounds < _MAX_INTERPOLATIONS else 0.5
+        middle = low + np.ceil(part * (high - low)).astype(np.int64)
+        middle = np.maximum(np.minimum(middle, high - 1), low + 1)
+        at_middle = function(middle)
+        fits = at_middle <= 0
+        low, at_low = np.where(fits, low, middle), np.where(fits, at_low, at_middle)
+        high, at_high = np.where(fits, middle, high), np.where(fits, at_middle, at_high)
+        rounds += 1
+    return high
 
 
 def _find_undecided_rows(group: Int, room_ns: Int, amount_ns: Int) -> Int:

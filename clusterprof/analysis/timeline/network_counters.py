@@ -161,6 +161,7 @@ class NetworkMeter:
         for chunk in chunks:
             self.add(chunk)
             yield chunk
+            del chunk  # else it stays while the next one is read
 
     def add(self, chunk: Chunk) -> None:
         """Add the readings and operations of a chunk."""

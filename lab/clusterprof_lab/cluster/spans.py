@@ -80,9 +80,10 @@ def _number_operations(
 ) -> list[tuple[object, ...]]:
     """Return group, number within it (int64[steps]), bytes and code of each operation of a step."""
     stage_ranks = window.plan.outer * window.plan.inner
+    # Scopes with the same members are one group, as in a job on a single node: it counts on.
     keys: list[tuple[object, ...]] = []
     for op in window.operations:
-        keys.append((op.scope, op.stages if op.scope == "pair" else ()))
+        keys.append((groups[op.scope], op.stages if op.scope == "pair" else ()))
     numbered: list[tuple[object, ...]] = []
     for column, op in enumerate(window.operations):
         count, place = keys.count(keys[column]), keys[:column].count(keys[column])

@@ -49,6 +49,23 @@ def test_without_jitter_all_wait_exactly_for_what_the_straggler_computes_more(
     assert set(schedule.parts["compute"].tolist()[:3]) == {steps * plan.compute_ns}
 
 
+def test_on_a_single_node_the_operations_of_both_scopes_are_numbered_as_one_group(
+    tmp_path: Path,
+) -> None:
+    make_cluster(make_plan("data-parallel", 1, seconds=6), tmp_path / "run")
+    (folder,) = (tmp_path / "run" / "recording").iterdir()
+    numbers: dict[tuple[int, int], list[int]] = {}
+    for record in NodeReader(folder):
+        if isinstance(record, Spans):
+            columns = record.columns
+            for kind, group, number in zip(columns["kind"], columns["a"], columns["b"]):
+                if kind == layout.COLLECTIVE:
+                    numbers.setdefault((record.pid, int(group)), []).append(int(number))
+    assert len(numbers) == 8  # ranks, each of one group
+    for own in numbers.values():
+        assert own == list(range(own[0], own[0] + len(own)))
+
+
 @pytest.mark.parametrize(
     ("topology", "nodes", "groups"), [("data-parallel", 2, 2), ("3d", 8, 4), ("moe", 8, 3)]
 )

@@ -26,6 +26,7 @@ import numpy as np
 
 from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
+from clusterprof.analysis.attribution.wait_for.time_bins import index_keys
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.util.statistics import find_quantile
@@ -260,11 +261,12 @@ class TransferTotals:
 
 def _sum_by_key(key: Int, count: Int, ns: Int) -> tuple[Int, Int, Int]:
     """Sum rows with equal key; sorted by key."""
-    keys, of_row = np.unique(key, return_inverse=True)
-    counts, sums = np.zeros(keys.size, np.int64), np.zeros(keys.size, np.int64)
-    np.add.at(counts, of_row, count)
-    np.add.at(sums, of_row, ns)
-    return keys, counts, sums
+    if not key.size:
+        return key, count, ns
+    keys, of_row = index_keys(key)
+    # Floats are exact up to 2**53.
+    counts, sums = (np.bincount(of_row, column, keys.size) for column in (count, ns))
+    return keys, counts.astype(np.int64), sums.astype(np.int64)
 
 
 def _find_duration_ns(durations: Mapping[int, int], quantile: float) -> float | None:

@@ -366,7 +366,8 @@ def solve_shares(known: PhaseShares) -> Float:
     solved = solve(ridge)
     squares = known.idle_squares + float(solved @ (matrix @ solved - 2 * target))
     variance = max(squares, 0.0) / max(known.windows - present.size, 1)
-    shares[present] = solve(max(ridge, variance / _ASSUMED_DEVIATION**2))
+    stiff = max(ridge, variance / _ASSUMED_DEVIATION**2)
+    shares[present] = solved if stiff == ridge else solve(stiff)
     return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
 
 

@@ -180,7 +180,8 @@ def _find_bin_edges(rank: Rank, segment: Segment) -> Int:
     inside = np.zeros(0, np.int64)
     if steps is not None:
         inside = steps.end_ns[(steps.end_ns > segment.start_ns) & (steps.end_ns < segment.end_ns)]
-        inside = np.unique(inside)
+        if (inside[1:] <= inside[:-1]).any():
+            inside = np.unique(inside)
         inside = inside[:: max(inside.size // BINS_PER_SEGMENT, 1)]
     return np.concatenate([[segment.start_ns], inside, [segment.end_ns]]).astype(np.int64)
 

@@ -69,9 +69,9 @@ def compute_leave_skew(rows: ArrivalRows, pairs: WaitPairs, wait_ns: Int) -> Int
     wait_ns: int64[n]. Returns int64[n], ns; 0 if the two left no operation together, or if
     a device was measured (compute_device_delay).
     """
-    on_host = (pairs.waiting_since >= 0) & (
-        rows.on_device[pairs.waiting] | rows.on_device[pairs.late] == 0
-    )
+    on_host = pairs.waiting_since >= 0
+    if rows.on_device.any():
+        on_host &= (rows.on_device[pairs.waiting] | rows.on_device[pairs.late] == 0) != 0
     extra = np.maximum(_compute_extra_time(rows, pairs), 0)
     return np.where(on_host, np.maximum(wait_ns - extra, 0), 0)
 
@@ -89,6 +89,8 @@ def compute_device_delay(rows: ArrivalRows, pairs: WaitPairs, wait_ns: Int) -> I
     wait_ns: int64[n]. Returns int64[n], ns; 0 if no device was measured, or if the two left
     no operation together.
     """
+    if not rows.on_device.any():
+        return np.zeros(wait_ns.size, np.int64)
     on_device = (rows.on_device[pairs.waiting] | rows.on_device[pairs.late]) != 0
     return np.where(
         on_device & (pairs.waiting_since >= 0), wait_ns - _compute_extra_time(rows, pairs), 0

@@ -294,6 +294,8 @@ def _scale_to_whole_segment(
     rows, (waiting, late, waiting_since, _) = index.rows, pairs
     since, late_since = index.previous[waiting], index.previous[late]
     other_group = (since >= 0) & (late_since >= 0) & (since != waiting_since)
+    if not other_group.any():
+        return expected
     own = rows.at_arrive[-1, waiting] - rows.at_leave[-1, since]
     beyond = rows.at_arrive[-1, late] - rows.at_leave[-1, late_since] - own
     whole = more_ns * np.clip(own * more / np.maximum(beyond, 1), 0.0, 1.0)
@@ -330,10 +332,10 @@ def estimate_expected_work(
     expected = np.where(
         waiting_usual > 0, _scale_to_whole_segment(index, pairs, more, more_ns, expected), expected
     )
-    late_work = rows.at_arrive[-1, late] - rows.at_leave[-1, late_since]
-    expected = np.where(
-        point_to_point, more_ns - np.maximum(late_work - STAGE_WORK_RATIO * late_usual, 0), expected
-    )
+    if point_to_point.any():
+        late_work = rows.at_arrive[-1, late] - rows.at_leave[-1, late_since]
+        beyond = np.maximum(late_work - STAGE_WORK_RATIO * late_usual, 0)
+        expected = np.where(point_to_point, more_ns - beyond, expected)
     known = (usual_work.segments[late] > 0) & (usual_work.segments[waiting] > 0)
     return np.minimum(
         np.where(known, np.maximum(np.rint(expected), 0), 0).astype(np.int64), more_ns

@@ -7,6 +7,7 @@ A row with equal steps costs only its header. A row that does not fit is stored 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from clusterprof.analysis.timeline.model import Int
 
 _WIDTHS = (1, 2, 4)
+# A range that is negative has overflowed.
+_RANGES = np.array([0, 1, *(1 << 8 * w for w in _WIDTHS)], np.int64)
+_WIDTH_BY_RANGE = np.array([8, 0, *_WIDTHS, 8], np.int64)
 _HEAD = 2  # int64: rows, columns; then first, smallest step and width of each row
 
 
@@ -42,11 +46,7 @@ def pack_table(table: Int) -> bytes:
     steps = table[:, 1:] - table[:, :-1]
     low = steps.min(axis=1) if n > 1 else np.zeros(r, np.int64)
     step_range = steps.max(axis=1) - low if n > 1 else low
-    width = np.select(
-        [step_range == 0, *((step_range > 0) & (step_range < 1 << 8 * w) for w in _WIDTHS)],
-        (0, 1, 2, 4),
-        8,
-    )
+    width = _WIDTH_BY_RANGE[np.searchsorted(_RANGES, step_range, side="right")]
     low[width == 8] = 0
     head = np.concatenate([[r, n], table[:, 0], low, width]).astype(np.int64)
     parts = [head.tobytes()]
@@ -65,20 +65,34 @@ def read_table_shape(data: bytes) -> tuple[int, int]:
 
 def unpack_table(data: bytes) -> Int:
     """Unpack a table, int64[r, n]."""
-    r, n = read_table_shape(data)
-    first, low, width = np.frombuffer(data, np.int64, 3 * r, 8 * _HEAD).reshape(3, r)
-    table = np.empty((r, n), np.int64)
-    table[:, 0] = first
-    table[width == 0, 1:] = low[width == 0, None]
+    return unpack_tables([data])[0]
+
+
+def read_table_layout(data: bytes) -> bytes:
+    """Read what tables must have in common to be unpacked together: shape, width of each row."""
+    r, _ = read_table_shape(data)
+    return data[: 8 * _HEAD] + data[8 * (_HEAD + 2 * r) : 8 * (_HEAD + 3 * r)]
+
+
+def unpack_tables(tables: Sequence[bytes]) -> Int:
+    """Unpack tables of equal layout (read_table_layout) at once, int64[tables, r, n]."""
+    r, n = read_table_shape(tables[0])
+    packed = np.frombuffer(b"".join(tables), np.uint8).reshape(len(tables), -1)
     offset = 8 * (_HEAD + 3 * r)
+    head = packed[:, 8 * _HEAD : offset].copy().view(np.int64).reshape(-1, 3, r)
+    first, low, width = head[:, 0], head[:, 1, :, None], head[0, 2].tolist()
+    out = np.empty((len(tables), r, n), np.int64)
+    out[:, :, 0] = first
+    out[:, :, 1:] = low  # of rows in full it is 0
     for w in (*_WIDTHS, 8):
-        rows = np.flatnonzero(width == w)
-        if rows.size:
-            count = rows.size * (n - 1)
-            steps: NDArray[np.unsignedinteger] = np.frombuffer(data, f"<u{w}", count, offset)
-            table[rows, 1:] = (
-                steps.reshape(rows.size, n - 1).view(f"<u{w}").astype(np.int64) + low[rows, None]
+        rows = [row for row, own in enumerate(width) if own == w]
+        if rows:
+            size = len(rows) * (n - 1) * w
+            steps: NDArray[np.unsignedinteger] = (
+                packed[:, offset : offset + size].copy().view(f"<u{w}")
             )
-            offset += count * w
-    np.cumsum(table, axis=1, out=table)
-    return table
+            for row, own in zip(rows, steps.reshape(len(tables), len(rows), -1).swapaxes(0, 1)):
+                out[:, row, 1:] += own.view(np.int64) if w == 8 else own
+            offset += size
+    np.cumsum(out, axis=2, out=out)
+    return out

@@ -13,7 +13,7 @@ wrong order, which is no restart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -25,7 +25,8 @@ from clusterprof.analysis.timeline.collectives.int_table import (
     PackedTable,
     keep_packed,
     pack_table,
-    unpack_table,
+    read_table_layout,
+    unpack_tables,
 )
 from clusterprof.analysis.timeline.collectives.leaves import NO_LEAVES, LeaveSampler, SampledLeaves
 from clusterprof.analysis.timeline.collectives.operations import (
@@ -239,6 +240,12 @@ class RankOperations:
             leaves=self.leaves if host_waits else NO_LEAVES,
             barriers=self.barriers if host_waits is False else NO_LEAVES,
         )
+
+
+def list_categories(categories: Iterable[Int]) -> list[int]:
+    """List the distinct categories of many blocks, ascending; int64[k] each, most of them equal."""
+    distinct = {rows.tobytes() for rows in categories}
+    return sorted({int(row) for data in distinct for row in np.frombuffer(data, np.int64)})
 
 
 def select_sampled(number: Int) -> NDArray[np.bool_]:
@@ -501,17 +508,51 @@ def match_halves(spans: Int) -> tuple[Int, Int]:
     return begin[by_end], end[by_end]
 
 
+_MAX_BLOCKS_AT_ONCE = 64
+"""Blocks that are unpacked together: their tables stay in the CPU caches."""
+
+
 def read_block(data: bytes, block: Block, slot: Int, out: Int) -> None:
-    """Read a block into a table: its rows, time spent at arrival and at leave.
+    """Read one block into a table: its rows, time spent at arrival and at leave.
 
     out: int64[7 + 2 * slots, n]. slot: int64[categories], the row offset of each category.
     """
-    table = unpack_table(data)
-    middle = (out.shape[0] - HEAD_ROWS) // 2 + HEAD_ROWS
+    read_blocks([(data, block)], slot, np.arange((len(out) - HEAD_ROWS) // 2), [out])
+
+
+def read_blocks(
+    blocks: Sequence[tuple[bytes, Block]], slot: Int, grown: Int, outs: Sequence[Int]
+) -> None:
+    """Read blocks of many ranks into tables: rows, time spent at arrival, then at leave.
+
+    slot: int64[categories], the row offset of each category. grown: int64[m], ascending, the slots
+    in which ranks spend time in operations: of the others the time at leave is that at arrival.
+    outs: int64[7 + slots + m, n], one for each block.
+    """
+    by_layout: dict[tuple[bytes, ...], list[int]] = {}
+    for at, (data, block) in enumerate(blocks):
+        categories = block.arrive_categories.tobytes(), block.leave_categories.tobytes()
+        by_layout.setdefault((read_table_layout(data), *categories), []).append(at)
+    for numbers in by_layout.values():
+        for begin in range(0, len(numbers), _MAX_BLOCKS_AT_ONCE):
+            chosen = numbers[begin : begin + _MAX_BLOCKS_AT_ONCE]
+            tables = unpack_tables([blocks[at][0] for at in chosen])
+            block, height = blocks[chosen[0]][1], len(outs[chosen[0]])
+            for at, table in zip(chosen, _spread_categories(tables, block, slot, grown, height)):
+                outs[at][:] = table
+
+
+def _spread_categories(tables: Int, block: Block, slot: Int, grown: Int, height: int) -> Int:
+    """Return the rows of blocks, int64[blocks, height, n], from int64[blocks, r, n] as packed."""
+    out = np.zeros((len(tables), height, tables.shape[2]), np.int64)
+    out[:, :HEAD_ROWS] = tables[:, :HEAD_ROWS]
+    for at, row in enumerate(slot[block.arrive_categories].tolist(), HEAD_ROWS):
+        out[:, HEAD_ROWS + row] = tables[:, at]
+    leave = height - grown.size
+    for at, row in enumerate(grown.tolist(), leave):
+        out[:, at] = out[:, HEAD_ROWS + row]
+    increases = np.searchsorted(grown, slot[block.leave_categories])
     arrive_end = block.arrive_categories.size + HEAD_ROWS
-    out[:HEAD_ROWS] = table[:HEAD_ROWS]
-    out[HEAD_ROWS:] = 0
-    out[HEAD_ROWS + slot[block.arrive_categories]] = out[middle + slot[block.arrive_categories]] = (
-        table[HEAD_ROWS:arrive_end]
-    )
-    out[middle + slot[block.leave_categories]] += table[arrive_end:]
+    for at, row in enumerate(increases.tolist(), arrive_end):
+        out[:, leave + row] += tables[:, at]
+    return out

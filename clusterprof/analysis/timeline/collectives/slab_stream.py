@@ -25,7 +25,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     NO_NUMBER,
     SEQUENCE,
     RankOperations,
-    read_block,
+    read_blocks,
 )
 from clusterprof.analysis.timeline.collectives.stream import (
     GetBlock,
@@ -200,7 +200,8 @@ class SlabStream(OperationStream):
         """Read a block of a rank without the rows that are left out."""
         block = self._people[number].operations.blocks[block_number]
         rows = np.empty((self._rows, block.rows), np.int64)
-        read_block(self._get(block.location, block.length), block, self._slot, rows)
+        data = self._get(block.location, block.length)
+        read_blocks([(data, block)], self._slot, self._grown, [rows])
         rows[CHANNEL] += self._book.base[number]
         self._trim(number, block_number, rows)
         keep = self._channel[rows[CHANNEL]] >= 0

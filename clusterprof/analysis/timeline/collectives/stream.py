@@ -60,7 +60,8 @@ from clusterprof.analysis.timeline.collectives.rows import (
     KIND,
     NO_NUMBER,
     SEQUENCE,
-    read_block,
+    list_categories,
+    read_blocks,
 )
 from clusterprof.analysis.timeline.model import Int
 
@@ -115,35 +116,37 @@ def settle_operations(
     duplicates = int(np.count_nonzero(~grouped.once & ~waiting))
     if duplicates:
         unmatched["seen-twice"] = duplicates
+    open_operations = channel[head[is_open]], number[head[is_open]]
+    del grouped, channel  # of a large job each column takes ten megabytes
     size = end - begin
-    kind = table[KIND] & ~ON_DEVICE
-    order, size = _filter_majority_kind(order, size, kind, unmatched)
+    order, size = _filter_majority_kind(order, size, table[KIND] & ~ON_DEVICE, unmatched)
     first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
     operation_order = _order_operations(order, first, rank, when_ns)
     order = order[_expand_ranges(first[:-1][operation_order], first[1:][operation_order])]
     size = size[operation_order]
     first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
-    operation_channel = channel[order[first[:-1]]]
-    message_bytes = table[BYTES][order]
+    head = order[first[:-1]]
+    operation_channel = directory.channel[entry[head]]
+    message_bytes = operation_channel
+    if head.size:
+        message_bytes = np.maximum.reduceat(table[BYTES][order], first[:-1])
     arrive = table[ARRIVE][order]
+    leave = table[DURATION][order]
+    leave += arrive
     operations = Operations(
         first,
         directory.process_group[operation_channel],
-        kind[order[first[:-1]]],
-        np.maximum.reduceat(message_bytes, first[:-1])
-        if operation_channel.size
-        else operation_channel,
+        table[KIND][head] & ~ON_DEVICE,
+        message_bytes,
         size >= directory.expected_members[operation_channel],
         rank[order],
         arrive,
-        arrive + table[DURATION][order],
+        leave,
         table[BLOCKED][order],
         order,
         (table[KIND][order] & ON_DEVICE) != 0,
     )
-    return SettledOperations(
-        operations, waiting, (channel[head[is_open]], number[head[is_open]]), unmatched
-    )
+    return SettledOperations(operations, waiting, open_operations, unmatched)
 
 
 def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _GroupedRows:
@@ -168,15 +171,23 @@ def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _
     else:
         cells = width * members
         start = np.cumsum(cells) - cells
-        cell = start[channel] + (number - low[channel]) * members[channel] + member_index
+        cell = number - low[channel]
+        cell *= members[channel]
+        cell += start[channel]
+        cell += member_index
         rows = np.full(int(cells.sum()), -1, np.int32)
         rows[cell[::-1]] = np.arange(n - 1, -1, -1, dtype=np.int32)  # the first stays
         order = rows[rows >= 0].astype(np.int64)
-        c, k = channel[order], number[order]
         new = np.ones(order.size, np.bool_)
-        new[1:] = (c[1:] != c[:-1]) | (k[1:] != k[:-1])
+        new[1:] = False
+        for column in (channel, number):  # one after the other: there may be millions
+            values = column[order]
+            new[1:] |= values[1:] != values[:-1]
+            del values
         op = np.empty(n, np.int64)
-        op[order] = np.cumsum(new) - 1
+        op_of_cell: Int = np.cumsum(new, dtype=np.int64)
+        op_of_cell -= 1
+        op[order] = op_of_cell
         once = np.ones(n, np.bool_)
         if order.size < n:
             kept = rows[cell]
@@ -257,21 +268,21 @@ def _order_operations(order: Int, first: Int, rank: Int, when_ns: Int) -> Int:
     key = np.maximum.reduceat(when_ns[order], heads)
     key -= key.min()
     by_time = np.argsort(key, kind="stable")
-    of_row = np.full(rank.size, -1)
-    of_row[order] = np.repeat(np.arange(heads.size), np.diff(first))
-    rows = np.flatnonzero(of_row >= 0)
-    op, rank_of_row = of_row[rows], rank[rows]
-    rank_of_row = np.cumsum(np.concatenate([[0], rank_of_row[1:] != rank_of_row[:-1]]))
-    place = np.arange(rows.size)
+    of_row = np.full(rank.size, -1, np.int32)
+    of_row[order] = np.repeat(np.arange(heads.size, dtype=np.int32), np.diff(first))
+    rows = of_row >= 0
+    op, row_rank = of_row[rows], rank[rows]
+    new_rank = row_rank[1:] != row_rank[:-1]
+    del of_row, row_rank  # there may be millions
     adjusted = key
     for _ in range(_MAX_ORDER_PASSES):
         row_time = adjusted[op]
-        if ((row_time[1:] > row_time[:-1]) | (rank_of_row[1:] != rank_of_row[:-1])).all():
+        if ((row_time[1:] > row_time[:-1]) | new_rank).all():
             return by_time if adjusted is key else np.argsort(adjusted, kind="stable")
-        rank_gap = int(row_time.max()) + rows.size + 1
-        if rank_gap > (1 << 62) // (int(rank_of_row[-1]) + 1):
+        rank_gap = int(row_time.max()) + op.size + 1
+        if rank_gap > (1 << 62) // (int(np.count_nonzero(new_rank)) + 1):
             break
-        lift = rank_of_row * rank_gap - place
+        lift = np.cumsum(np.append(False, new_rank)) * rank_gap - np.arange(op.size)
         running_max = np.maximum.accumulate(row_time + lift) - lift
         column = np.zeros(rank.size, np.int64)
         column[rows] = running_max
@@ -283,6 +294,7 @@ MAX_WAITING_ROWS = 1 << 20
 """Limit of rows that may wait for members; beyond it operations are settled without them."""
 MAX_WAITING_BLOCKS = 6
 """The limit of waiting rows in blocks per rank; the larger of both limits applies."""
+_RANKS_READ_AT_ONCE = 256
 MIN_READ_AHEAD_ROWS = 1024
 """A rank with no more waiting rows than this is read further."""
 GetBlock = Callable[[int | bytes, int], bytes]
@@ -350,7 +362,14 @@ class OperationStream:
         max_category = max((int(c) for c in categories), default=-1)
         self._slot = np.full(max_category + 1, -1)
         self._slot[list(categories)] = np.arange(len(categories))
-        self._rows = HEAD_ROWS + 2 * len(categories)
+        leave_categories = list_categories(
+            block.leave_categories for entry in ranks for block in entry.operations.blocks
+        )
+        self._grown = np.sort(self._slot[leave_categories])
+        """Slots of the categories in which any rank spends time in operations, mostly work alone:
+        the others have no row for the time at leave."""
+        self._first_leave = HEAD_ROWS + len(categories)
+        self._rows = self._first_leave + self._grown.size
         self._read = np.zeros(len(ranks), np.int64)
         self._blocks = np.array([len(entry.operations.blocks) for entry in ranks], np.int64)
         lowest = [entry.operations.lowest[0] for entry in ranks]
@@ -411,7 +430,6 @@ class OperationStream:
 
     def _load(self, wanted: np.ndarray) -> None:
         """Append the next block of each of these ranks to its waiting rows."""
-        book = self._book
         blocks = [
             entry.operations.blocks[int(at)] if more else None
             for entry, at, more in zip(self._people, self._read, wanted)
@@ -421,22 +439,34 @@ class OperationStream:
         ends = np.cumsum(sizes)
         table = np.empty((self._rows, int(ends[-1]) if ends.size else 0), np.int64)
         old = np.cumsum(self._held) - self._held
-        for number, block in enumerate(blocks):
+        for number in np.flatnonzero(self._held).tolist():
             begin, waiting_rows = int(ends[number] - sizes[number]), int(self._held[number])
-            if waiting_rows:
-                table[:, begin : begin + waiting_rows] = self._table[
-                    :, old[number] : old[number] + waiting_rows
-                ]
-            if block is None:
-                continue
-            out = table[:, begin + waiting_rows : int(ends[number])]
-            read_block(self._get(block.location, block.length), block, self._slot, out)
+            table[:, begin : begin + waiting_rows] = self._table[
+                :, old[number] : old[number] + waiting_rows
+            ]
+        numbers = [number for number, block in enumerate(blocks) if block is not None]
+        for begin in range(0, len(numbers), _RANKS_READ_AT_ONCE):
+            self._read_new(numbers[begin : begin + _RANKS_READ_AT_ONCE], table, ends)
+        self._table, self._held = self._drop_unmatched(table, sizes)
+
+    def _read_new(self, numbers: Sequence[int], table: Int, ends: Int) -> None:
+        """Read the next block of some ranks into their last rows of a table.
+
+        ends: int64[ranks], the end of the rows of each rank.
+        """
+        book = self._book
+        read, outs = [], []
+        for number, end in zip(numbers, ends[numbers].tolist()):
+            block = self._people[number].operations.blocks[int(self._read[number])]
+            read.append((self._get(block.location, block.length), block))
+            outs.append(table[:, end - block.rows : end])
+        read_blocks(read, self._slot, self._grown, outs)
+        for number, out in zip(numbers, outs):
             out[CHANNEL] += book.base[number]
             self._trim(number, int(self._read[number]), out)
             self._read[number] += 1
             lowest = self._people[number].operations.lowest[self._read[number]]
             self._unread[book.base[number] : book.base[number + 1]] = lowest
-        self._table, self._held = self._drop_unmatched(table, sizes)
 
     def _trim(self, number: int, block_number: int, rows: Int) -> None:
         """Mark rows of a block that are left out, by the last entry of channels; here none."""
@@ -457,13 +487,9 @@ class OperationStream:
     def _split_batches(
         self, ops: Operations, table: Int, most_rows: int
     ) -> Iterator[OperationBatch]:
-        categories = (self._rows - HEAD_ROWS) // 2
-        arrive, leave = table[HEAD_ROWS : HEAD_ROWS + categories], table[HEAD_ROWS + categories :]
-        # Most categories only grow between operations.
-        grown = [at for at in range(categories) if not np.array_equal(arrive[at], leave[at])]
-        at_arrive = np.take(arrive, ops.source, axis=1)
-        at_leave = {at: leave[at][ops.source] for at in grown}
-        del table, arrive, leave  # there may be a gigabyte
+        at_arrive = np.take(table[HEAD_ROWS : self._first_leave], ops.source, axis=1)
+        at_leave = np.take(table[self._first_leave :], ops.source, axis=1)
+        del table  # there may be a gigabyte
         at = 0
         while at < ops.process_group.size:
             end = int(np.searchsorted(ops.first, ops.first[at] + most_rows, side="right")) - 1
@@ -472,8 +498,7 @@ class OperationStream:
             # Copies, so that a batch does not keep the rows of all ranks until the next are read.
             batch_arrive = at_arrive[:, rows].copy()
             batch_leave = batch_arrive.copy()
-            for category, spent in at_leave.items():
-                batch_leave[category] = spent[rows]
+            batch_leave[self._grown] = at_leave[:, rows]
             part = ops.take_range(at, end)
             part = Operations(*[getattr(part, column.name).copy() for column in fields(part)])
             yield OperationBatch(part, batch_arrive.T, batch_leave.T)

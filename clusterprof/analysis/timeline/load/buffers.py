@@ -45,7 +45,7 @@ from clusterprof.probe.layout import (
     WORKER_START,
 )
 from clusterprof.trace.column_decoder import BlockColumns, concat_columns
-from clusterprof.trace.decoder import PackedSpans, decode_span_frames
+from clusterprof.trace.decoder import PackedSpans, SpanColumns
 from clusterprof.trace.schema import SPAN_FIELDS, Column, Columns, Rows, Spans
 
 LOOKBACK_NS = 2_000_000_000
@@ -106,24 +106,23 @@ class SpanBuffer:
         self._next = 0
         no_spans = np.zeros((_SEQUENCE + 1, 0), np.int64)
         self._waiting = self._recent = _OwnedSpans(no_spans, no_spans[0])
-        # One buffer for all chunks: allocating fresh pages costs more than the copying.
-        self._scratch = np.zeros((_SEQUENCE + 1, 1 << 14), np.int64)
 
     def add(self, spans: Spans | PackedSpans) -> None:
         """Add one frame; a reused process id starts anew."""
         self._frames.append(spans)
+        is_packed = isinstance(spans, PackedSpans)
         parts: Sequence[Any] = spans.parts if isinstance(spans, PackedSpans) else (spans,)
         ticks, numbers = self._ticks, self._number
         for part in parts:
-            if ticks.get(part.pid) != part.started_ticks:
-                self._begin(part.pid, part.started_ticks)
-            number = numbers[part.pid]
-            self._owners.append(number)
-            self._sizes.append(part.rows if part is not spans else _count_spans(spans))
-            self._firsts.append(part.first_sequence)
+            pid = part.pid
+            if ticks.get(pid) != part.started_ticks:
+                self._begin(pid, part.started_ticks)
+            self._owners.append(numbers[pid])
             if part.names and FETCH_NAME in part.names.values():
                 kinds = {kind for kind, name in part.names.items() if name == FETCH_NAME}
-                self._named[number] = self._named.get(number, set()) | kinds
+                self._named[numbers[pid]] = self._named.get(numbers[pid], set()) | kinds
+        self._sizes += [part.rows for part in parts] if is_packed else [_count_spans(spans)]
+        self._firsts += [part.first_sequence for part in parts]
 
     def _begin(self, pid: int, started_ticks: int) -> None:
         self._drop(pid)
@@ -149,21 +148,31 @@ class SpanBuffer:
         """Return the spans of a chunk."""
         pids = list(self._number)
         numbers = [self._number[pid] for pid in pids]
-        rows = self._concat_frames()
-        table = rows.table
+        columns, number_of_row = self._take_columns()
         place = np.full(self._next + 1, -1, np.int32)
         place[numbers] = np.arange(len(pids))
-        owner = place[rows.owner]
-        for number, kinds in self._named.items():
-            self._name_fetches(table, rows.owner == number, kinds)
-        kind = np.clip(table[_KIND], -1, _KIND_LIMIT).astype(np.int16)
-        kind[(kind < 0) | (owner < 0) | (table[_END] < table[0])] = _KIND_LIMIT
-        late = np.flatnonzero(table[_END] >= end_ns) if not last else np.zeros(0, np.int64)
-        self._waiting = _select_rows(rows, late[owner[late] >= 0])
+        owner = place[number_of_row]
+        start, end = columns.decode_edges()
+        fields = {0: start, _END: end, _KIND: columns.decode_field(_KIND)}
+        fetches = self._find_named_fetches(fields[_KIND], number_of_row)
+        fields[_KIND][fetches] = FETCH
+        kind = np.clip(fields[_KIND], -1, _KIND_LIMIT).astype(np.int16)
+        kind[(kind < 0) | (owner < 0) | (end < start)] = _KIND_LIMIT
+        late = np.flatnonzero(end >= end_ns) if not last else np.zeros(0, np.int64)
         kind[late] = _KIND_LIMIT
-        table, groups, bounds = _group_by_process_and_kind(
-            table, np.maximum(owner, 0), kind, len(pids)
+        late = late[owner[late] >= 0]
+        fields[_GROUP] = columns.decode_field(_GROUP, fetches)
+        order, groups, bounds = _group_by_process_and_kind(
+            (start, end, fields[_GROUP]), np.maximum(owner, 0), kind, len(pids)
         )
+        table = np.empty((_SEQUENCE + 1, order.size), np.int64)
+        waiting = np.empty((_SEQUENCE + 1, late.size), np.int64)
+        for row in range(_SEQUENCE + 1):
+            field = fields.pop(row) if row in fields else columns.decode_field(row, fetches)
+            # "clip" takes half the time of a check of each row
+            np.take(field, order, mode="clip", out=table[row])
+            waiting[row] = field[late]
+        self._waiting = _OwnedSpans(waiting, number_of_row[late])
         self._recent = self._select_kept(table, groups, bounds, np.array(numbers, np.int64), end_ns)
         tables_by_pid: dict[int, dict[int, SpanTable]] = {pid: {} for pid in pids}
         ends: dict[int, int] = {}
@@ -180,12 +189,13 @@ class SpanBuffer:
             ends[pid] = max(ends.get(pid, end), end)
         return ChunkSpans(tables_by_pid, ends, stacks)
 
-    def _name_fetches(self, table: Int, own: NDArray[np.bool_], kinds: set[int]) -> None:
-        """Treat user spans named "fetch" as fetches without measured CPU time and bytes."""
-        rows = own & np.isin(table[_KIND], list(kinds))
-        table[_KIND, rows] = FETCH
-        for name in "abcd":
-            table[SPAN_FIELDS.index(name), rows] = -1
+    def _find_named_fetches(self, kind: Int, number_of_row: Int) -> Int:
+        """Find the user spans named "fetch": fetches without measured CPU time and bytes."""
+        rows = [
+            np.flatnonzero((number_of_row == number) & np.isin(kind, list(kinds)))
+            for number, kinds in self._named.items()
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *rows])
 
     def _select_kept(
         self, table: Int, groups: list[tuple[int, int]], bounds: Int, numbers: Int, end_ns: int
@@ -201,29 +211,74 @@ class SpanBuffer:
         rows = np.flatnonzero(keep)
         return _OwnedSpans(table[:, rows], numbers[process[rows].astype(np.int64)])
 
-    def _concat_frames(self) -> _OwnedSpans:
-        """Concatenate the spans kept, the spans pending and the new spans in the shared buffer."""
-        frames, self._frames = self._frames, []
-        owners, sizes, firsts = self._owners, self._sizes, self._firsts
-        self._owners, self._sizes, self._firsts = [], [], []
-        before = self._recent.owner.size
-        waiting = before + self._waiting.owner.size
-        count = waiting + sum(sizes)
-        if count > self._scratch.shape[1]:
-            self._scratch = np.zeros((_SEQUENCE + 1, count + count // 4), np.int64)
-        table = self._scratch[:, :count]
-        table[:, :before] = self._recent.table
-        table[:, before:waiting] = self._waiting.table
-        new = table[:, waiting:]
-        _write_columns(frames, new[:_SEQUENCE])
-        first = np.array(firsts, np.int64)
-        at = np.cumsum([0, *sizes[:-1]])
-        new[_SEQUENCE] = np.arange(new.shape[1])
-        new[_SEQUENCE] += np.repeat(first - at[: first.size], sizes)
-        new_owners = np.repeat(np.array(owners, np.int64), sizes)
-        return _OwnedSpans(
-            table, np.concatenate([self._recent.owner, self._waiting.owner, new_owners])
-        )
+    def _take_columns(self) -> tuple[_SpanFields, Int]:
+        """Take the spans kept, the spans pending and the new spans, and the number of each one's
+        process.
+        """
+        first = np.array(self._firsts, np.int64)
+        sequence = np.arange(sum(self._sizes))
+        sequence += np.repeat(first - np.cumsum([0, *self._sizes[:-1]])[: first.size], self._sizes)
+        before = self._recent, self._waiting
+        columns = _SpanFields([rows.table for rows in before], self._frames, sequence)
+        owners = np.repeat(np.array(self._owners, np.int64), self._sizes)
+        self._frames, self._owners, self._sizes, self._firsts = [], [], [], []
+        return columns, np.concatenate([*(rows.owner for rows in before), owners])
+
+
+class _SpanFields:
+    """The fields of some spans, those of frames after those of tables.
+
+    A field is decoded when it is requested: at once, all fields would take most of the memory of
+    the analysis.
+    """
+
+    def __init__(
+        self, tables: Sequence[Int], frames: Sequence[Spans | PackedSpans], sequence: Int
+    ) -> None:
+        """tables: int64[8, n] each. sequence: sequence numbers of the spans of the frames."""
+        self._tables, self._sequence = tables, sequence
+        self._first = sum(table.shape[1] for table in tables)
+        self._runs: list[tuple[slice, SpanColumns | list[Spans]]] = []
+        end = self._first
+        for packed, group in groupby(frames, lambda frame: isinstance(frame, PackedSpans)):
+            run: list[Any] = list(group)
+            first, end = end, end + sum(map(_count_spans, run))
+            self._runs.append((slice(first, end), SpanColumns(run) if packed else run))
+        self._size = end
+
+    def decode_edges(self) -> tuple[Int, Int]:
+        """Decode the starts and ends of all spans, int64[n] each, ns."""
+        start, end = self._copy_tables(0), self._copy_tables(_END)
+        for rows, run in self._runs:
+            if isinstance(run, SpanColumns):
+                run.write_edges(start[rows], end[rows])
+            else:
+                _write_field(run, 0, start[rows])
+                _write_field(run, _END, end[rows])
+        return start, end
+
+    def decode_field(self, row: int, fetches: Int | None = None) -> Int:
+        """Decode the field in this row of a table, not a time, of all spans: int64[n].
+
+        fetches: spans whose values are not known, -1.
+        """
+        out = self._copy_tables(row)
+        if row == _SEQUENCE:
+            out[self._first :] = self._sequence
+            return out
+        for rows, run in self._runs:
+            if isinstance(run, SpanColumns):
+                run.write_field(row, out[rows])
+            else:
+                _write_field(run, row, out[rows])
+        if fetches is not None:
+            out[fetches] = -1
+        return out
+
+    def _copy_tables(self, row: int) -> Int:
+        out = np.empty(self._size, np.int64)
+        np.concatenate([out[:0], *(table[row] for table in self._tables)], out=out[: self._first])
+        return out
 
 
 def _count_spans(frame: Spans | PackedSpans) -> int:
@@ -231,33 +286,17 @@ def _count_spans(frame: Spans | PackedSpans) -> int:
     return frame.rows if isinstance(frame, PackedSpans) else len(frame.columns["start_ns"])
 
 
-def _write_columns(frames: Iterable[Spans | PackedSpans], table: Int) -> None:
-    end_row = 0
-    for packed, group in groupby(frames, lambda frame: isinstance(frame, PackedSpans)):
-        run = list(group)
-        first_row, end_row = end_row, end_row + sum(map(_count_spans, run))
-        if packed:
-            decode_span_frames(
-                [frame for frame in run if isinstance(frame, PackedSpans)],
-                table[:, first_row:end_row],
-            )
-            continue
-        for row, name in enumerate(SPAN_FIELDS):
-            columns = [frame.columns[name] for frame in run if isinstance(frame, Spans)]
-            np.concatenate(columns, out=table[row, first_row:end_row])
-
-
-def _select_rows(rows: _OwnedSpans, chosen: Int) -> _OwnedSpans:
-    return _OwnedSpans(rows.table[:, chosen], rows.owner[chosen])
+def _write_field(frames: Iterable[Spans], row: int, out: Int) -> None:
+    np.concatenate([frame.columns[SPAN_FIELDS[row]] for frame in frames], out=out)
 
 
 def _group_by_process_and_kind(
-    table: Int, owner: Int, kind: Int, processes: int
+    fields: tuple[Int, Int, Int], owner: Int, kind: Int, processes: int
 ) -> tuple[Int, list[tuple[int, int]], Int]:
     """Sort spans by process and kind, in order of arrival.
 
-    Returns the sorted table, (process, kind) of each group and the row bounds of the
-    groups. Spans of kind `_KIND_LIMIT` are left out.
+    fields: start, end and group of each span. Returns the rows in this order, (process, kind) of
+    each group and the bounds of the groups. Spans of kind `_KIND_LIMIT` are left out.
     """
     kinds = np.flatnonzero(np.bincount(kind, minlength=_KIND_LIMIT + 1)[:_KIND_LIMIT])
     width = len(kinds) + 1
@@ -273,18 +312,19 @@ def _group_by_process_and_kind(
     order = np.argsort(key, kind="stable")[: int(sizes.sum())]
     used_keys = np.flatnonzero(sizes)
     groups = [(at // width, int(kinds[at % width])) for at in used_keys.tolist()]
-    order, bounds = _drop_unread_spans(table, order, groups, sizes[used_keys].tolist())
-    # "clip" takes half the time of a check of each row
-    return np.take(table, order, axis=1, mode="clip"), groups, bounds
+    order, bounds = _drop_unread_spans(fields, order, groups, sizes[used_keys].tolist())
+    return order, groups, bounds
 
 
 def _drop_unread_spans(
-    table: Int, order: Int, groups: list[tuple[int, int]], sizes: list[int]
+    fields: tuple[Int, Int, Int], order: Int, groups: list[tuple[int, int]], sizes: list[int]
 ) -> tuple[Int, Int]:
     """Drop spans that no analysis reads.
 
     Of each group keep the first, last and latest to arrive. This removes half of all spans.
+    fields: start, end and group of each span.
     """
+    start, end, span_group = fields
     workers = {process for process, kind in groups if kind == WORKER_START}
     trains = {process for process, kind in groups if kind in TRAINING_KINDS} - workers
     rows: list[Int] = []
@@ -293,8 +333,8 @@ def _drop_unread_spans(
         first_row, end_row = end_row, end_row + size
         own = order[first_row:end_row]
         if process in trains and (kind in _THINNED_KINDS or kind >= FIRST_USER_KIND):
-            edges = {int(table[0, own].argmin()), int(table[_END, own].argmax()), size - 1}
-            keep = np.zeros(size, np.bool_) if kind != COLLECTIVE else table[_GROUP, own] != 0
+            edges = {int(start[own].argmin()), int(end[own].argmax()), size - 1}
+            keep = np.zeros(size, np.bool_) if kind != COLLECTIVE else span_group[own] != 0
             keep[list(edges)] = True
             own = own[keep]
         rows.append(own)
@@ -303,7 +343,10 @@ def _drop_unread_spans(
 
 
 def _build_span_tables(table: Int, bounds: Int) -> list[SpanTable]:
-    """Build one table per group, sorted by start."""
+    """Build one table per group, sorted by start.
+
+    Copies, so that a group that is kept does not keep all others.
+    """
     start = table[0]
     backward_rows = np.flatnonzero(start[1:] < start[:-1]) + 1
     group = np.searchsorted(bounds, backward_rows, side="right") - 1
@@ -311,7 +354,7 @@ def _build_span_tables(table: Int, bounds: Int) -> list[SpanTable]:
     tables = []
     edges = bounds.tolist()
     for index, (low, high) in enumerate(pairwise(edges)):
-        columns = table[:, low:high]
+        columns = table[:, low:high].copy()
         if index in unsorted:
             columns = columns[:, np.argsort(columns[0], kind="stable")]
         tables.append(SpanTable(*[columns[row] for row in _TABLE_ORDER]))

@@ -12,6 +12,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     RankRowBuilder,
     choose_block_rows,
     read_block,
+    read_blocks,
 )
 from clusterprof.probe.layout import ALL_REDUCE, GRADIENTS, OTHER_THREAD
 
@@ -188,3 +189,37 @@ def test_gradients_that_another_thread_reduces_meet_no_rank_where_the_host_goes_
     out = np.zeros((9, len(kept)), np.int64)
     read_block(block.location, block, np.zeros(1, np.int64), out)
     assert sorted(out[3].tolist()) == kept  # numbers of the operations
+
+
+def test_blocks_of_ranks_are_read_together_whatever_their_layout() -> None:
+    # Each rank has one block. Two are of equal layout; the third has spent time in another category
+    # before, the fourth has one row only. In operations ranks spend category 2 alone.
+    spent = [
+        ([0, 2], [[5, 5, 9], [1, 4, 6]]),
+        ([0, 2], [[2, 3, 3], [0, 7, 8]]),
+        ([1, 2], [[6, 6, 6], [3, 5, 7]]),
+        ([0, 2], [[8], [4]]),
+    ]
+    blocks, outs = [], []
+    for number, (categories, at_arrive) in enumerate(spent):
+        n = len(at_arrive[0])
+        rows = [(100 * at + number, 100 * at + 50, GROUP, at, 8, ALL_REDUCE, 40) for at in range(n)]
+        at_leave = np.array(at_arrive)
+        at_leave[1] += 10 + number
+        builder = RankRowBuilder(Kept())
+        builder.add(np.array(rows).T, np.array(at_arrive), at_leave, np.array(categories))
+        operations = builder.finish()
+        assert operations is not None
+        (block,) = operations.blocks
+        assert isinstance(block.location, bytes)
+        blocks.append((block.location, block))
+        outs.append(np.full((7 + 3 + 1, n), -1, np.int64))
+    read_blocks(blocks, np.arange(3), np.array([2]), outs)
+    for number, (out, (categories, at_arrive)) in enumerate(zip(outs, spent)):
+        n = len(at_arrive[0])
+        assert out[0].tolist() == [100 * at + number for at in range(n)]  # arrivals
+        assert out[3].tolist() == list(range(n))  # numbers
+        want = np.zeros((3, n), np.int64)
+        want[categories] = at_arrive
+        assert out[7:10].tolist() == want.tolist()  # spent at arrival
+        assert out[10].tolist() == [ns + 10 + number for ns in at_arrive[1]]  # category 2 at leave
