@@ -87,7 +87,7 @@ READ = {
         " --keep-free 1GiB --stacks off --mode 0750 --nccl off --on-hang true --hang-after 2m",
         RecordOptions(
             *([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB", "off", "0750"),
-            *("off", "true", "2m"),
+            *(None, "off", "true", "2m"),
         ),
     ),
 }
