@@ -95,9 +95,28 @@ METRICS = Option(
     action="append",
 )
 
+NCCL = Option(
+    ("--nccl",),
+    "auto|off",
+    "Whether the job's NCCL and PyTorch record their operations, where you have not set that up.",
+)
+
+ON_HANG = Option(
+    ("--on-hang",),
+    "COMMAND",
+    "Run this command once on a node when its ranks stand still, for 60 s at most.",
+)
+
+HANG_AFTER = Option(
+    ("--hang-after",),
+    "TIME",
+    "Ranks stand still after this time. Default: 3 times the longest pause so far, 30 s to 5 min.",
+)
+
 RECORD_OPTIONS = (
     *(OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS, MODE),
     METRICS,
+    *(NCCL, ON_HANG, HANG_AFTER),
 )
 HELP = ("-h", "--help")
 _MAX_DIGITS = 9
@@ -188,6 +207,9 @@ class RecordOptions(NamedTuple):
     stacks: str | None = None
     mode: str | None = None
     metrics: Sequence[str] | None = None
+    nccl: str = "auto"
+    on_hang: str | None = None
+    hang_after: str | None = None
 
 
 def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
@@ -199,7 +221,7 @@ def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
     parser = Parser("clusterprof record", add_help=False)
     for option in RECORD_OPTIONS:
         parser.add_option(option)
-    parser.set_defaults(inject="auto", gpu_events=True)
+    parser.set_defaults(inject="auto", gpu_events=True, nccl="auto")
     options, command = _split_arguments(words)
     if options is None:
         return None
@@ -259,11 +281,14 @@ class Plan(NamedTuple):
     collectors: Mapping[str, Mapping[str, Any]] = _NOTHING
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
     recording: Mapping[str, int] = _NOTHING
-    """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders."""
+    """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders;
+    hang_after_ns: when ranks stand still."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
     metrics: Sequence[str] = ()
     """Where live metrics go (`parse_metrics_target`); files with absolute paths."""
+    on_hang: str = ""
+    """Command that is run when ranks stand still; "" = none."""
 
     def enabled(self, name: str) -> bool:
         """Return whether the collector is opened at all."""
@@ -307,6 +332,7 @@ def encode_plan(plan: Plan) -> bytes:
         "recording": dict(plan.recording),
         "profile": dict(plan.profile),
         "metrics": list(plan.metrics),
+        "on_hang": plan.on_hang,
     }
     return json.dumps(values).encode()
 
@@ -325,6 +351,7 @@ def decode_plan(content: bytes) -> Plan:
             recording={str(k): int(v) for k, v in values.get("recording", {}).items()},
             profile=dict(values.get("profile", {})),
             metrics=tuple(str(target) for target in values.get("metrics", ())),
+            on_hang=str(values.get("on_hang", "")),
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"the sampling plan cannot be read: {error}") from error
@@ -359,6 +386,17 @@ def with_metrics(
         target = parse_metrics_target(text, environ)
         checked.append(str(folder / text) if target.kind == "textfile" else text)
     return plan._replace(metrics=tuple(checked))
+
+
+def with_hang_options(plan: Plan, on_hang: str, hang_after_ns: int | None) -> Plan:
+    """Return the plan with what to do when ranks stand still.
+
+    hang_after_ns: after which time they do; None = derived from the pace of the run.
+    """
+    recording = dict(plan.recording)
+    if hang_after_ns is not None:
+        recording["hang_after_ns"] = hang_after_ns
+    return plan._replace(recording=recording, on_hang=on_hang)
 
 
 def parse_mode(text: str) -> int:

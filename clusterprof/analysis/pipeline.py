@@ -27,6 +27,7 @@ from typing import Any
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.findings.report import RunContext, build_report
+from clusterprof.analysis.importers.nccl.inspector import describe_inspector_logs
 from clusterprof.analysis.inputs.profiler_traces import describe_dumps
 from clusterprof.analysis.node.selection import (
     ENTIRE_RUN,
@@ -232,7 +233,8 @@ def _run_analysis(
     windows = build_windows(sources.folders, request.part, engine.read_starts)
     job_request = JobRequest(limits, request.history, not request.part.whole, request.on_progress)
     job = engine.analyze_job(sources.folders, windows, job_request)
-    notes = (*inputs.notes, *describe_dumps(job.dumps, job.unread_dumps))
+    dumps = describe_dumps(job.dumps, job.unread_dumps)
+    notes = (*inputs.notes, *dumps, *describe_inspector_logs(job.folders))
     left_out = (*sources.skipped, *job.skipped, *inputs.left_out)
     context = RunContext(left_out, request.facts, notes, job.history, request.part, inputs.answers)
     return Analysis(build_report(title, job.across, context), job.folders, job.across)

@@ -28,6 +28,9 @@ def record(
     stacks: Annotated[str | None, declare_option(options.STACKS)] = None,
     mode: Annotated[str | None, declare_option(options.MODE)] = None,
     metrics: Annotated[list[str] | None, declare_option(options.METRICS)] = None,
+    nccl: Annotated[str, declare_option(options.NCCL)] = "auto",
+    on_hang: Annotated[str | None, declare_option(options.ON_HANG)] = None,
+    hang_after: Annotated[str | None, declare_option(options.HANG_AFTER)] = None,
 ) -> None:
     """Record this node while CMD runs unchanged: record -- CMD.
 
@@ -37,4 +40,5 @@ def record(
     from clusterprof.cli.recording import run_record
 
     values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks, mode)
-    run_record(options.RecordOptions(command or (), *values, metrics))
+    watched = (metrics, nccl, on_hang, hang_after)
+    run_record(options.RecordOptions(command or (), *values, *watched))

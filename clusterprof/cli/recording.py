@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterprof.agent.options import RecordOptions
+from clusterprof.agent.options import Plan, RecordOptions
 
 
 def run_record(requested: RecordOptions) -> NoReturn:
@@ -23,33 +23,11 @@ def run_record(requested: RecordOptions) -> NoReturn:
         record_command,
         record_in_foreground,
     )
-    from clusterprof.agent.options import (
-        Plan,
-        build_plan,
-        parse_duration,
-        parse_mode,
-        with_hz,
-        with_metrics,
-        with_mode,
-    )
-    from clusterprof.cli.common import load_profile
+    from clusterprof.agent.options import parse_duration
 
     _check_choices(requested)
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
-    keep_free_bytes = _parse_size(requested.keep_free) if requested.keep_free is not None else None
-    mode = None if requested.mode is None else parse_mode(requested.mode)
-    targets = requested.metrics or ()
-    # Every rank rejects a rate or a target that is invalid.
-    given = with_metrics(Plan(), targets, os.environ, Path())
-    with_hz(given, requested.hz if requested.hz is not None else given.hz)
-
-    def plan() -> Plan:
-        # command line before profile before defaults
-        profile = load_profile(requested.profile).effective()
-        built = build_plan(profile, requested.hz, keep_free_bytes)
-        built = with_metrics(built, targets, os.environ, Path.cwd())
-        return built if mode is None else with_mode(built, mode)
-
+    plan = _make_plan_builder(requested)
     stacks: Mapping[str, Any] = {}
     if (
         requested.profile
@@ -71,8 +49,43 @@ def run_record(requested: RecordOptions) -> NoReturn:
         requested.gpu_events,
         choose_stacks(requested.stacks, stacks),
         duration_ns,
+        requested.nccl == "auto",
     )
     record_command(request, os.environ, _print_message)
+
+
+def _make_plan_builder(requested: RecordOptions) -> Callable[[], Plan]:
+    """Make the function that builds the plan; only the rank that starts the recorder calls it.
+
+    Raises: UsageError for an invalid value, on every rank.
+    """
+    from clusterprof.agent.options import (
+        build_plan,
+        parse_duration,
+        parse_mode,
+        with_hang_options,
+        with_hz,
+        with_metrics,
+        with_mode,
+    )
+    from clusterprof.cli.common import load_profile
+
+    keep_free = _parse_size(requested.keep_free) if requested.keep_free is not None else None
+    mode = None if requested.mode is None else parse_mode(requested.mode)
+    hang_after_ns = None if requested.hang_after is None else parse_duration(requested.hang_after)
+    targets = requested.metrics or ()
+    # Every rank rejects a rate or a target that is invalid.
+    given = with_metrics(Plan(), targets, os.environ, Path())
+    with_hz(given, requested.hz if requested.hz is not None else given.hz)
+
+    def plan() -> Plan:
+        # command line before profile before defaults
+        built = build_plan(load_profile(requested.profile).effective(), requested.hz, keep_free)
+        built = with_hang_options(built, requested.on_hang or "", hang_after_ns)
+        built = with_metrics(built, targets, os.environ, Path.cwd())
+        return built if mode is None else with_mode(built, mode)
+
+    return plan
 
 
 def _check_choices(requested: RecordOptions) -> None:
@@ -82,6 +95,13 @@ def _check_choices(requested: RecordOptions) -> None:
         raise UsageError(f"--inject {requested.inject}: choose auto, off or strict")
     if requested.stacks not in (None, "on", "off"):
         raise UsageError(f"--stacks {requested.stacks}: choose on or off")
+    if requested.nccl not in ("auto", "off"):
+        raise UsageError(f"--nccl {requested.nccl}: choose auto or off")
+    if requested.on_hang and (not requested.command or requested.inject == "off"):
+        raise UsageError(
+            "--on-hang: progress is seen by the probe alone",
+            "give the command of the job, and do not use --inject off",
+        )
     if requested.command and requested.pid is not None:
         raise UsageError("--pid attaches to a running process: leave the command out")
 

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 from time import monotonic_ns, thread_time_ns
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from . import handle_error, layout, make_lock, ring, stacks, start_thread
 
@@ -52,6 +52,9 @@ _LATE_SAMPLE_NS = 200_000  # then another thread had the lock when the sample wa
 _PAUSES_UNREAD, _LATE_PAUSES_UNREAD = 8, 64
 _STOP_TIMEOUT_S = 0.02
 _SYNCHRONOUS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT")
+
+on_look: List[Callable[[int], None]] = []
+"""Called in training processes some twenty times a second, with the time in ns; must not raise."""
 
 _stop: Optional[Any] = None  # locked while the thread shall run
 _ended: Optional[Any] = None  # locked until the thread has ended
@@ -209,6 +212,9 @@ class _Watch:
                 self._finish_sample(sample_due_ns, taken_ns, int(length_s * 1e9), is_prompt)
             if prepares:
                 lower_switch_interval()
+            elif self.records_waits:
+                for look in on_look:
+                    look(now)
 
     def _choose_lead(self) -> int:
         """Return how long before a sample the switch interval is lowered, ns.

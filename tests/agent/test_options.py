@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from clusterprof.agent.options import Plan, build_plan, decode_plan, encode_plan, parse_duration
+from clusterprof.agent.options import (
+    Plan,
+    build_plan,
+    decode_plan,
+    encode_plan,
+    parse_duration,
+    with_hang_options,
+    with_hz,
+    with_mode,
+)
 from clusterprof.errors import UsageError
 
 FAST_NS, SLOW_NS = 100_000_000, 1_000_000_000
@@ -67,6 +76,11 @@ def test_where_a_profile_says_nothing_the_helper_of_nvml_decides(profile: Any) -
 def test_a_plan_survives_its_file() -> None:
     plan = build_plan(PROFILE)
     assert decode_plan(encode_plan(plan)) == plan
+    asked = with_hang_options(plan, "py-spy dump", 5_000_000_000)
+    assert decode_plan(encode_plan(asked)) == asked
+    assert with_hz(asked, 5).on_hang == with_mode(asked, 0o750).on_hang == "py-spy dump"
+    assert with_mode(asked, 0o750).recording["hang_after_ns"] == 5_000_000_000
+    assert "hang_after_ns" not in with_hang_options(plan, "", None).recording
 
 
 @pytest.mark.parametrize(

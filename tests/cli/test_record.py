@@ -84,8 +84,11 @@ READ = {
     "a value like an option": ("--out --hz", RecordOptions([], Path("--hz"))),
     "all": (
         "--out o --profile ci --duration 1m --hz 1 --inject off --pid 7 --no-gpu-events"
-        " --keep-free 1GiB --stacks off",
-        RecordOptions([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB", "off"),
+        " --keep-free 1GiB --stacks off --mode 0750 --nccl off --on-hang true --hang-after 2m",
+        RecordOptions(
+            *([], Path("o"), "ci", "1m", 1.0, "off", 7, False, "1GiB", "off", "0750"),
+            *(None, "off", "true", "2m"),
+        ),
     ),
 }
 
@@ -137,6 +140,9 @@ WRONG = {
     "--dur 5s": "no such option: --dur; did you mean",
     "--hz fast": "--hz: invalid float value: 'fast'",
     "--stacks no": "--stacks no: choose on or off",
+    "--nccl on": "--nccl on: choose auto or off",
+    "--hang-after soon": "'soon' is not a duration",
+    "--inject off --on-hang true": "--on-hang: progress is seen by the probe alone",
     "--hz 0": "0 Hz is not between 0.01 and 1000",
     "--hz nan": "nan Hz is not between 0.01 and 1000",
     "--pid me": "--pid: invalid int value: 'me'",

@@ -45,6 +45,7 @@ from clusterprof.agent.launch.election import (
     join_recorder,
     write_private_file,
 )
+from clusterprof.agent.launch.nccl import with_nccl_variables
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.options import DEFAULT_OUT, Plan, encode_plan
 from clusterprof.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, CannotStart, ClusterprofError
@@ -353,6 +354,8 @@ class LaunchRequest:
     stacks: StackPaths | None = "full"
     """How files are named in sampled Python stacks; None = no stacks are sampled."""
     duration_ns: int | None = None
+    nccl: bool = False
+    """Let PyTorch and NCCL record their operations, where the user has not set that up."""
 
 
 def record_command(
@@ -476,6 +479,8 @@ def _build_environment(
     environ: Mapping[str, str],
     print_line: Callable[[str], None],
 ) -> dict[str, str]:
+    if request.nccl:
+        environ = with_nccl_variables(environ, run_dir, request.duration_ns is not None)
     if request.inject == "off":
         return {**environ, RUN_DIR_VARIABLE: str(run_dir)}
     obstacle = find_injection_obstacle(request.command)

@@ -44,6 +44,53 @@ LONG_OPERATION_NS = 5_000_000_000
 _MAX_DROPPED = 2**53
 
 
+# Not of the job's own work, or written for as long as a process lives.
+_OTHER_KINDS = frozenset(
+    (
+        *(layout.STACK_SAMPLE, layout.STACK_SAMPLER, layout.INTERPRETER_WAIT, layout.GC),
+        *(layout.HOOK_NOTE, layout.ALLOCATOR, layout.WORKER_START, layout.LOADER_START),
+        *(layout.FETCH, layout.SYNC, layout.EXPOSED, layout.EXPOSED_COLLECTIVE),
+    )
+)
+
+
+@dataclass(slots=True)
+class RankProgress:
+    """What a process has marked so far; times are CLOCK_MONOTONIC ns."""
+
+    pid: int
+    started_ticks: int
+    first_ns: int = 0
+    last_ns: int = 0
+    """Ends of its first and last span of work; 0 = it has marked none."""
+    longest_pause_ns: int = 0
+    """Longest time between two looks at which there was progress."""
+    steps: int = 0
+    waits_since_ns: int = 0
+    """Start of the operation it has been in for seconds; 0 = it is in none."""
+    is_rank: bool = False
+    """Whether it has ever ended a step or an operation with other ranks."""
+
+    def add(self, spans: Spans) -> None:
+        """Add a block of spans."""
+        kinds, ends = spans.columns["kind"], spans.columns["end_ns"]
+        for index in range(len(kinds) - 1, -1, -1):
+            if kinds[index] not in _OTHER_KINDS:
+                end_ns = ends[index]
+                self.first_ns = self.first_ns or end_ns
+                if self.last_ns:
+                    self.longest_pause_ns = max(self.longest_pause_ns, end_ns - self.last_ns)
+                self.last_ns = max(self.last_ns, end_ns)
+                break
+        else:
+            return
+        steps = kinds.count(layout.STEP)
+        self.steps += steps
+        if steps or layout.COLLECTIVE in kinds:
+            self.waits_since_ns = 0  # an operation that failed has no span, but a step ended
+            self.is_rank = True
+
+
 @dataclass(slots=True)
 class Ring:
     """An open ring; `last_taken` is the newest sequence number already taken."""
@@ -66,6 +113,10 @@ class Ring:
     log_written: int = 0
     log_takeable: int = 0
     definitions: StackDefinitions = field(default_factory=StackDefinitions)
+    progress: RankProgress = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.progress = RankProgress(self.pid, self.ticks)
 
     def look(self) -> None:
         """Note how far the writer is; records written before the previous look can now be taken."""
@@ -104,6 +155,8 @@ class Ring:
                 self._drop(lost)
                 first += lost
         runs = list(self._split_valid_runs(records, first, now_ns))
+        for spans in runs:
+            self.progress.add(spans)
         return runs or self._report_dropped()
 
     def take_definitions(self, repeat: bool = False) -> dict[str, Any] | None:
@@ -144,6 +197,7 @@ class Ring:
             records = self._copy(max(1, newest - self.capacity + 1), newest)
             if start_ns in records[1::_FIELD_COUNT]:
                 return None  # the operation has ended
+        self.progress.waits_since_ns = start_ns
         return {
             "pid": self.pid,
             "started_ticks": self.ticks,
@@ -324,6 +378,8 @@ class SpanRings:
         self._switched_off: set[str] = set()
         self._pending: list[Record] = []
         self._repeated: list[str] = []  # rings whose definitions are still to be repeated
+        self.ended_ns = 0
+        """When a rank was last seen to have ended, ns; 0 = none has."""
 
     def look(self, now_ns: int) -> None:
         """Find new rings and note how far each writer is; cheap when nothing is new."""
@@ -352,6 +408,8 @@ class SpanRings:
             if ring.refusal:
                 records.append(self._make_refusal(now_ns, name, ring.refusal))
             if ring.ended or ring.refusal:
+                if ring.ended and ring.progress.is_rank:
+                    self.ended_ns = now_ns
                 self._forget(name, ring)
         for name in self._repeated[:_REPEATED_PER_TAKE]:
             if name in self._rings:
@@ -373,6 +431,10 @@ class SpanRings:
             ring.look()
             ring.look()
         return self.take(now_ns, final=True)
+
+    def list_progress(self) -> list[RankProgress]:
+        """List what the living ranks have marked so far."""
+        return [ring.progress for ring in self._rings.values() if ring.progress.is_rank]
 
     def close(self) -> None:
         """Close all rings; their processes may continue to write and are not affected."""

@@ -30,6 +30,7 @@ from clusterprof.agent.launch.election import (
     write_private_file,
 )
 from clusterprof.agent.launch.identity import read_stat_fields
+from clusterprof.agent.launch.nccl import InspectorOutput
 from clusterprof.agent.launch.output_folder import (
     build_job_identity,
     choose_output_folder,
@@ -43,6 +44,7 @@ from clusterprof.agent.options import (
     RecordingStarted,
     UnavailableCollector,
 )
+from clusterprof.agent.processes.autopsy import Autopsies
 from clusterprof.agent.processes.registry import (
     FlightRecorderDumps,
     ProcessGroups,
@@ -66,6 +68,7 @@ from clusterprof.agent.sampling.scheduler import (
     NEVER_NS,
     Budget,
     Schedule,
+    Source,
     SystemClock,
     record_batches,
 )
@@ -252,10 +255,8 @@ class Service:
         stop_condition = _StopCondition(request, self._registry, start.monotonic_ns, stop_reason)
         budget = Budget(request.plan.hz, clock.now_ns(), clock.cpu_ns())
         tick_ns = min(_MAX_TICK_NS, round(1e9 / request.plan.hz))
-        dumps = FlightRecorderDumps(request.run_dir, folder, str(request.roots.proc))
         self._live = _build_live_helpers(request, folder, header)
-        watch = RunDirWatch(request.run_dir, self._note)
-        sources = (self._registry, self._rings, ProcessGroups(request.run_dir), dumps, watch)
+        sources = self._make_sources(folder)
         segment = writer.segment
         collect_ns = start.monotonic_ns + _GARBAGE_INTERVAL_NS
         for batch in record_batches(
@@ -290,6 +291,24 @@ class Service:
             self._unavailable,
             any(device.get("emulated") for device in header.devices),
             describe_metrics_targets(self._order.plan.metrics),
+        )
+
+    def _make_sources(self, folder: Path) -> tuple[Source, ...]:
+        """Make what produces its own records; the rings come before what reads their progress."""
+        request, run_dir = self._order, self._order.run_dir
+        plan, proc = request.plan, str(request.roots.proc)
+        hang_after_ns = plan.recording.get("hang_after_ns")
+        autopsies = Autopsies(
+            run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang, self._note
+        )
+        return (
+            self._registry,
+            self._rings,
+            ProcessGroups(run_dir),
+            FlightRecorderDumps(run_dir, folder, proc),
+            RunDirWatch(run_dir, self._note),
+            InspectorOutput(run_dir, folder, self._note),
+            autopsies,
         )
 
     def close(self) -> None:

@@ -82,9 +82,9 @@ def _fill_stack_dump(context: AdviceContext) -> FilledRecommendation:
     node, rank, _ = _quote_main_culprit(context)
     return FilledRecommendation(
         f"on {node}: {mark_command('py-spy dump --pid PID')} of rank {rank}, and"
-        f" {mark_command('dmesg -T | tail -50')}; with"
-        f" {mark_command('export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1')}"
-        " the next time records the operation of each rank",
+        f" {mark_command('dmesg -T | tail -50')};"
+        f" {mark_command('clusterprof record --on-hang COMMAND')} runs a command by itself when"
+        " ranks stand still",
         what=f"Look at what rank {rank} is doing" if rank != "RANK" else "",
     )
 

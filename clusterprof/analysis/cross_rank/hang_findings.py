@@ -36,6 +36,12 @@ from clusterprof.analysis.attribution.rank.host_activity import PAUSED
 from clusterprof.analysis.attribution.rank.without_probe import ON_CPU
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.attribution.wait_for.hangs import Hang
+from clusterprof.analysis.cross_rank.hang_evidence import (
+    build_hang_line,
+    describe_last_line,
+    describe_ras,
+    format_operation,
+)
 from clusterprof.analysis.cross_rank.hangs import (
     HANG_NS,
     HangAnalysis,
@@ -47,19 +53,15 @@ from clusterprof.analysis.cross_rank.state import JobState, group_ranks_by_job
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, format_ranges
 from clusterprof.analysis.node.analyze import NodeResult, map_ranks
 from clusterprof.analysis.node.observations import RankEnding
-from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
 from clusterprof.probe import layout
 from clusterprof.report.model import Culprit, Evidence, Finding
 
 FAIL_HANG = "fail-hang"
+HANG_NOTE = "progress stopped"
+"""Words with which the note on a hang begins."""
 _MAX_NOTES = 8
 _HANG_CONFIDENCE, _UNRECORDED_ROOT_CONFIDENCE = 0.95, 0.7
-_OPERATION_NAMES = {
-    **OPERATION_NAMES,
-    layout.GRADIENTS: "the reduction of gradients",
-    layout.OTHER_OPERATION: "an operation",
-}
 _THREAD_STATES = {
     "R": "running",
     "S": "asleep",
@@ -81,6 +83,7 @@ def attribute_hangs(state: JobState) -> JobState:
     lost = _measure_hang_times(analysis)
     nodes = tuple(_with_hang_time(node, lost) for node in state.nodes)
     notes = [_describe_hang(hang, analysis) for hang in analysis.hangs[:_MAX_NOTES]] + notes
+    notes += describe_ras(state.nodes)
     finding = _build_hang_finding(nodes, analysis)
     return _with_hang_reports(replace(state, nodes=nodes), (finding,), notes)
 
@@ -135,12 +138,14 @@ def _build_hang_finding(nodes: Sequence[NodeResult], analysis: HangAnalysis) -> 
         analysis.recorded[analysis.ranks[number]].waited_ns(analysis.under_way[number])
         for number in waiting
     )
-    culprits = []
+    culprits, lines = [], []
     for hang in analysis.hangs:
-        for number in hang.roots:
+        for number in _select_culprits(hang, analysis):
             recorded = analysis.recorded.get(analysis.ranks[number])
-            if recorded is not None and not hang.is_complete:
+            if recorded is not None:
                 culprits.append(_build_hang_culprit(recorded))
+                lines.append(build_hang_line(recorded.node, recorded.ending, lost_ns))
+    named = [line for line in lines if line is not None]
     return Finding(
         cause=CAUSES[FAIL_HANG],
         lost_ns=lost_ns,
@@ -151,6 +156,7 @@ def _build_hang_finding(nodes: Sequence[NodeResult], analysis: HangAnalysis) -> 
         upper_bound=False,
         outside_steps=True,
         culprits=tuple(dict.fromkeys(culprits)),
+        lines=tuple(named[:1]),  # of the most awaited rank
         evidence=(
             Evidence(
                 "hang.longest_ns",
@@ -166,6 +172,25 @@ def _build_hang_finding(nodes: Sequence[NodeResult], analysis: HangAnalysis) -> 
             ),
         ),
     )
+
+
+def _select_culprits(hang: Hang, analysis: HangAnalysis) -> tuple[int, ...]:
+    """Select the roots to name: of a circle those that most ranks are not with, else all."""
+    if hang.is_complete:
+        return ()
+    if not hang.is_cycle:
+        return hang.roots
+    places = {number: _get_operation(number, analysis) for number in hang.roots}
+    most, count = Counter(places.values()).most_common(1)[0]
+    if 2 * count <= len(hang.roots):
+        return hang.roots
+    return tuple(number for number in hang.roots if places[number] != most)
+
+
+def _get_operation(number: int, analysis: HangAnalysis) -> tuple[int, int, int]:
+    """Return group, number and kind of the operation that a rank waits in."""
+    began = analysis.under_way[number]
+    return began.group, began.number, began.operation & layout.OPERATION_MASK
 
 
 def _build_hang_culprit(recorded: RecordedRank) -> Culprit:
@@ -186,17 +211,28 @@ def _describe_hang(hang: Hang, analysis: HangAnalysis) -> str:
             f" for {seconds:.0f} s: the network, or a device"
         )
     if hang.is_cycle:
-        each = "; ".join(
-            f"rank {_get_global_rank(n, analysis)} in {_format_operation(n, analysis)}"
-            for n in hang.roots
-        )
-        return (
-            f"progress stopped for {seconds:.0f} s:"
-            f" {_format_global_ranks(hang.roots, analysis)} wait for each other"
-            f" in a circle ({each})"
-        )
+        return _describe_cycle(hang, analysis, seconds)
     sentence = f"progress stopped: {waiting} waited for {seconds:.0f} s in {where}"
     return f"{sentence} for {_describe_root(analysis.ranks[hang.roots[0]], recorded, analysis)}"
+
+
+def _describe_cycle(hang: Hang, analysis: HangAnalysis, seconds: float) -> str:
+    """Describe ranks that wait for each other, each operation once, the fewest ranks first."""
+    members: dict[tuple[int, int, int], list[int]] = {}
+    for number in hang.roots:
+        members.setdefault(_get_operation(number, analysis), []).append(number)
+    parts = []
+    for numbers in sorted(members.values(), key=lambda numbers: (len(numbers), numbers)):
+        recorded = analysis.recorded[analysis.ranks[numbers[0]]]
+        line = describe_last_line(recorded.node, recorded.ending)
+        parts.append(
+            f"{_format_global_ranks(numbers, analysis)} in"
+            f" {_format_operation(numbers[0], analysis)}{f' {line}' if line else ''}"
+        )
+    return (
+        f"progress stopped for {seconds:.0f} s: {_format_global_ranks(hang.roots, analysis)} wait"
+        f" for each other in a circle ({'; '.join(parts)})"
+    )
 
 
 def _describe_working_root(hang: Hang, analysis: HangAnalysis) -> str:
@@ -219,23 +255,29 @@ def _describe_root(job_rank: JobRank, waiting: RecordedRank, analysis: HangAnaly
     end = recorded.ending
     if end.exited is not None and recorded.ended_before(waiting):
         signal, code = end.exited.get("signal"), end.exited.get("exit_code")
+        line = describe_last_line(recorded.node, end)
+        line = f", {line}" if line else ""
         if signal:
-            return f"{name}, which had been killed by signal {signal}"
+            return f"{name}, which had been killed by signal {signal}{line}"
         how = "" if code is None else f" with exit code {code}"
-        return f"{name}, which had ended{how}"
+        return f"{name}, which had ended{how}{line}"
     state = _THREAD_STATES.get(end.state, "in an unknown state")
     if end.state == "R" and end.on_cpu_ratio is not None:
         state += f", on the CPU for {100 * end.on_cpu_ratio:.0f} % of the time"
     elif end.wchan and end.state in ("S", "D"):
         state += f" in {end.wchan}"
+    line = describe_last_line(recorded.node, end)
+    state += f", {line}" if line else ""
+    if recorded.has_diverged and recorded.silent_ns < HANG_NS:
+        steps = end.steps.after_last
+        return f"{name}, which went on without it for {steps:,} steps: {state}"
     silent = f"for {recorded.silent_ns / 1e9:.0f} s" if end.last_span_ns else "since its start"
     return f"{name}, which had not arrived and had marked no span {silent}: {state}"
 
 
 def _format_operation(number: int, analysis: HangAnalysis) -> str:
     under_way = analysis.under_way[number]
-    name = _OPERATION_NAMES.get(under_way.operation & layout.OPERATION_MASK, "an operation")
-    return name if under_way.number < 0 else f"{name} {under_way.number}"
+    return format_operation(under_way.operation, under_way.number)
 
 
 def _get_global_rank(number: int, analysis: HangAnalysis) -> int:

@@ -2,8 +2,9 @@
 
 The probe leaves a word when an operation begins; from it the operation of a hung rank
 is known (event `operation-under-way`). analysis.attribution.wait_for.hangs follows the wait-for
-graph. Only a root without activity makes a hang: a root that recorded a span shortly
-before the end was working, and the others waited for it.
+graph. Ranks are in the same operation if its group, its number and its kind are equal. Only a
+root without activity makes a hang: a root that recorded a span shortly before the end was
+working, and the others waited for it, unless it has gone on for many steps without them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from clusterprof.probe import layout
 
 HANG_NS = 10_000_000_000
 """Shortest wait, and shortest inactivity of its root, that counts as a hang, ns."""
+MIN_DIVERGED_STEPS, _DIVERGED_FACTOR = 10, 2
+"""Steps after its last operation from which on a rank has diverged: at least this many, and times
+the most it ever marked between two operations."""
 _LONGEST_OPERATION_FACTOR = 2  # times the longest operation that ended
 _POINT_TO_POINT = (layout.SEND, layout.RECV)
 GROUP_ANNOUNCED = "group-announced"
@@ -49,6 +53,12 @@ class RecordedRank:
         if boot and boot == waiting.node.facts.boot_id:
             return self.ending.exited_ns < waiting.ending.last_record_ns - HANG_NS // 2
         return theirs is None or mine.get("signal") != theirs.get("signal")
+
+    @property
+    def has_diverged(self) -> bool:
+        """Return whether it went on for many steps without an operation."""
+        steps = self.ending.steps
+        return steps.after_last >= max(MIN_DIVERGED_STEPS, _DIVERGED_FACTOR * steps.most)
 
     def waited_ns(self, under_way: OperationUnderWay) -> int:
         """Return how long it had been in an operation at its last record, ns."""
@@ -112,7 +122,7 @@ def _is_root_working(
     root = recorded.get(ranks[hang.roots[0]])
     if hang.is_cycle or hang.is_complete or root is None:
         return False
-    if root.ended_before(recorded[ranks[hang.waiting[0]]]):
+    if root.ended_before(recorded[ranks[hang.waiting[0]]]) or root.has_diverged:
         return False
     return root.silent_ns < HANG_NS
 
@@ -222,7 +232,9 @@ class _RankNumbering:
         number = began.number
         if number < 0 and began.group in ending.reached:
             number = ending.reached[began.group].number + 1
-        return self._number_group((job, began.group), sorted(ranks)), number
+        # One operation has one kind: members in another wait for something else.
+        kind = began.operation & layout.OPERATION_MASK
+        return self._number_group((job, began.group, kind), sorted(ranks)), number
 
     def _number_group(self, key: tuple[int, ...], ranks: Sequence[int]) -> int:
         number = self._group_numbers.setdefault(key, len(self._group_numbers))

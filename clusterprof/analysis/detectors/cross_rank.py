@@ -429,7 +429,7 @@ A member that never announced its group and was never observed is not detected a
         "Look at the rank for which the others wait: its stack, its node, its log",
         manual_check=(
             "`py-spy dump --pid PID` on every rank: all but one are in the same operation; "
-            "`TORCH_NCCL_TRACE_BUFFER_SIZE=2000` writes what each was in."
+            "the flight recorder's dumps in the recording say what each was in."
         ),
     ): """
 ## What it sees
@@ -446,14 +446,18 @@ or reads from a mount that does not answer blocks all others, without any messag
 
 Each rank waits for the members that are not in the same operation; a rank that waits for none is
 the root. It is named with its main thread's state in the last ten seconds (running, asleep,
-blocked, stopped) or how it ended. Ranks that entered operations in different order wait in a
-circle. If all members had arrived, the operation itself hangs: the network, or a device. A root
-that recorded a span in the last ten seconds was working: then there is a note and no finding.
+blocked, stopped) or how it ended, and with the line in which its samples were since its last span;
+if a worker of its data loader is stuck, with that line, too. Ranks that entered different
+operations, or the same in different order, wait in a circle; the smaller part is named. If all
+members had arrived, the operation itself hangs: the network, or a device. A root that recorded a
+span in the last ten seconds was working: then there is a note and no finding, unless it went on
+for ten steps, and twice as many as ever before, without an operation.
 
 ## What to do
 
-Look at the named rank: `py-spy dump --pid`, `dmesg` and the log of its node. A circle is an error
-of the program: all ranks must enter the same operations in the same order.
+Look at the named line and rank, `dmesg` and the log of its node. A circle is an error of the
+program: all ranks must enter the same operations in the same order. `record --on-hang COMMAND`
+runs a command when ranks stand still (docs/hangs.md).
 
 ## Where it is blind
 

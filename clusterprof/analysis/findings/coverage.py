@@ -14,10 +14,18 @@ from typing import Any
 
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.claims import MISSING_TRACE_DATA
+from clusterprof.analysis.cross_rank.hang_evidence import (
+    describe_last_line,
+    format_operation,
+    format_signal,
+    list_endings,
+)
 from clusterprof.analysis.cross_rank.implicit_collectives import UNVERIFIED_BUSY
 from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.analysis.job.ranks import format_ranges
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.observations import FailedExit
+from clusterprof.probe import layout
 from clusterprof.report.model import CoverageGap
 from clusterprof.signals.host import is_absence_normal
 from clusterprof.trace.reader import SkippedInput
@@ -302,8 +310,35 @@ def describe_failed_ranks(nodes: Sequence[NodeResult]) -> tuple[str, ...]:
         ]
         last = [pair for pair in failed if not _has_successor(*pair, node.ranks)]
         if last:
-            texts.append(_describe_exit(*last[0], node.facts.name, len(last) - 1))
+            text = _describe_exit(*last[0], node.facts.name, len(last) - 1)
+            texts.append(text + _describe_last_act(node, *last[0], nodes))
     return (f"{FAILED_NOTE}: {'; '.join(texts)}",) if texts else ()
+
+
+def _describe_last_act(
+    node: NodeResult, item: FailedExit, rank: RankResult, nodes: Sequence[NodeResult]
+) -> str:
+    """Describe the line in which a rank failed, and the operation the others were in then."""
+    text = ""
+    number = rank.place.rank
+    by_operation: dict[tuple[int, int, int], list[int]] = {}
+    for other_node, ending in list_endings(nodes, rank.job):
+        if other_node is node and ending.pid == item.pid:
+            line = describe_last_line(node, ending)
+            text = f", {line}" if line else ""
+        began = ending.under_way
+        if began is not None and ending.place.rank is not None:
+            key = began.group, began.number, began.operation & layout.OPERATION_MASK
+            by_operation.setdefault(key, []).append(ending.place.rank)
+    if by_operation:
+        key, ranks = max(by_operation.items(), key=lambda pair: len(pair[1]))
+        others = [other for other in ranks if other != number]
+        if others:
+            names, verb = ("ranks", "were") if len(others) > 1 else ("rank", "was")
+            where = format_operation(key[2], key[1])
+            had = " too" if number in ranks else ", where it had not arrived"
+            text += f"; {names} {format_ranges(others)} {verb} in {where}{had}"
+    return text
 
 
 def _has_successor(item: FailedExit, rank: RankResult, ranks: Iterable[RankResult]) -> bool:
@@ -316,11 +351,7 @@ def _has_successor(item: FailedExit, rank: RankResult, ranks: Iterable[RankResul
 def _describe_exit(item: FailedExit, rank: RankResult, node: str, others: int) -> str:
     who = f"process {item.pid}" if rank.place.rank is None else f"rank {rank.place.rank}"
     if item.signal:
-        try:
-            name = signal.Signals(item.signal).name
-        except ValueError:
-            name = f"signal {item.signal}"
-        how = f"was killed by {name}"
+        how = f"was killed by {format_signal(item.signal)}"
     else:
         how = f"ended with exit status {item.status}"
     more = "" if not others else f", and {others} more after it"

@@ -27,6 +27,7 @@ from clusterprof.analysis.attribution.accumulator import sum_field
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.step_blocks import REPORTED, SAMPLES, TOKENS
 from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.analysis.cross_rank.hang_findings import HANG_NOTE
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.cross_rank.wait_totals import (
     CulpritTotals,
@@ -439,6 +440,8 @@ def describe_job(state: ReportState) -> ReportState:
 def report_coverage(state: ReportState) -> ReportState:
     """Report what was not recorded, and what a reader must know about the rest."""
     across, ranks, context = state.across, state.ranks, state.context
+    # Ranks that had stood still were ended by somebody: that failure comes second.
+    hangs = [note for note in across.notes if note.startswith(HANG_NOTE)]
     return _with_report(
         state,
         blinds=(
@@ -447,11 +450,12 @@ def report_coverage(state: ReportState) -> ReportState:
             *across.blinds,
         ),
         notes=(
+            *hangs,
             *describe_failed_ranks(across.nodes),
             *_build_notes(ranks),
             *describe_driver_errors(across.nodes),
             *merge_node_notes([(node.facts.name, node.notes) for node in across.nodes]),
-            *across.notes,
+            *(note for note in across.notes if note not in hangs),
             *_describe_copies(context.left_out),
             *context.notes,
         ),

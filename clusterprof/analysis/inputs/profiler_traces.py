@@ -26,7 +26,11 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis.attribution.wait_for.hangs import find_stuck_ranks
-from clusterprof.analysis.importers.nccl.flight_recorder import Dump, read_dump
+from clusterprof.analysis.importers.nccl.flight_recorder import (
+    Dump,
+    describe_stuck_ranks,
+    read_dump,
+)
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks, parse_identity
 from clusterprof.analysis.timeline.model import Float, Int
@@ -228,6 +232,8 @@ def _convert_column(column: Any) -> array[Any]:
 
 
 DUMP_FOLDER = "nccl"
+_OTHER_SUFFIXES = (".log", ".jsonl", ".resumed")
+"""Output of the Inspector, and dumps of ranks that stood still and went on."""
 MAX_DUMP_FILES = 1024
 
 
@@ -240,7 +246,7 @@ def read_dumps(folders: Iterable[Path]) -> tuple[list[Dump], list[str]]:
     unread = []
     for folder in folders:
         for path in sorted((folder / DUMP_FOLDER).glob("*"))[:MAX_DUMP_FILES]:
-            if path.suffix in (".log", ".jsonl") or not path.is_file():
+            if path.suffix in _OTHER_SUFFIXES or not path.is_file():
                 continue
             try:
                 dumps.append(read_dump(path))
@@ -266,7 +272,8 @@ def describe_dumps(dumps: Sequence[Dump], unread: Sequence[str]) -> tuple[str, .
         stuck = sorted({rank.rank for rank in find_stuck_ranks(dumps)})
         state = f"{_format_ranks(stuck)} waited in an operation" if stuck else "none was stuck"
         ranks = _format_ranks([dump.rank for dump in dumps])
-        notes.append(f"NCCL flight recorder of {ranks}: {state} when it was written")
+        notes.append(f"flight recorder of {ranks}: {state} when it was written")
+        notes += [f"flight recorder: {text}" for text in describe_stuck_ranks(dumps) if stuck]
     notes += [f"a flight recorder dump could not be read: {why}" for why in unread]
     return tuple(notes)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof import signals
+from clusterprof.analysis.node.last_lines import MAX_WORKERS, LastLine, StepsBetween
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.host_resources import (
     CpuTopology,
@@ -70,7 +71,7 @@ class RankEnding:
     last_record_ns: int = 0
     """Time of its last sample or span."""
     last_span_ns: int = 0
-    """End of its last span; 0 = it had none."""
+    """End of its last span of work; 0 = it had none."""
     longest_operation_ns: int = 0
     """Longest of its operations that ended."""
     reached: dict[int, LeftOperation] = field(default_factory=dict)
@@ -85,6 +86,11 @@ class RankEnding:
     """Most common state of its main thread at the end, a letter of /proc; "" = unknown."""
     on_cpu_ratio: float | None = None
     wchan: str = ""
+    last_line: LastLine | None = None
+    """Where its training thread was last; None until it marked a span."""
+    workers: tuple[LastLine, ...] = ()
+    """The same of its data loader's workers that lived to the end."""
+    steps: StepsBetween = field(default_factory=StepsBetween)
 
     @property
     def under_way(self) -> OperationUnderWay | None:
@@ -116,6 +122,7 @@ class EndingTracker:
     def __init__(self) -> None:
         self._endings: dict[tuple[int, int], RankEnding] = {}
         self._failed: list[FailedExit] = []
+        self._workers: dict[int, LastLine] = {}  # by pid, as long as they live
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Pass chunks through, and record what they show."""
@@ -125,6 +132,7 @@ class EndingTracker:
             del chunk  # else it stays while the next one is read
 
     def _observe(self, chunk: Chunk) -> None:
+        self._update_workers(chunk)
         for process in chunk.processes.values():
             if process.registration.get("role") == "python":
                 self._update(chunk, process)
@@ -148,9 +156,12 @@ class EndingTracker:
         key = process.pid, process.started_ticks
         ending = self._endings.setdefault(key, RankEnding(*key, place))
         ending.place = place
+        if ending.last_line is None:
+            ending.last_line = LastLine(process.pid)
+        ending.last_line.update(process)
+        ending.last_span_ns = ending.last_line.last_span_ns
+        ending.steps.update(process)
         for kind, table in process.spans.items():
-            if table.end_ns.size:
-                ending.last_span_ns = max(ending.last_span_ns, int(table.end_ns.max()))
             if kind == layout.COLLECTIVE and table.end_ns.size:
                 ending.longest_operation_ns = max(
                     ending.longest_operation_ns, int((table.end_ns - table.start_ns).max())
@@ -162,7 +173,13 @@ class EndingTracker:
                     row = rows[np.argmax(table.end_ns[rows])]
                     columns = operations.number, table.start_ns, table.end_ns, operations.code
                     ending.reached[group] = LeftOperation(*(int(column[row]) for column in columns))
-        ending.last_record_ns = max(ending.last_record_ns, ending.last_span_ns)
+        newest_ns = max(ending.last_span_ns, ending.last_line.last_sample_ns)
+        ending.last_record_ns = max(ending.last_record_ns, newest_ns)
+        ending.workers = tuple(
+            self._workers[other.pid]
+            for other in chunk.processes.values()
+            if other.parent_pid == process.pid and other.pid in self._workers
+        )[:MAX_WORKERS]
         thread = process.threads.get(process.pid)
         if thread is None or not thread.t_ns.size:
             return
@@ -177,6 +194,18 @@ class EndingTracker:
         wchan = _find_most_common(thread.wchan[rows])
         names = chunk.wchan_names
         ending.wchan = names[wchan] if 0 <= wchan < len(names) and names[wchan] != "0" else ""
+
+    def _update_workers(self, chunk: Chunk) -> None:
+        """Update where the workers of data loaders were last; ended ones are dropped."""
+        workers = {}
+        for process in chunk.processes.values():
+            if process.stacks is not None and is_loader_process(process):
+                line = self._workers.get(process.pid) or LastLine(process.pid)
+                line.update(process)
+                workers[process.pid] = line
+            elif process.pid in self._workers:
+                workers[process.pid] = self._workers[process.pid]
+        self._workers = workers
 
     def _apply_event(self, kind: str, attributes: Mapping[str, Any], t_ns: int) -> None:
         if kind == "process-exited" and len(self._failed) < _MAX_FAILED_EXITS:

@@ -4,9 +4,17 @@ The functions of distributed_c10d that a job calls are wrapped; a call from with
 another wrapped function is not counted again. An asynchronous operation gives two
 spans, its issue and the wait for its end (`probe.hooks.works`). With CUDA the host
 does not wait; events measure how long the default stream was idle.
+
+When ranks stand still, the recorder creates `dumps/wanted` in the run directory. The probe's thread
+looks for it every two seconds and writes PyTorch's flight recorder to `dumps/<pid>.json`: the
+thread that trains does not hold the interpreter lock while it waits in an operation. Only the JSON
+form is used. With stack traces PyTorch would need the interpreter lock while it holds its own. A
+process that uses CUDA is left alone: a dump asks the driver about events, and could wait for it
+with the interpreter lock. NCCL's own thread dumps at its timeouts.
 """
 
 import functools
+import os
 import sys
 from _thread import get_ident
 from threading import main_thread
@@ -14,7 +22,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Optional, Tuple
 
-from .. import handle_error, layout, remove_own_frame, ring
+from .. import handle_error, interpreter_lock, layout, remove_own_frame, ring
 from . import calls, cuda, messages, process_groups, works
 from . import coalescing as hooks_coalescing
 from . import wrap as hooks_wrap
@@ -45,6 +53,10 @@ MESSAGE_FUNCTIONS = {
     "irecv": layout.RECV,
 }
 ABSENT = 99  # a position beyond those of any call
+LOOK_NS = 2_000_000_000
+"""Time between two looks for the recorder's wish, ns."""
+MAX_DUMP_BYTES = 16 << 20
+_DUMPS, _WANTED = "dumps", "wanted"
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 
@@ -74,6 +86,8 @@ def install(module: ModuleType) -> bool:
         _replace_function(
             c10d, "_coalescing_manager", manager, hooks_coalescing.wrap_manager(c10d, manager)
         )
+    if write_wanted_dump not in interpreter_lock.on_look:
+        interpreter_lock.on_look.append(write_wanted_dump)
     return True
 
 
@@ -202,3 +216,51 @@ def _make_barrier_reader(c10d: Any) -> calls.CallReader:
         return thread, group, b, 0, layout.BARRIER, None, start
 
     return begin
+
+
+_looked_ns = 0
+_handled_ns = 0
+
+
+def write_wanted_dump(now_ns: int) -> None:
+    """Write a dump if the recorder wants it and has not got it; gives the interpreter lock away.
+
+    now_ns: CLOCK_MONOTONIC. Every error is ignored: the recording then has no dump of this process.
+    """
+    global _looked_ns, _handled_ns
+    if now_ns - _looked_ns < LOOK_NS:
+        return
+    _looked_ns = now_ns
+    try:
+        folder = _probe.run_dir + "/" + _DUMPS
+        wanted_ns = os.stat(folder + "/" + _WANTED).st_mtime_ns
+        if wanted_ns == _handled_ns:
+            return
+        _handled_ns = wanted_ns
+        data = _read_flight_recorder()
+        if data and len(data) <= MAX_DUMP_BYTES:
+            _write_dump(folder, data)
+    except Exception:
+        pass
+
+
+def _read_flight_recorder() -> bytes:
+    """Return the operations of this process as JSON; empty if there are none."""
+    module = sys.modules.get("torch._C._distributed_c10d")
+    function = getattr(module, "_dump_fr_trace_json", None)
+    if function is None or hooks_wrap.cuda._initialized:
+        return b""
+    data = bytes(function())
+    return data if b'"profiling_name"' in data else b""
+
+
+def _write_dump(folder: str, data: bytes) -> None:
+    path = "%s/%d.json" % (folder, os.getpid())
+    temporary = path + ".tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)

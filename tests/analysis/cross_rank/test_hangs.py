@@ -134,3 +134,41 @@ def test_an_operation_that_ended_after_all_is_no_hang(tmp_path: Path) -> None:
     word = under_way(19 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
     report = hanging(tmp_path, [word], [word], scripts=scripts)
     assert [note for note in report.notes if "progress" in note or "at work" in note] == []
+
+
+def test_ranks_in_operations_of_different_kind_are_not_in_the_same(tmp_path: Path) -> None:
+    first = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
+    second = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BROADCAST)
+    report = hanging(tmp_path, [first], [second])
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert "ranks 0-1 wait for each other in a circle" in note
+    assert "(rank 0 in all_reduce 20; rank 1 in broadcast 20)" in note
+    # With one rank on each side nobody can say which of them is wrong.
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert [culprit.rank for culprit in hang.culprits] == [0, 1]
+
+
+def steps_after(scripts: list[Script], count: int) -> list[Script]:
+    """Let rank 1 go on alone: this many steps from 14 s on, each of half a second."""
+    scripts[1].main_spans += [
+        (layout.STEP, 14 + number / 2, 14.5 + number / 2, 20 + number, 1, -1, -1)
+        for number in range(count)
+    ]
+    return scripts
+
+
+def test_a_rank_that_steps_on_without_the_others_is_named(tmp_path: Path) -> None:
+    word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
+    report = hanging(tmp_path, [word], [], scripts=steps_after(pair(steps=20), 50))
+    [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
+    assert [(culprit.node, culprit.rank) for culprit in hang.culprits] == [("node-1", 1)]
+    [note] = [note for note in report.notes if note.startswith("progress stopped")]
+    assert "for rank 1 on node-1, which went on without it for 50 steps" in note
+
+
+def test_a_few_steps_without_an_operation_are_no_divergence(tmp_path: Path) -> None:
+    word = under_way(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE)
+    scripts = steps_after(pair(steps=20), 5)
+    scripts[1].main_spans.append((layout.CHECKPOINT, 20.0, 35.0, 0))
+    report = hanging(tmp_path, [word], [], scripts=scripts)
+    assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []

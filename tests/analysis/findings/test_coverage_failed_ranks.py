@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from clusterprof.analysis.findings.coverage import describe_failed_ranks
-from clusterprof.analysis.node.observations import FailedExit
+from clusterprof.analysis.node.observations import FailedExit, OperationUnderWay, RankEnding
+from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.probe import layout
 
 
 @dataclass
@@ -21,13 +23,26 @@ class Thing:
 
 def build_rank(pid: int, number: int | None, first_ns: int = 0) -> Any:
     ledger, place = Thing(pid=pid), Thing(rank=number)
-    return Thing(ledger=ledger, place=place, started_ticks=1, first_ns=first_ns)
+    return Thing(ledger=ledger, place=place, started_ticks=1, first_ns=first_ns, job=0)
 
 
-def describe(ranks: list[Any], *exits: tuple[int, int, int, int]) -> tuple[str, ...]:
+def build_ending(pid: int, number: int, operation: int = -1) -> RankEnding:
+    """How a rank ended that was in an all_reduce of this number; -1 = in none."""
+    ending = RankEnding(pid, 1, Thing(rank=number))  # type: ignore[arg-type]
+    if operation >= 0:
+        ending.last_begun = OperationUnderWay(40, 7, operation, layout.ALL_REDUCE)
+    return ending
+
+
+def describe(
+    ranks: list[Any], *exits: tuple[int, int, int, int], endings: tuple[RankEnding, ...] = ()
+) -> tuple[str, ...]:
     """exits: pid, time, exit status, signal."""
     failed = tuple(FailedExit(pid, 1, t, status, number) for pid, t, status, number in exits)
-    node = Thing(facts=Thing(name="gpu-a"), ranks=ranks, failed_exits=failed)
+    loaded = Thing(stacks=StackTable())
+    node = Thing(
+        facts=Thing(name="gpu-a"), ranks=ranks, failed_exits=failed, endings=endings, loaded=loaded
+    )
     return describe_failed_ranks([node])  # type: ignore[list-item]
 
 
@@ -50,6 +65,29 @@ RANKS = [build_rank(100, 0), build_rank(101, 1), build_rank(102, 2)]
 )
 def test_the_first_that_failed_by_itself_is_named(exits: Any, text: str) -> None:
     assert describe(RANKS, *exits) == (f"the job failed: {text}",)
+
+
+KILLED = (101, 50, 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("own", "where"),
+    [
+        (-1, "ranks 0, 2 were in all_reduce 20, where it had not arrived"),
+        (19, "ranks 0, 2 were in all_reduce 20, where it had not arrived"),
+        (20, "ranks 0, 2 were in all_reduce 20 too"),
+    ],
+)
+def test_the_operation_that_the_others_were_in_is_named(own: int, where: str) -> None:
+    endings = build_ending(100, 0, 20), build_ending(101, 1, own), build_ending(102, 2, 20)
+    (text,) = describe(RANKS, KILLED, endings=endings)
+    assert text == f"the job failed: rank 1 on gpu-a was killed by SIGKILL; {where}"
+
+
+def test_nothing_is_said_of_ranks_that_were_in_no_operation() -> None:
+    endings = build_ending(100, 0), build_ending(101, 1, 20), build_ending(102, 2)
+    (text,) = describe(RANKS, KILLED, endings=endings)
+    assert text == "the job failed: rank 1 on gpu-a was killed by SIGKILL"
 
 
 def test_a_process_without_a_rank_is_named_by_its_number() -> None:

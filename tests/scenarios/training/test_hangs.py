@@ -75,4 +75,4 @@ def test_the_rank_that_stopped_is_named(tmp_path: Path) -> None:
     [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note.startswith("progress stopped: rank 0 waited for 1")
     assert " s in all_reduce 20 for rank 1 on " in note
-    assert note.endswith(": stopped by a signal")
+    assert ": stopped by a signal" in note

@@ -8,6 +8,9 @@ JSON:
     dump = torch._C._distributed_c10d._dump_nccl_trace_json()
     Path(f"dumps/nccl_trace_rank_{rank}.json").write_bytes(dump)
 
+Without NCCL the function is `_dump_fr_trace_json`. `clusterprof record` collects dumps by itself
+(docs/hangs.md).
+
 ## How to analyze it
 
     clusterprof analyze dumps/
@@ -155,6 +158,10 @@ def parse_dump(data: bytes | bytearray, rank: int, at_ns: int) -> Dump:
         if ranks:
             members[str(group.get("name", name))] = tuple(sorted(int(rank_) for rank_ in ranks))
     status = content.get("pg_status") or {}
+    entries = tuple(_parse_entry(entry) for entry in content["entries"])
+    groups = {entry.group for entry in entries}
+    if len(groups) == 1 and members.keys() == {""}:  # gloo names its only group in operations alone
+        members = {groups.pop(): members[""]}
     return Dump(
         rank,
         at_ns,
@@ -164,7 +171,7 @@ def parse_dump(data: bytes | bytearray, rank: int, at_ns: int) -> Dump:
             str(k): int(group_status.get("last_completed_collective", -1))
             for k, group_status in status.items()
         },
-        tuple(_parse_entry(entry) for entry in content["entries"]),
+        entries,
     )
 
 
@@ -367,7 +374,7 @@ def find_operation(name: str) -> int:
 
 def describe_stuck_ranks(dumps: Sequence[Dump]) -> list[str]:
     """Describe in which operations ranks waited, and which ranks had not reached them."""
-    waiting: dict[tuple[str, int], dict[int, Entry]] = {}
+    waiting: dict[tuple[str, int, str], dict[int, Entry]] = {}
     reached: dict[tuple[int, str], int] = {}
     for dump in dumps:
         oldest: dict[str, Entry] = {}
@@ -380,14 +387,13 @@ def describe_stuck_ranks(dumps: Sequence[Dump]) -> list[str]:
             ):
                 oldest[operation.group] = operation
         for group, entry in oldest.items():
-            waiting.setdefault((group, entry.number), {})[dump.rank] = entry
+            waiting.setdefault((group, entry.number, entry.name), {})[dump.rank] = entry
     dumped_ranks = {dump.rank for dump in dumps}
     notes = []
-    for (group, number), ranks in sorted(waiting.items(), key=lambda item: item[0][1]):
+    for (group, number, name), ranks in sorted(waiting.items(), key=lambda item: item[0][1]):
         members = next((d.members[group] for d in dumps if group in d.members), ())
         late = [r for r in members if r in dumped_ranks and reached.get((r, group), 0) < number]
         missing = [r for r in members if r not in dumped_ranks]
-        name = next(iter(ranks.values())).name
         line = f"{_format_ranks(sorted(ranks))} waited in {name} {number} of group {group}"
         if late:
             last = "; ".join(f"rank {r} had reached {reached.get((r, group), 0)}" for r in late[:4])

@@ -35,19 +35,30 @@ waiting. The log does not record when an operation ran, only that it ran before 
 Operations are spread over the time between two of these times, in their order, and never overlap on
 a rank.
 
+## In a recording
+
+`record` lets the plugin write into the recording, where it is installed (docs/hangs.md). A note of
+the report then sums the newest lines of all ranks up: the shortest time of an operation is its
+transfer, the excess of its other members is waiting for a peer. Operations of which a member is
+missing are left out. What the recorder gave back to the file system reads as zeros.
+
 ## What it cannot see
 
 The log does not show other work of the devices, so the time in operations is an upper bound of the
-time lost. Operations that the plugin overwrote before writing them are missing.
+time lost. Operations that the plugin overwrote before writing them are missing. The
+algorithm is not in the lines of any version up to 2.29.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,6 +68,7 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError,
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.core.text import read_lines
 from clusterprof.probe import layout
+from clusterprof.units import format_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,3 +312,153 @@ def _add_process(
         node.collectives(process.pid, start, end, group, table[:, 0], table[:, 2], table[:, 3])
         low, high = min(low, int(start.min())), max(high, int(end.max()))
     node.spans(process.pid, layout.STEP, [low], [high], 1, 2, -1, -1)
+
+
+LOG_FOLDER = "nccl"
+LOG_SUFFIX = ".log"
+MAX_LOG_FILES = 1024
+MAX_LOG_BYTES = 32 << 20
+MAX_LOG_LINES = 200_000
+"""Lines that are read of all files together, the newest of each."""
+_LARGE_RATIO = 0.5
+"""The bandwidth is that of operations of at least this part of the largest size."""
+_LINE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOperation:
+    """An operation of one rank, and the bus bandwidth that the plugin computed."""
+
+    operation: Operation
+    bandwidth_gbs: float | None
+    """GB/s; None where the line has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectorSummary:
+    """What the logs of all ranks show together."""
+
+    operations: int
+    """Operations of which all members were logged."""
+    ranks: int
+    waiting_ns: int
+    """Sum over operations and ranks."""
+    transfer_ns: int
+    largest_bytes: int
+    bandwidth_gbs: float | None
+    """Median bus bandwidth of the large operations, GB/s; None = not logged."""
+    unread_lines: int
+
+
+def describe_inspector_logs(folders: Iterable[Path]) -> tuple[str, ...]:
+    """Describe the logs in the folders of all nodes in a note; () if there are none."""
+    files = _list_files(folders)
+    if not files:
+        return ()
+    summary = summarize_operations(files)
+    if not summary.operations:
+        return ("NCCL Inspector: no operation of which all members were logged",)
+    time_ns = summary.waiting_ns + summary.transfer_ns
+    waiting = summary.waiting_ns / time_ns if time_ns else 0.0
+    text = (
+        f"NCCL Inspector, {summary.operations:,} operations of {summary.ranks} ranks:"
+        f" {format_quantity(waiting, 'ratio')} of the time in them was waiting for a peer,"
+        f" {format_quantity(1 - waiting, 'ratio')} was transfer"
+    )
+    if summary.bandwidth_gbs is not None:
+        size = format_quantity(summary.largest_bytes, "bytes")
+        text += f"; bus bandwidth up to {size}: {summary.bandwidth_gbs:.0f} GB/s"
+    if summary.unread_lines:
+        text += f"; {summary.unread_lines:,} lines could not be read"
+    return (text,)
+
+
+def _list_files(folders: Iterable[Path]) -> list[Path]:
+    files: list[Path] = []
+    for folder in folders:
+        files += sorted((folder / LOG_FOLDER).glob(f"*{LOG_SUFFIX}"))[:MAX_LOG_FILES]
+    return files[:MAX_LOG_FILES]
+
+
+def summarize_operations(files: Sequence[Path]) -> InspectorSummary:
+    """Summarize the operations in some files; unreadable files and lines are left out."""
+    members: dict[tuple[str, int], dict[int, LoggedOperation]] = {}
+    unread = 0
+    for path in files:
+        lines = _read_last_lines(path, max(1, MAX_LOG_LINES // len(files)))
+        for logged in map(_parse_line, lines):
+            if logged is None:
+                unread += 1
+            elif logged.operation.rank >= 0:
+                key = logged.operation.communicator, logged.operation.number
+                members.setdefault(key, {})[logged.operation.rank] = logged
+    complete = [
+        list(ranks.values())
+        for ranks in members.values()
+        if len(ranks) == next(iter(ranks.values())).operation.ranks
+    ]
+    waiting_ns = transfer_ns = 0
+    for ranks in complete:
+        durations = [logged.operation.duration_ns for logged in ranks]
+        transfer_ns += min(durations) * len(durations)
+        waiting_ns += sum(durations) - min(durations) * len(durations)
+    flat = [logged for ranks in complete for logged in ranks]
+    largest = max((logged.operation.bytes for logged in flat), default=0)
+    rates = [
+        logged.bandwidth_gbs
+        for logged in flat
+        if logged.bandwidth_gbs is not None and logged.operation.bytes >= _LARGE_RATIO * largest
+    ]
+    return InspectorSummary(
+        len(complete),
+        max((len(ranks) for ranks in complete), default=0),
+        waiting_ns,
+        transfer_ns,
+        largest,
+        median(rates) if rates else None,
+        unread,
+    )
+
+
+def _parse_line(line: bytes) -> LoggedOperation | None:
+    """Parse one line; None if it is torn or of another form. Lines of messages have rank -1."""
+    try:
+        record: Any = json.loads(line)
+        if not isinstance(record, dict):
+            return None
+        if "coll_perf" not in record:
+            return LoggedOperation(Operation("", -1, 0, None, 0, "", 0, 0, False), None)
+        operation = parse_operation(record)
+        rate = record["coll_perf"].get("coll_busbw_gbs")
+        if operation.duration_ns <= 0 or not 0 <= operation.rank < operation.ranks:
+            return None
+        return LoggedOperation(operation, None if rate is None else float(rate))
+    except _LINE_ERRORS:
+        return None
+
+
+def _read_last_lines(path: Path, most: int) -> Iterator[bytes]:
+    """Yield the last lines of a file without zeros and without a torn first line."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = max(_find_data(file.fileno()), size - MAX_LOG_BYTES, 0)
+            file.seek(begin)
+            data = file.read(MAX_LOG_BYTES)
+    except OSError:
+        return
+    text = data.lstrip(b"\0")
+    lines = text.split(b"\n")
+    if begin or len(text) < len(data):
+        del lines[0]
+    for line in lines[-most - 1 :]:
+        if line.strip(b"\0 \r"):
+            yield line
+
+
+def _find_data(fd: int) -> int:
+    """Find where a file's first data begin, after the hole that was given back."""
+    try:
+        return os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError as error:
+        return os.fstat(fd).st_size if error.errno == errno.ENXIO else 0

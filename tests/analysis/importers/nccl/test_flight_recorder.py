@@ -18,7 +18,13 @@ from clusterprof.analysis.attribution.wait_for.hangs import (
     find_hangs,
     find_stuck_ranks,
 )
-from clusterprof.analysis.importers.nccl.flight_recorder import Dump, Entry, parse_dump, read_dump
+from clusterprof.analysis.importers.nccl.flight_recorder import (
+    Dump,
+    Entry,
+    describe_stuck_ranks,
+    parse_dump,
+    read_dump,
+)
 from clusterprof.analysis.importers.nccl.inspector import Operation, parse_operation
 from clusterprof.analysis.inputs.profiler_traces import describe_dumps, read_dumps
 from clusterprof.errors import Unavailable
@@ -158,13 +164,14 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
         (folder / f"trace_{rank}").write_bytes(pickle.dumps(content(entry(8, state, 5))))
     (folder / "trace_5").write_bytes(b"nothing")
     dumps, unread = read_dumps([tmp_path / "node-0", tmp_path / "node-1"])
-    first, second = describe_dumps(dumps, unread)
+    first, stuck, second = describe_dumps(dumps, unread)
+    assert stuck.startswith("flight recorder: ranks 0, 1 waited in ")
     assert first == (
-        "NCCL flight recorder of ranks 0-2: ranks 0-1 waited in an operation when it was written"
+        "flight recorder of ranks 0-2: ranks 0-1 waited in an operation when it was written"
     )
     assert second.startswith("a flight recorder dump could not be read: trace_5: ")
     assert describe_dumps(dumps[2:], []) == (
-        "NCCL flight recorder of rank 2: none was stuck when it was written",
+        "flight recorder of rank 2: none was stuck when it was written",
     )
     assert describe_dumps([], []) == ()
 
@@ -218,3 +225,37 @@ def test_inspector_logs_give_durations_and_skip_what_else_they_hold() -> None:
     for other in ({}, {**line, "coll_perf": {}}):
         with pytest.raises(KeyError):
             parse_operation(other)
+
+
+def gloo_dump(state: str, *numbers: int) -> bytes:
+    """A dump of gloo in PyTorch 2.13: its only group has a name in the operations alone."""
+    entries = [
+        {
+            "collective_seq_id": number,
+            "is_p2p": False,
+            "pg_id": 0,
+            "process_group": ["0", "default_pg"],
+            "profiling_name": "gloo:all_reduce",
+            "retired": number != numbers[-1] or state == "done",
+            "state": "scheduled",
+            "time_created_ns": 1795831589660236733,
+            "time_discovered_completed_ns": 0,
+            "time_discovered_started_ns": 0,
+        }
+        for number in numbers
+    ]
+    groups = {"": {"desc": "", "name": "", "ranks": "[0, 1, 2]"}}
+    return json.dumps({"entries": entries, "pg_config": groups, "version": "2.10"}).encode()
+
+
+def test_ranks_of_gloo_that_are_late_or_without_a_dump_are_named() -> None:
+    dumps = [
+        parse_dump(gloo_dump("waits", 20, 21), 0, 0),
+        parse_dump(gloo_dump("done", 19, 20), 1, 0),
+    ]
+    assert [dump.members for dump in dumps] == 2 * [{"0": (0, 1, 2)}]
+    assert [rank.rank for rank in find_stuck_ranks(dumps)] == [0]
+    assert describe_stuck_ranks(dumps) == [
+        "rank 0 waited in gloo:all_reduce 21 of group 0; rank 1 had not reached it (rank 1 had"
+        " reached 20): look there first; no dump of rank 2"
+    ]
