@@ -6,7 +6,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 
 LAB_TARGETS   := score score-full score-rivals score-whatif score-sabotage record-whatif gate-check \
     lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix
-BENCH_TARGETS := peers blame-check fuzz import-answers
+BENCH_TARGETS := peers blame-check fuzz import-answers faults faults-long overhead
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-fast test-long accept check lint types contracts docs docs-check golden

@@ -15,7 +15,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +160,10 @@ def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Si
     from clusterprof.agent.sampling.service import Service
 
     log = _Log()
+    if request.plan.recording.get("redact", 0):
+        from clusterprof.agent.sampling.redaction import Redactor
+
+        log.hide_text = Redactor(request.job).hide_text
 
     def started(reply: RecordingStarted) -> None:
         log.move_to(reply.folder)
@@ -220,6 +224,7 @@ class _Log:
     def __init__(self) -> None:
         self._descriptor = -1
         self._notes = 0
+        self.hide_text: Callable[[str], str] = str
 
     def close(self) -> None:
         """Close agent.log, so that its file system can be unmounted after the recording."""
@@ -243,6 +248,7 @@ class _Log:
 
         lines = "".join(traceback.format_exception(error))
         text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {what}: {lines}"
+        text = self.hide_text(text)
         with contextlib.suppress(OSError):
             os.write(2 if self._descriptor < 0 else self._descriptor, text.encode())
 

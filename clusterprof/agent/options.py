@@ -113,10 +113,19 @@ HANG_AFTER = Option(
     "Ranks stand still after this time. Default: 3 times the longest pause so far, 30 s to 5 min.",
 )
 
+REDACT = Option(
+    ("--redact",),
+    None,
+    "Replace names of hosts, jobs, paths and addresses in the recording by hashes.",
+    bool,
+    "store_true",
+)
+
 RECORD_OPTIONS = (
     *(OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS, MODE),
     METRICS,
     *(NCCL, ON_HANG, HANG_AFTER),
+    REDACT,
 )
 HELP = ("-h", "--help")
 _MAX_DIGITS = 9
@@ -210,6 +219,7 @@ class RecordOptions(NamedTuple):
     nccl: str = "auto"
     on_hang: str | None = None
     hang_after: str | None = None
+    redact: bool = False
 
 
 def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
@@ -282,7 +292,8 @@ class Plan(NamedTuple):
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
     recording: Mapping[str, int] = _NOTHING
     """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders;
-    hang_after_ns: when ranks stand still."""
+    hang_after_ns: when ranks stand still;
+    redact: 1 = names are replaced."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
     metrics: Sequence[str] = ()
@@ -397,6 +408,11 @@ def with_hang_options(plan: Plan, on_hang: str, hang_after_ns: int | None) -> Pl
     if hang_after_ns is not None:
         recording["hang_after_ns"] = hang_after_ns
     return plan._replace(recording=recording, on_hang=on_hang)
+
+
+def with_redaction(plan: Plan) -> Plan:
+    """Return the plan of a recording in which names are replaced by hashes."""
+    return plan._replace(recording={**plan.recording, "redact": 1})
 
 
 def parse_mode(text: str) -> int:

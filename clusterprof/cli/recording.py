@@ -41,13 +41,16 @@ def run_record(requested: RecordOptions) -> NoReturn:
     if not requested.command:
         record_in_foreground(requested.out, plan(), duration_ns, requested.pid, os.environ)
     inject: Any = requested.inject  # one of the choices that the option allows
+    paths = choose_stacks(requested.stacks, stacks)
+    if requested.redact and paths is not None:
+        paths = "hash"
     request = LaunchRequest(
         requested.command,
         requested.out,
         plan,
         inject,
         requested.gpu_events,
-        choose_stacks(requested.stacks, stacks),
+        paths,
         duration_ns,
         requested.nccl == "auto",
     )
@@ -67,6 +70,7 @@ def _make_plan_builder(requested: RecordOptions) -> Callable[[], Plan]:
         with_hz,
         with_metrics,
         with_mode,
+        with_redaction,
     )
     from clusterprof.cli.common import load_profile
 
@@ -83,7 +87,8 @@ def _make_plan_builder(requested: RecordOptions) -> Callable[[], Plan]:
         built = build_plan(load_profile(requested.profile).effective(), requested.hz, keep_free)
         built = with_hang_options(built, requested.on_hang or "", hang_after_ns)
         built = with_metrics(built, targets, os.environ, Path.cwd())
-        return built if mode is None else with_mode(built, mode)
+        built = built if mode is None else with_mode(built, mode)
+        return with_redaction(built) if requested.redact else built
 
     return plan
 
@@ -97,6 +102,9 @@ def _check_choices(requested: RecordOptions) -> None:
         raise UsageError(f"--stacks {requested.stacks}: choose on or off")
     if requested.nccl not in ("auto", "off"):
         raise UsageError(f"--nccl {requested.nccl}: choose auto or off")
+    if requested.redact and (requested.on_hang or requested.metrics):
+        option = "--on-hang" if requested.on_hang else "--metrics"
+        raise UsageError(f"--redact: what {option} writes holds names", f"leave out {option}")
     if requested.on_hang and (not requested.command or requested.inject == "off"):
         raise UsageError(
             "--on-hang: progress is seen by the probe alone",

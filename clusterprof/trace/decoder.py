@@ -214,7 +214,10 @@ class Decoder:
             raise UnknownFrameError(f"kind {source.kind}, schema {source.schema}")
         simple = _SIMPLE.get(source.kind)
         if simple is not None:
-            return [_decode_header(simple, source.header)]
+            record = _decode_header(simple, source.header)
+            if isinstance(record, Event):
+                _check_event(record)
+            return [record]
         try:
             if source.kind == frame.KIND_SPANS:
                 return self._spans(source, packed)
@@ -344,6 +347,17 @@ def _unpack_mask(mask: bytes, rows: int) -> bytes:
     return np.unpackbits(np.frombuffer(mask, np.uint8), count=rows).tobytes()
 
 
+def _check_event(event: Event) -> None:
+    """Check that the numbers by which processes are looked up are whole numbers or unknown.
+
+    Raises: FrameError for an event that no recorder writes.
+    """
+    for name in _EVENT_NUMBERS:
+        value = event.attributes.get(name)
+        if value is not None and not isinstance(value, int):
+            raise FrameError(f"{name} of an event is no whole number")
+
+
 def _decode_header(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     try:
         return decoder.decode(data)
@@ -351,6 +365,7 @@ def _decode_header(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
         raise FrameError(str(error)) from error
 
 
+_EVENT_NUMBERS = ("pid", "started_ticks", "exit_code", "signal", "wait_status", "start_ns")
 _COLUMNS_HEADER = msgspec.msgpack.Decoder(frame.ColumnsHeader)
 _SPANS_HEADER = msgspec.msgpack.Decoder(frame.SpansHeader)
 _COLUMNS_LAYOUT = msgspec.msgpack.Decoder(frame.ColumnsLayout)

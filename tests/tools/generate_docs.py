@@ -17,6 +17,7 @@ from tests.tools.command_pages import PAGE as COMMANDS_PAGE  # noqa: E402
 from tests.tools.command_pages import command_page, manual_page  # noqa: E402
 from tests.tools.framework_page import pages as framework_pages  # noqa: E402
 from tests.tools.importer_pages import importer_pages  # noqa: E402
+from tests.tools.reliability_page import pages as reliability_pages  # noqa: E402
 from tests.tools.report_schema import PAGE as SCHEMA_PAGE  # noqa: E402
 from tests.tools.report_schema import report_schema  # noqa: E402
 
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> int:
         **accuracy_pages(),
         **framework_pages(),
         **importer_pages(MARK),
+        **{name: MARK + text for name, text in reliability_pages().items()},
         SCHEMA_PAGE: report_schema(),
     }
     stale = [name for name, text in sorted(pages.items()) if current(name) != text]

@@ -150,6 +150,12 @@ NOT_UNDERSTOOD = {
     "nested without end": framed(
         6, header(b"\x83\xa4t_ns\x01\xa4kind\xa1x\xaaattributes\x81\xa1a" + DEEP)
     ),
+    "an event of a process without a number": framed(
+        6,
+        header(
+            msgspec.msgpack.encode({"t_ns": 1, "kind": "process-exited", "attributes": {"pid": {}}})
+        ),
+    ),
     "no header at all": framed(3, header(b"")),
     # raw 0, unpacked 0, no blocks, one part whose layout nobody defined
     "an unknown layout": framed(3, header(b"\x95\x00\x00\x90\x91\x93\x07\x01\x80\x90")),

@@ -15,9 +15,9 @@ import contextlib
 import gc
 import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.isolation import drivers
@@ -76,8 +76,11 @@ from clusterprof.errors import CannotStart, DevicesChanged, Unavailable
 from clusterprof.signals import SELF_CPU, SELF_LATE, SELF_RSS, SELF_TICKS_MISSED, Signal
 from clusterprof.signals.host import is_absence_normal
 from clusterprof.trace.schema import Clock as ClockRecord
-from clusterprof.trace.schema import Header
+from clusterprof.trace.schema import Header, Record
 from clusterprof.trace.writer import RecordingWriter
+
+if TYPE_CHECKING:
+    from clusterprof.agent.sampling.redaction import Redactor
 
 _CPU_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -227,6 +230,11 @@ class Service:
         self._clock = SystemClock([wake, self._registry.descriptor], self._news)
         self._schedule = Schedule()
         self._note = note
+        self._redactor: Redactor | None = None
+        if request.plan.recording.get("redact", 0):
+            from clusterprof.agent.sampling.redaction import Redactor  # few recordings need it
+
+            self._redactor = Redactor(request.job)
         self._live: dict[str, NodeHelper] = {}
         self._runners: list[CollectorRunner] = []
         self._runners = self._build(collectors)
@@ -269,7 +277,7 @@ class Service:
             stop_condition.check,
             stop_condition.end_ns,
         ):
-            writer.append(*batch)
+            writer.append(*self._redact(batch))
             if writer.segment != segment:
                 segment = writer.segment
                 self._rings.repeat_definitions()
@@ -301,12 +309,17 @@ class Service:
         autopsies = Autopsies(
             run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang, self._note
         )
-        return (
+        own = (
             self._registry,
             self._rings,
             ProcessGroups(run_dir),
-            FlightRecorderDumps(run_dir, folder, proc),
             RunDirWatch(run_dir, self._note),
+        )
+        if self._redactor is not None:  # the others write files that hold paths and names
+            return own
+        return (
+            *own,
+            FlightRecorderDumps(run_dir, folder, proc),
             InspectorOutput(run_dir, folder, self._note),
             autopsies,
         )
@@ -315,6 +328,9 @@ class Service:
         """Close inotify; it takes tens of ms in the kernel, so it is done after everything else."""
         if self._news is not None:
             self._news.close()
+
+    def _redact(self, batch: Iterable[Record]) -> Iterable[Record]:
+        return batch if self._redactor is None else map(self._redactor.redact, batch)
 
     def _register(self) -> None:
         request, now_ns = self._order, self._clock.now_ns()
@@ -373,7 +389,7 @@ class Service:
         request = self._order
         devices = [device for runner in self._runners for device in runner.devices_for_header()]
         variables = identity.select_launcher_variables(os.environ)
-        return Header(
+        header = Header(
             node=inventory.build_node_identity(request.roots, start, os.environ),
             started={
                 "monotonic_ns": start.monotonic_ns,
@@ -394,6 +410,7 @@ class Service:
                 for runner in self._runners
             ],
         )
+        return header if self._redactor is None else self._redactor.redact_header(header)
 
     @property
     def _unavailable(self) -> list[UnavailableCollector]:
@@ -551,7 +568,11 @@ def _choose_out(request: RecordingRequest, header: Header) -> Path:
     variables = header.launcher["variables"]
     if request.pid is not None:
         variables = read_process_variables(request.roots.proc, request.pid)
-    ours = build_job_identity(request.job, variables, header.node.get("boot_id", ""))
+    job = header.launcher["job"]  # of a redacted recording the word that stands for it
+    if request.pid is not None and request.plan.recording.get("redact", 0):
+        variables = {}
+    ours = build_job_identity(job, variables, header.node.get("boot_id", ""))
+    ours = ours._replace(machine=(header.node.get("hostname", ""), header.node.get("boot_id", "")))
     return choose_output_folder(request.out, ours)
 
 

@@ -32,6 +32,8 @@ NEVER_NS = 1 << 62
 _MAX_PIDS = 256
 _BUSY_PERCENT, _MAX_CONTRADICTIONS = 90, 5
 _NO_PERIOD = Unavailable("failed", "NVML: no sampling period has ended yet")
+_MAX_WATTS = 100_000.0
+"""W; more than any device or board draws. Some drivers answer 0xFFFFFFFF mW for "unknown"."""
 _GPM_STUCK = Unavailable(
     "failed", "GPM counts nothing while the GPU is busy", "check for Xid lines in the kernel log"
 )
@@ -136,6 +138,13 @@ def _read_throttle_reasons(nvml: Any, handle: Any, _: DeviceState) -> Values:
     # the function's name before driver 535
     except (nvml.NVMLError_FunctionNotFound, AttributeError):
         return (nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),)
+
+
+def _read_power(nvml: Any, handle: Any, _: DeviceState) -> Values:
+    watts = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    if watts > _MAX_WATTS:
+        return (Unavailable("failed", f"NVML: impossible value {watts:g} W"),)
+    return (watts,)
 
 
 def _read_memory(nvml: Any, handle: Any, _: DeviceState) -> Values:
@@ -314,12 +323,7 @@ CALLS: tuple[Call, ...] = (
         ("gpu.memory_used_bytes", "gpu.memory_total_bytes"),
         _read_memory,
     ),
-    Call(
-        "GetPowerUsage",
-        _EVERY_SAMPLE,
-        ("gpu.power_watts",),
-        lambda n, h, _: (n.nvmlDeviceGetPowerUsage(h) / 1000,),
-    ),
+    Call("GetPowerUsage", _EVERY_SAMPLE, ("gpu.power_watts",), _read_power),
     Call(
         "GetEnforcedPowerLimit",
         10 * SECOND_NS,

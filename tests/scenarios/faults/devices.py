@@ -1,0 +1,202 @@
+"""A driver that hangs, crashes, fails or lies about one of two devices."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.trace.schema import Columns, Record
+from tests.scenarios.faults.model import Fault, Trial
+from tests.scenarios.faults.rig import (
+    RecordedJob,
+    draw_pause,
+    list_children,
+    list_times,
+    read_recording,
+    simulate_driver,
+    wait_until_gone,
+)
+from tests.support.nvml.simulated import uuid
+from tests.support.recording_runs import events_of, is_alive, wait_until
+
+TROUBLE_S = 2.5
+TICK_NS = 100_000_000
+GONE_AT_MOST_S = 2.0
+CALLS = ("*", "GetPowerUsage", "GetUtilizationRates", "GetTemperature", "GetMemoryInfo")
+CRASHES = ("GetPowerUsage segv", "GetUtilizationRates segv", "GetMemoryInfo segv")
+LIES = (
+    "0 GetUtilizationRates = 4294967295 4294967295",
+    "0 GetUtilizationRates = 250 300",
+    "0 GetSamples = 0:0",
+    "0 GetSamples = 0:4294967295",
+    "0 GetPowerUsage = 4294967295",
+    "0 GetPowerUsage = 0",
+    "0 GetTotalEnergyConsumption = 1",
+    "0 GetTotalEnergyConsumption = 18446744073709551615",
+    "0 GetMemoryInfo = 18446744073709551615 85899345920",
+    "0 GetMemoryInfo = 85899345920 0",
+    "0 GetClockInfo:SM = 4294967295",
+    "0 GetTemperature = 4294967295",
+    "0 GetPcieThroughput:RX = 4294967295",
+    "0 GetCurrPcieLinkWidth = 0",
+    "0 GetMaxClockInfo:SM = 0",
+    "0 GetComputeRunningProcesses = 4294967295:18446744073709551615",
+)
+MAX_WATTS = 100_000.0
+
+
+def hang_driver(folder: Path, number: int) -> Trial:
+    """Let the calls for one device hang for ever; the rest goes on."""
+    call = CALLS[number % len(CALLS)]
+    return _disturb(folder, number, f"0 {call} hang", "collector-hung")
+
+
+def crash_driver(folder: Path, number: int) -> Trial:
+    """Let the calls for one device crash the process that makes them."""
+    return _disturb(folder, number, f"0 {CRASHES[number % len(CRASHES)]}", "helper-died")
+
+
+def lose_device(folder: Path, number: int) -> Trial:
+    """Let all calls for one device fail: lost, unknown error, not supported, timeout."""
+    code = (15, 999, 3, 10, 16, 17)[number % 6]
+    return _disturb(folder, number, f"0 * error {code}", "")
+
+
+def _disturb(folder: Path, number: int, line: str, event: str) -> Trial:
+    """Disturb one device for a while; return the share of the other's samples that was lost."""
+    scenario, variables = simulate_driver(folder)
+    with RecordedJob(folder, number, **variables) as job:
+        job.wait_for_rings()
+        agent = job.find_recorder()
+        wait_until(lambda: list_times(read_recording(job.out)[0], "gpu_nvidia"))
+        time.sleep(draw_pause(number, 0, 1.0))
+        began_ns = time.monotonic_ns()
+        scenario.write(line)
+        time.sleep(TROUBLE_S)
+        ended_ns = time.monotonic_ns()
+        assert is_alive(agent)
+        if event:
+            wait_until(lambda: events_of(job.out, event))
+        helpers = list_children(agent)
+        assert len(helpers) <= 2, f"{len(helpers)} helpers"
+        job.end()
+        gone_s = wait_until_gone(agent)
+        scenario.write()
+    records, reader = read_recording(job.out)
+    assert reader.damage.damaged_places == 0
+    assert gone_s <= GONE_AT_MOST_S, f"the recorder was there {gone_s:.1f} s after the job"
+    ticks = (ended_ns - began_ns) / TICK_NS
+    cpu = [t for t in list_times(records) if began_ns <= t <= ended_ns]
+    assert len(cpu) >= ticks / 3, f"{len(cpu)} of {ticks:.0f} samples of the CPUs"
+    healthy = [t for t in list_device_times(records, uuid(1)) if began_ns <= t <= ended_ns]
+    if event != "helper-died":
+        assert len(healthy) >= ticks / 3, f"{len(healthy)} of {ticks:.0f} samples of the other GPU"
+    lost_percent = 100 * max(0.0, 1 - len(set(healthy)) / ticks)
+    return Trial(round(lost_percent, 1), facts={"recorder gone after, s": round(gone_s, 2)})
+
+
+def list_device_times(records: list[Record], device: str) -> list[int]:
+    """Return when any value of a device was there, ns."""
+    times: list[int] = []
+    for record in records:
+        if not isinstance(record, Columns) or record.collector != "gpu_nvidia":
+            continue
+        masks = [mask for name, mask in zip(record.devices, record.masks) if name == device]
+        times += [
+            int(t)
+            for row, t in enumerate(record.t_ns)
+            if any(mask is None or not mask[row] for mask in masks)
+        ]
+    return times
+
+
+def lie_about_device(folder: Path, number: int) -> Trial:
+    """Let the driver answer with values that cannot be; none is recorded as a measurement."""
+    scenario, variables = simulate_driver(folder)
+    draw = random.Random(number)
+    lies = {LIES[number % len(LIES)], draw.choice(LIES)}
+    with RecordedJob(folder, number, **variables) as job:
+        job.wait_for_rings()
+        agent = job.find_recorder()
+        wait_until(lambda: list_times(read_recording(job.out)[0], "gpu_nvidia"))
+        scenario.write(*lies)
+        time.sleep(TROUBLE_S)
+        job.end()
+        wait_until_gone(agent)
+    records, _ = read_recording(job.out)
+    wrong = [value for record in records for value in find_impossible(record)]
+    assert not wrong, f"{sorted(lies)}: {wrong[:3]}"
+    report = analyze(job.out)
+    assert report.nodes
+    return Trial(float(len(wrong)), injected=len(lies))
+
+
+def find_impossible(record: Record) -> list[str]:
+    """Return the values of GPU columns that no device can have."""
+    if not isinstance(record, Columns) or record.collector != "gpu_nvidia":
+        return []
+    wrong = []
+    for name, values, mask in zip(record.signals, record.values, record.masks):
+        present = np.asarray(values, dtype=np.float64)
+        if mask is not None:
+            present = present[np.frombuffer(mask, np.uint8) == 0]
+        if not len(present):
+            continue
+        low, high = float(present.min()), float(present.max())
+        most = float("inf")
+        if name.endswith("_ratio"):
+            most = 1.0
+        elif name.endswith("_watts"):
+            most = MAX_WATTS
+        if low < 0 or high > most or not np.isfinite(present).all():
+            wrong.append(f"{name} {low:g} to {high:g}")
+    return wrong
+
+
+FAULTS = (
+    Fault(
+        "driver-hangs",
+        "the driver hangs for one of two GPUs",
+        "a simulated NVML library, switched at a random moment",
+        hang_driver,
+        15,
+        200,
+        "% of the other GPU's samples",
+        at_once=4,
+    ),
+    Fault(
+        "driver-crashes",
+        "the driver crashes the process that asks it",
+        "a simulated NVML library: SIGSEGV in a call",
+        crash_driver,
+        15,
+        200,
+        "% of the other GPU's samples",
+        at_once=4,
+    ),
+    Fault(
+        "device-lost",
+        "one of two GPUs is lost, not supported or times out",
+        "a simulated NVML library returns the error for every call",
+        lose_device,
+        18,
+        200,
+        "% of the other GPU's samples",
+        at_once=4,
+    ),
+    Fault(
+        "driver-lies",
+        "the driver returns values that no device can have",
+        f"a simulated NVML library, {len(LIES)} lies",
+        lie_about_device,
+        len(LIES),
+        200,
+        "impossible values recorded",
+        "lies",
+        at_once=4,
+    ),
+)

@@ -1,0 +1,145 @@
+"""A day of recording in minutes: memory, descriptors, threads and files do not grow."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from clusterprof.trace.writer import RecordingWriter
+from tests.scenarios.faults.model import Fault, Trial
+from tests.scenarios.faults.rig import RecordedJob, read_recording, wait_until_gone
+from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
+
+DAY_S = 86_400
+CAP_BYTES = 8 << 20
+MAX_GROWTH_BYTES = 1 << 20
+WINDOW_STEPS = 20_000
+STEPS = 100_000
+
+# Marks steps with a pause after every 20; the recorder empties the ring ten times a second.
+STEPPER = """
+import mmap, os, sys, time
+import _clusterprof_probe as probe
+probe.prepare()
+stop, said, page = sys.argv[1:4]
+with open(page, "r+b") as file:
+    done = mmap.mmap(file.fileno(), 8)
+steps = 0
+while not os.path.exists(stop) if steps % 500 == 0 else True:
+    with probe.span("work"):
+        pass
+    steps += 1
+    if steps % 20 == 0:
+        done[:8] = steps.to_bytes(8, "little")
+        time.sleep(0.004)
+with open(said, "w") as file:
+    file.write("0 1")
+sys.exit(7)
+"""
+
+
+def write_a_day(folder: Path, number: int) -> Trial:
+    """Write a day of seconds with the real writer; memory stays, the folder keeps its limit."""
+    clock = HandClock()
+    writer = RecordingWriter(
+        folder / "node",
+        HEADER,
+        clock,
+        keep_free_bytes=0,
+        max_bytes=CAP_BYTES,
+        segment_bytes=1 << 20,
+    )
+    batches = [second(n) for n in range(64)]
+    memory: list[int] = []
+    descriptors: list[int] = []
+    largest = 0
+    for past in range(DAY_S):
+        clock.now_ns += SECOND_NS
+        writer.append(*batches[past % 64])
+        if past % 3600 == 3599:
+            memory.append(read_resident_bytes(os.getpid()))
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+            largest = max(largest, sum(f.stat().st_size for f in (folder / "node").iterdir()))
+    writer.close()
+    grown = memory[-1] - memory[3]
+    assert grown <= MAX_GROWTH_BYTES, f"{grown} bytes in 20 h"
+    assert descriptors[-1] <= descriptors[3]
+    assert largest <= CAP_BYTES + (1 << 20)
+    assert writer.frames_dropped == 0
+    facts = {"largest folder, bytes": largest, "growth in 20 h, bytes": grown}
+    return Trial(float(max(grown, 0)), DAY_S, facts)
+
+
+def record_many_steps(folder: Path, number: int, steps: int = STEPS) -> Trial:
+    """Record a job that marks steps as fast as a ring allows; the recorder stays as it was."""
+    options = ("--keep-free", "0 B")
+    with RecordedJob(folder, number, options, program=STEPPER) as job:
+        job.wait_for_rings()
+        agent = job.find_recorder()
+        looks: list[tuple[int, int, int, int]] = []
+        while job.steps < steps:
+            if job.steps >= WINDOW_STEPS * (len(looks) + 1):
+                looks.append((job.steps, *read_size(agent)))
+            time.sleep(0.05)
+        looks.append((job.steps, *read_size(agent)))
+        job.end()
+        wait_until_gone(agent)
+    _, reader = read_recording(job.out)
+    assert reader.damage.damaged_places == 0
+    first, last = looks[len(looks) // 3], looks[-1]
+    grown = last[1] - first[1]
+    assert grown <= MAX_GROWTH_BYTES, f"{grown} bytes between steps {first[0]} and {last[0]}"
+    assert last[2] <= first[2], f"{first[2]} descriptors, then {last[2]}"
+    assert last[3] <= first[3], f"{first[3]} threads, then {last[3]}"
+    return Trial(float(max(grown, 0)), last[0], {"resident, MB": round(last[1] / 1e6, 1)})
+
+
+def read_resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def read_size(pid: int) -> tuple[int, int, int]:
+    """Return resident bytes, descriptors and threads of a process."""
+    root = Path(f"/proc/{pid}")
+    return (read_resident_bytes(pid), len(os.listdir(root / "fd")), len(os.listdir(root / "task")))
+
+
+def _record_long(folder: Path, number: int) -> Trial:
+    return record_many_steps(folder, number, 1_000_000)
+
+
+FAULTS = (
+    Fault(
+        "written-day",
+        "a day is written, second by second",
+        "the writer with a clock that is set; 8 MiB allowed",
+        write_a_day,
+        1,
+        7,
+        "bytes of growth in 20 h",
+        "seconds",
+    ),
+    Fault(
+        "many-steps",
+        "a job marks 100,000 steps",
+        "a real recorder; the job marks steps as fast as the ring allows",
+        record_many_steps,
+        1,
+        1,
+        "bytes of growth",
+        "steps",
+    ),
+    Fault(
+        "million-steps",
+        "a job marks 1,000,000 steps",
+        "a real recorder; the job marks steps as fast as the ring allows",
+        _record_long,
+        0,
+        1,
+        "bytes of growth",
+        "steps",
+    ),
+)

@@ -1,0 +1,196 @@
+"""Storms of processes, threads and launches; few descriptors, little memory, small files."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from clusterprof.probe import layout
+from clusterprof.trace.reader import list_node_folders
+from tests.scenarios.faults.kills import WORK
+from tests.scenarios.faults.model import Fault, Trial
+from tests.scenarios.faults.rig import (
+    RecordedJob,
+    count_spans,
+    find_largest_gap_s,
+    list_times,
+    read_cpu_s,
+    read_recording,
+    wait_until_gone,
+)
+from tests.support.recording_runs import is_alive
+
+assert layout.FIRST_USER_KIND == WORK
+
+# Forks so many children, ten at a time, each of which marks one span and ends; then says so.
+STORM = """
+import os, sys, time
+import _clusterprof_probe as probe
+probe.prepare()
+forks, stop, said, page = int(sys.argv[1]), *sys.argv[2:5]
+for batch in range(forks // 10):
+    children = []
+    for _ in range(10):
+        child = os.fork()
+        if child == 0:
+            with probe.span("work"):
+                pass
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+with open(page, "r+b") as file:
+    file.write((1).to_bytes(8, "little"))
+while not os.path.exists(stop):
+    time.sleep(0.01)
+with open(said, "w") as file:
+    file.write("0 1")
+sys.exit(7)
+"""
+
+# Holds so many threads and children that sleep.
+CROWD = """
+import os, subprocess, sys, threading, time
+threads, children, stop, said, page = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+threading.stack_size(65536)
+held = threading.Event()
+for _ in range(threads):
+    threading.Thread(target=held.wait, daemon=True).start()
+kids = []
+for _ in range(children):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    kids.append(child)
+with open(page, "r+b") as file:
+    file.write((1).to_bytes(8, "little"))
+while not os.path.exists(stop):
+    time.sleep(0.01)
+for child in kids:
+    os.kill(child, 9)
+with open(said, "w") as file:
+    file.write("0 1")
+os._exit(7)
+"""
+RUN_S = 6.0
+
+
+def fork_storm(folder: Path, number: int) -> Trial:
+    """Fork 400 children that mark a span and end at once; every span is recorded or told."""
+    forks = 400
+    program = STORM.replace("int(sys.argv[1]), *sys.argv[2:5]", f"{forks}, *sys.argv[1:4]")
+    with RecordedJob(folder, number, program=program) as job:
+        job.wait_for_steps(1)
+        agent = job.find_recorder()
+        job.end()
+        wait_until_gone(agent)
+    records, reader = read_recording(job.out)
+    assert reader.damage.damaged_places == 0
+    kept, _ = count_spans(records, WORK)
+    return Trial(float(forks - kept), forks)
+
+
+def crowd_node(folder: Path, number: int) -> Trial:
+    """Give the job 2,000 threads and 300 processes; the recorder keeps to its budget."""
+    threads, children = 2000, 300
+    program = CROWD.replace(
+        "int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]",
+        f"{threads}, {children}, *sys.argv[1:4]",
+    )
+    with RecordedJob(folder, number, ("--inject", "off"), program=program) as job:
+        job.wait_for_steps(1)
+        agent = job.find_recorder()
+        time.sleep(2)
+        cpu_s, began = read_cpu_s(agent), time.monotonic()
+        time.sleep(RUN_S)
+        used_percent = 100 * (read_cpu_s(agent) - cpu_s) / (time.monotonic() - began)
+        assert is_alive(agent)
+        job.end()
+        wait_until_gone(agent)
+    records, reader = read_recording(job.out)
+    assert reader.damage.damaged_places == 0
+    gap_s = find_largest_gap_s(list_times(records))
+    facts = {"recorder, % of a core": round(used_percent, 1)}
+    return Trial(gap_s, threads + children, facts)
+
+
+def limit_descriptors(folder: Path, number: int) -> Trial:
+    """Allow 12 to 64 open files: the job runs, and is recorded or told why not."""
+    return _limit(folder, number, f"ulimit -n {(12, 16, 24, 32, 48, 64)[number % 6]}")
+
+
+def limit_files(folder: Path, number: int) -> Trial:
+    """Allow files of 1 to 64 KiB: the recording has more of them, or stops and says so."""
+    return _limit(folder, number, f"ulimit -f {(1, 4, 16, 64)[number % 4]}")
+
+
+def limit_memory(folder: Path, number: int) -> Trial:
+    """Allow 80 to 400 MB of address space: the job runs, and is recorded or told why not."""
+    return _limit(folder, number, f"ulimit -v {(80, 120, 200, 400)[number % 4] * 1000}")
+
+
+def _limit(folder: Path, number: int, words: str) -> Trial:
+    prefix = ("/bin/sh", "-c", f'{words} && exec "$@"', "sh")
+    with RecordedJob(folder, number, ("--keep-free", "0 B"), prefix=prefix) as job:
+        job.wait_for_steps(200)
+        job.end()
+        time.sleep(0.5)
+    recorded = job.out.exists() and bool(list_node_folders(job.out))
+    assert recorded or "not recording" in job.messages, f"{words}: {job.messages!r}"
+    if recorded:
+        for node in list_node_folders(job.out):
+            assert os.listdir(node)
+    return Trial(facts={"not recorded": int(not recorded)})
+
+
+FAULTS = (
+    Fault(
+        "fork-storm",
+        "the job forks 400 processes that mark a span and end at once",
+        "os.fork(), ten at a time",
+        fork_storm,
+        4,
+        60,
+        "spans of ended children",
+        "forks",
+    ),
+    Fault(
+        "crowd",
+        "the job has 2,000 threads and 300 processes",
+        "threads and forks that sleep",
+        crowd_node,
+        2,
+        20,
+        "s without a sample",
+        "threads and processes",
+    ),
+    Fault(
+        "few-descriptors",
+        "12 to 64 open files are allowed",
+        "ulimit -n before `clusterprof record`",
+        limit_descriptors,
+        12,
+        60,
+        at_once=3,
+    ),
+    Fault(
+        "small-files",
+        "files of 1 to 64 KiB are allowed",
+        "ulimit -f before `clusterprof record`",
+        limit_files,
+        8,
+        60,
+        at_once=3,
+    ),
+    Fault(
+        "little-memory",
+        "80 to 400 MB of address space are allowed",
+        "ulimit -v before `clusterprof record`",
+        limit_memory,
+        8,
+        60,
+        at_once=3,
+    ),
+)

@@ -1,0 +1,151 @@
+"""docs/reliability.md, from the promises and the stored results of faults and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.scenarios.faults.model import Fault
+from tests.scenarios.faults.promises import GROUPS, Promise
+from tests.scenarios.faults.registry import FAULTS
+from tests.scenarios.faults.results import load_results
+
+PAGE = "docs/reliability.md"
+NOT_TRIED = "not tried"
+HEAD = """# Reliability
+
+The training job comes first. clusterprof must not crash, block, slow or outlive it. No output may
+contain values that were not measured.
+
+This page lists every promise, the faults that were injected to try it, how often, and what was
+lost.
+Every figure is from a run of `make faults` (minutes) or `make faults-long` (hours) on the day and
+machine that [the faults](#the-faults) state. A promise without a figure says "not tried". A *trial*
+is one injection, mostly into a real recorder beside a real job; *broken* is the number of trials in
+which a promise did not hold. How lost time is measured: from the fault back to the last sample or
+span
+that is in the recording, without the time in which the recorder waited for a CPU.
+
+"""
+FAULTS_HEAD = """## The faults
+
+| fault | how injected | measured | {unit} | further figures |
+|---|---|---|---|---|
+"""
+TAIL = """
+## Again
+
+    make faults          # about half an hour on two cores; root for the faults that mount
+    make faults-long     # hours
+    make docs            # writes this page from bench/results/faults.json
+
+`python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone. That
+a
+fault can be noticed at all is tried by taking a guard away by hand and injecting it again.
+
+
+## Not covered
+
+A crash of the host (no test cuts a recording by a power failure), weeks of uninterrupted
+recording, and
+faults of real GPU drivers: all of them are simulated; a healthy driver was
+[measured](gpu-notes.md).
+`make overhead CMD="python train.py"` measures what recording costs your job.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return path -> text of the page."""
+    document = load_results()
+    by_name = {fault.name: fault for fault in FAULTS}
+    lines = [HEAD]
+    for title, promises in GROUPS:
+        lines.append(
+            f"## {title}\n\n| | promise | fault | tried | lost | tests |\n"
+            "|---|---|---|---|---|---|\n"
+        )
+        lines += [format_promise(promise, by_name, document) for promise in promises]
+        lines.append("\n")
+    lines.append(FAULTS_HEAD.format(unit="trials"))
+    lines += [
+        format_fault(fault, document["faults"][fault.name])
+        for fault in FAULTS
+        if fault.name in document["faults"]
+    ]
+    lines.append(TAIL)
+    return {PAGE: "".join(lines)}
+
+
+def format_promise(
+    promise: Promise, by_name: Mapping[str, Fault], document: Mapping[str, Any]
+) -> str:
+    """Return the row of a promise."""
+    tried, lost, titles = [], [], []
+    for name in promise.faults:
+        values = document["faults"].get(name)
+        titles.append(f"[{by_name[name].title}](#the-faults)")
+        tried.append(format_tried(values, by_name[name]))
+        lost.append(format_lost(values, by_name[name]))
+    tests = []
+    for name in promise.tests:
+        counts = document["tests"].get(name)
+        tests.append(f"`{name}`: {format_cases(counts)}")
+    text = promise.text + (f" *{promise.shortfall}*" if promise.shortfall else "")
+    if not promise.faults:
+        tried = [NOT_TRIED if not promise.tests else "by its tests"]
+    cells = (titles, tried, lost, tests)
+    row = " | ".join("<br>".join(cell) for cell in cells)
+    return f"| {promise.name} | {text} | {row} |\n"
+
+
+def format_tried(values: Mapping[str, Any] | None, fault: Fault) -> str:
+    """Return how often a fault was injected, and how often a promise was broken."""
+    if values is None:
+        return NOT_TRIED
+    if values.get("not_possible"):
+        return f"{NOT_TRIED}: {values['not_possible']}"
+    count = f"{values['trials']:,}"
+    if values["injected"] != values["trials"]:
+        count = f"{values['injected']:,} {fault.counted} in {count} trials"
+    return f"{count}, {values['broken']} broken"
+
+
+def format_lost(values: Mapping[str, Any] | None, fault: Fault) -> str:
+    """Return the median and the worst loss, "–" where nothing is counted."""
+    if values is None or "lost_worst" not in values:
+        return "–"
+    median, worst = (format_number(values[f"lost_{name}"]) for name in ("median", "worst"))
+    return f"{worst} {fault.unit}" if median == worst else f"{median} to {worst} {fault.unit}"
+
+
+def format_number(value: float) -> str:
+    """Return a number with at most two decimals."""
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def format_cases(counts: Mapping[str, Any] | None) -> str:
+    """Return how many cases of a test file passed, and when."""
+    if counts is None:
+        return NOT_TRIED
+    words = [f"{counts['passed']} passed"]
+    words += [f"{counts[kind]} {kind}" for kind in ("failed", "skipped") if counts[kind]]
+    return f"{', '.join(words)} ({counts['date']})"
+
+
+def format_fault(fault: Fault, values: Mapping[str, Any]) -> str:
+    """Return the row of a fault."""
+    further = "; ".join(f"{name}: {value:,}" for name, value in values.get("facts", {}).items())
+    examples = values.get("examples", [])
+    if examples:
+        further = "; ".join(
+            [*([further] if further else []), f"first broken: {_escape(examples[0])}"]
+        )
+    measured = f"{values['date']}, {values['machine']}"
+    return (
+        f"| {fault.title} (`{fault.name}`) | {fault.injection} | {measured} |"
+        f" {format_tried(values, fault)} | {further or '–'} |\n"
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
