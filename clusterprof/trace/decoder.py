@@ -356,6 +356,10 @@ def _check_event(event: Event) -> None:
         value = event.attributes.get(name)
         if value is not None and not isinstance(value, int):
             raise FrameError(f"{name} of an event is no whole number")
+    if event.kind == "group-announced":
+        group, ranks = event.attributes.get("group"), event.attributes.get("ranks")
+        if not isinstance(group, int) or not isinstance(ranks, list | tuple):
+            raise FrameError("a group without a number or ranks")
 
 
 def _decode_header(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
