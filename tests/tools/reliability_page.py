@@ -18,13 +18,12 @@ The training job comes first. clusterprof must not crash, block, slow or outlive
 contain values that were not measured.
 
 This page lists every promise, the faults that were injected to try it, how often, and what was
-lost.
-Every figure is from a run of `make faults` (minutes) or `make faults-long` (hours) on the day and
-machine that [the faults](#the-faults) state. A promise without a figure says "not tried". A *trial*
-is one injection, mostly into a real recorder beside a real job; *broken* is the number of trials in
-which a promise did not hold. How lost time is measured: from the fault back to the last sample or
-span
-that is in the recording, without the time in which the recorder waited for a CPU.
+lost. Every figure is from a run of `make faults` (minutes) or `make faults-long` (hours) on the day
+and machine that [the faults](#the-faults) state. A promise without a figure says "not tried". A
+*trial* is one injection, mostly into a real recorder beside a real job; *broken* is the number of
+trials in which a promise did not hold. Lost time is measured from the fault back to the last sample
+or span in the recording, without the time in which the recorder waited for a CPU. The tests named
+beside them run with `make test`.
 
 """
 FAULTS_HEAD = """## The faults
@@ -39,16 +38,13 @@ TAIL = """
     make faults-long     # hours
     make docs            # writes this page from bench/results/faults.json
 
-`python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone. That
-a
-fault can be noticed at all is tried by taking a guard away by hand and injecting it again.
-
+`python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone. That a
+fault is noticed at all is tried by taking a guard away by hand and injecting it again.
 
 ## Not covered
 
 A crash of the host (no test cuts a recording by a power failure), weeks of uninterrupted
-recording, and
-faults of real GPU drivers: all of them are simulated; a healthy driver was
+recording, and faults of real GPU drivers: all of them are simulated; a healthy driver was
 [measured](gpu-notes.md).
 `make overhead CMD="python train.py"` measures what recording costs your job.
 """
@@ -89,7 +85,7 @@ def format_promise(
     tests = []
     for name in promise.tests:
         counts = document["tests"].get(name)
-        tests.append(f"`{name}`: {format_cases(counts)}")
+        tests.append(f"`{name}`" + (f": {format_cases(counts)}" if counts else ""))
     text = promise.text + (f" *{promise.shortfall}*" if promise.shortfall else "")
     if not promise.faults:
         tried = [NOT_TRIED if not promise.tests else "by its tests"]
@@ -123,10 +119,8 @@ def format_number(value: float) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
-def format_cases(counts: Mapping[str, Any] | None) -> str:
+def format_cases(counts: Mapping[str, Any]) -> str:
     """Return how many cases of a test file passed, and when."""
-    if counts is None:
-        return NOT_TRIED
     words = [f"{counts['passed']} passed"]
     words += [f"{counts[kind]} {kind}" for kind in ("failed", "skipped") if counts[kind]]
     return f"{', '.join(words)} ({counts['date']})"
