@@ -38,8 +38,8 @@ TAIL = """
     make faults-long     # hours
     make docs            # writes this page from bench/results/faults.json
 
-`python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone. That a
-fault is noticed at all is tried by taking a guard away by hand and injecting it again.
+`python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone. That
+a fault is noticed at all is tried by taking a guard away by hand and injecting it again.
 
 ## Not covered
 
