@@ -10,7 +10,6 @@ was stopped or killed has none: then the last sample of all is kept, which is le
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +36,7 @@ class LastLine:
     last_sample_ns: int = 0
     last_stack: int = 0
     """Stack of the last sample; 0 = not known."""
-    since_span: Counter[int] = field(default_factory=Counter)
+    since_span: dict[int, int] = field(default_factory=dict)
     """Number of samples after the last span, by stack."""
     state: str = ""
     """State of the thread in the last sample, a letter of /proc; "" = not read."""
@@ -65,7 +64,7 @@ class LastLine:
         )
         if end_ns > self.last_span_ns:
             self.last_span_ns = end_ns
-            self.since_span = Counter()
+            self.since_span = {}
         samples = process.stacks
         if samples is None or not samples.end_ns.size:
             return
@@ -80,7 +79,7 @@ class LastLine:
         after = own[samples.start_ns[own] > self.last_span_ns]
         numbers, counts = np.unique(samples.stack[after], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist()):
-            self.since_span[number] += count
+            self.since_span[number] = self.since_span.get(number, 0) + count
 
 
 @dataclass(slots=True)

@@ -376,7 +376,8 @@ def describe_inspector_logs(folders: Iterable[Path]) -> tuple[str, ...]:
 def _list_files(folders: Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for folder in folders:
-        files += sorted((folder / LOG_FOLDER).glob(f"*{LOG_SUFFIX}"))[:MAX_LOG_FILES]
+        logs = [path for path in (folder / LOG_FOLDER).glob("*") if path.suffix == LOG_SUFFIX]
+        files += sorted(logs)[:MAX_LOG_FILES]
     return files[:MAX_LOG_FILES]
 
 
