@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,9 @@ SCHEDULER_LOST = TaskFailure(
 NO_WORKER = TaskFailure(
     "no worker is left that sees it", "start a worker on its node, or copy it to a shared folder"
 )
+RESULT_S = 10.0
+"""Time for a result to arrive, doubled at each attempt: its worker may die on the way."""
+NOT_YET = object()
 LOST = "lost"
 """Status of a future whose result died with its worker: Dask computes it again."""
 RETRIES = 2
@@ -160,27 +163,31 @@ def wait_for_futures(
         future.add_done_callback(partial(put_number, done, at))
     pending = set(range(len(futures)))
     lost: set[int] = set()
+    patience_s = dict.fromkeys(pending, RESULT_S)
     watch = WorkerWatch(client, restrictions)
     while pending:
         for at in [at for at in lost if futures[at].status != LOST]:
             lost.discard(at)
             done.put(at)
-        try:
+        with suppress(queue.Empty):
             at = done.get(timeout=POLL_S)
-        except queue.Empty:
-            if client.status != "running":
-                yield from ((at, SCHEDULER_LOST) for at in sorted(pending))
-                return
-            for at in watch.list_unreachable(pending):
+            if at not in pending:
+                continue
+            is_lost = futures[at].status == LOST
+            outcome = NOT_YET if is_lost else get_outcome(futures[at], patience_s[at])
+            if outcome is not NOT_YET:
                 pending.discard(at)
-                client.cancel([futures[at]], force=True)
-                yield at, NO_WORKER
-            continue
-        if at in pending and futures[at].status == LOST:
+                yield at, outcome
+                continue
             lost.add(at)
-        elif at in pending:
+            patience_s[at] *= 1 if is_lost else 2
+        if client.status != "running":
+            yield from ((at, SCHEDULER_LOST) for at in sorted(pending))
+            return
+        for at in watch.list_unreachable(pending):
             pending.discard(at)
-            yield at, get_outcome(futures[at])
+            client.cancel([futures[at]], force=True)
+            yield at, NO_WORKER
 
 
 def put_number(done: queue.Queue[int], number: int, _: Any) -> None:
@@ -188,13 +195,18 @@ def put_number(done: queue.Queue[int], number: int, _: Any) -> None:
     done.put(number)
 
 
-def get_outcome(future: Any) -> Any:
-    """Return the result of a finished future, or a TaskFailure."""
+def get_outcome(future: Any, timeout_s: float | None = None) -> Any:
+    """Return the result of a finished future, or a TaskFailure.
+
+    NOT_YET if the result did not arrive in time: the worker that had it may have died since.
+    """
     if future.status == "cancelled":
         return SCHEDULER_LOST
     try:
-        return future.result()
+        return future.result(timeout=timeout_s)
     except Exception as error:
+        if type(error).__name__ == "TimeoutError" and future.status != "error":
+            return NOT_YET
         is_lost = type(error).__name__ in ("CancelledError", "FutureCancelledError")
         return SCHEDULER_LOST if is_lost else describe_failure(error)
 
