@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -209,6 +209,24 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
     if not nodes:
         raise _build_empty_folder_error(path)
     return nodes
+
+
+def find_new_node_folders(paths: Sequence[Path], known: Collection[Path]) -> list[Path]:
+    """Find the folders of nodes that have appeared in some recordings that still grow.
+
+    known: folders found before. A recording that has vanished, or has no node yet, is passed over
+    if another has one. Raises: NoRecording when there is none at all.
+    """
+    folders: list[Path] = []
+    for path in paths:
+        try:
+            folders += list_node_folders(path)
+        except NoRecording:
+            if not known and len(paths) == 1:
+                raise
+    if not known and not folders:
+        list_node_folders(paths[0])  # raises the error that describes the path
+    return [folder for folder in dict.fromkeys(folders) if folder not in known]
 
 
 def _build_empty_folder_error(path: Path) -> NoRecording:

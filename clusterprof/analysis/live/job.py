@@ -25,11 +25,10 @@ from clusterprof.analysis.findings.report import build_report
 from clusterprof.analysis.live.selection import MIN_NODES, SettledSelection
 from clusterprof.analysis.live.settled_file import SettledNode, make_settings_key
 from clusterprof.analysis.live.window import KEEP_MORE_NS, WINDOW_NS, NodeWindow, settle_window
-from clusterprof.errors import NoRecording
 from clusterprof.report.live import LiveView, NodeStatus, State
 from clusterprof.report.model import Report
 from clusterprof.trace.live_tail import NodeTail
-from clusterprof.trace.reader import list_node_folders
+from clusterprof.trace.reader import find_new_node_folders
 
 PATIENCE_S = 10.0
 """Time to wait for the nodes of a large job, seconds: a recorder looks for marks every 5 s."""
@@ -136,20 +135,10 @@ class LiveJob:
 
     def _find_nodes(self) -> bool:
         """Add nodes that have appeared, and return whether there are any; vanished nodes stay."""
-        known = len(self._nodes)
-        for path in self._paths:
-            try:
-                folders = list_node_folders(path)
-            except NoRecording:
-                if not self._nodes and len(self._paths) == 1:
-                    raise
-                continue
-            for folder in folders:
-                if folder not in self._nodes:
-                    self._nodes[folder] = _LiveNode(NodeTail(folder))
-        if not self._nodes:
-            list_node_folders(self._paths[0])  # raises the error that describes the path
-        return len(self._nodes) > known
+        folders = find_new_node_folders(self._paths, self._nodes)
+        for folder in folders:
+            self._nodes[folder] = _LiveNode(NodeTail(folder))
+        return bool(folders)
 
     def _take_settled(self, now_ns: int) -> bool:
         """Take the windows that nodes have settled themselves; return whether any has changed."""

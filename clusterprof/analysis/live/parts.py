@@ -42,13 +42,12 @@ from clusterprof.analysis.node.analyze import NodeResult, analyze_load, list_ran
 from clusterprof.analysis.timeline.load.chunks import LoadedNode, NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.analysis.timeline.model import Chunk, Rank
-from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
 from clusterprof.report.live import WAIT_FOR_RANKS, JobPart, NodePart, RankPart, RankStatus
 from clusterprof.report.model import UNATTRIBUTED
 from clusterprof.signals import SELF_CPU
 from clusterprof.trace.live_tail import NodeTail
-from clusterprof.trace.reader import list_node_folders
+from clusterprof.trace.reader import find_new_node_folders
 
 START_BACK_NS = 60_000_000_000
 """How far before its newest record the first part of a recording begins at most, ns."""
@@ -400,19 +399,9 @@ class JobParts:
         return JobPart(self.job, tuple(statuses), (*ranks, *waiting), unblamed, trouble)
 
     def _find_nodes(self) -> None:
-        for path in self._paths:
-            try:
-                folders = list_node_folders(path)
-            except NoRecording:
-                if not self._nodes and len(self._paths) == 1:
-                    raise
-                continue
-            for folder in folders:
-                if folder not in self._nodes:
-                    cursor = self._cursors.get(folder.name) or Cursor()
-                    self._nodes[folder] = NodeParts(folder, self._limits, cursor)
-        if not self._nodes:
-            list_node_folders(self._paths[0])  # raises the error that describes the path
+        for folder in find_new_node_folders(self._paths, self._nodes):
+            cursor = self._cursors.get(folder.name) or Cursor()
+            self._nodes[folder] = NodeParts(folder, self._limits, cursor)
 
     def _find_silent_nodes(self) -> set[NodeParts]:
         """Find the nodes that do not write, or whose records end long before those of others."""

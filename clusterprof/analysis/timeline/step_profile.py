@@ -1,4 +1,4 @@
-"""Fit the activity of a device over the course of a step, to tell work and busy-waiting apart.
+"""Fit the activity of a device over the course of a step, to separate work from busy-waiting.
 
 Where every window contains work and busy-waiting, steps help: most of them are alike. The
 activity of each twelfth of a step is fitted to many windows by least squares, and shows work and

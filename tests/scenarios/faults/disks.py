@@ -63,7 +63,7 @@ def fail_any_call(folder: Path, number: int) -> Trial:
 def _run_with_failures(
     folder: Path, number: int, settings: dict[str, object], may_not_record: bool = False
 ) -> Trial:
-    """Record a job while calls fail; nothing is lost that is not told, and the job is unharmed."""
+    """Record a job while calls fail; what is lost is reported, and the job is unharmed."""
     variables = fail_calls(folder, **settings)
     with RecordedJob(folder, number, ("--keep-free", "0 B"), **variables) as job:
         job.wait_for_steps(1)

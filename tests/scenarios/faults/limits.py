@@ -78,7 +78,7 @@ RUN_S = 6.0
 
 
 def fork_storm(folder: Path, number: int) -> Trial:
-    """Fork 400 children that mark a span and end at once; every span is recorded or told."""
+    """Fork 400 children that mark a span and end at once; every span is recorded or counted."""
     forks = 400
     program = STORM.replace("int(sys.argv[1]), *sys.argv[2:5]", f"{forks}, *sys.argv[1:4]")
     with RecordedJob(folder, number, program=program) as job:
@@ -117,7 +117,7 @@ def crowd_node(folder: Path, number: int) -> Trial:
 
 
 def limit_descriptors(folder: Path, number: int) -> Trial:
-    """Allow 12 to 64 open files: the job runs, and is recorded or told why not."""
+    """Allow 12 to 64 open files: the job runs, and is recorded or the reason is given."""
     return _limit(folder, number, f"ulimit -n {(12, 16, 24, 32, 48, 64)[number % 6]}")
 
 
@@ -127,7 +127,7 @@ def limit_files(folder: Path, number: int) -> Trial:
 
 
 def limit_memory(folder: Path, number: int) -> Trial:
-    """Allow 80 to 400 MB of address space: the job runs, and is recorded or told why not."""
+    """Allow 80 to 400 MB of address space: the job runs, and is recorded or the reason is given."""
     return _limit(folder, number, f"ulimit -v {(80, 120, 200, 400)[number % 4] * 1000}")
 
 

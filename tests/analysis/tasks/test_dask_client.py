@@ -1,0 +1,31 @@
+"""Outcomes of futures whose results may not arrive."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import pytest
+
+pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+
+from clusterprof.analysis.tasks.base import TaskFailure
+from clusterprof.analysis.tasks.dask_client import NOT_YET, get_outcome
+
+
+class Late:
+    """A future with a status, whose result does not arrive in time."""
+
+    def __init__(self, status: str) -> None:
+        self.status = status
+
+    def result(self, timeout: float | None = None) -> object:
+        raise concurrent.futures.TimeoutError
+
+
+def test_a_result_that_does_not_arrive_is_not_there_yet() -> None:
+    # its worker had finished it, and died before it was fetched
+    assert get_outcome(Late("finished"), 0.1) is NOT_YET
+
+
+def test_a_task_that_failed_with_a_timeout_has_failed() -> None:
+    assert isinstance(get_outcome(Late("error"), 0.1), TaskFailure)
