@@ -117,9 +117,7 @@ def kill_job(folder: Path, number: int) -> Trial:
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
     kept, dropped = count_spans(records, WORK)
-    assert kept + dropped >= steps, (
-        f"{steps} spans finished, {kept} recorded, {dropped} counted"
-    )
+    assert kept + dropped >= steps, f"{steps} spans finished, {kept} recorded, {dropped} counted"
     (end,) = [item for item in records if isinstance(item, Event) and item.kind == "process-exited"]
     assert end.attributes["signal"] in (signal.SIGKILL, None)
     assert gone_s <= GONE_AT_MOST_S, f"the recorder was there {gone_s:.1f} s after the job"
@@ -187,9 +185,7 @@ def freeze_recorder(folder: Path, number: int) -> Trial:
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
     kept, dropped = count_spans(records, WORK)
-    assert kept + dropped >= steps, (
-        f"{steps} spans finished, {kept} recorded, {dropped} counted"
-    )
+    assert kept + dropped >= steps, f"{steps} spans finished, {kept} recorded, {dropped} counted"
     return Trial(float(max(steps - kept, 0)))
 
 
