@@ -34,7 +34,10 @@ FIRST_REPORT_NS = 10_000_000_000
 """Time between two reports about the sampler itself, and to the first of them."""
 FULL_PATHS, HASHED_PATHS, BASE_NAMES = 0, 1, 2
 """Values of `stack_paths` in the probe's configuration."""
+MAX_CONTENDED = 2
+"""Number of samples in a row that are given up because a third thread had the lock in between."""
 _OWN, _NO_ROOM = -1, -2
+_COMPARED_FRAMES = 4
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STATE_BYTES = 64  # of /proc/self/task/<tid>/stat: number, name and state fit
 
@@ -186,9 +189,42 @@ class Sampler:
         self._stack = 0
         self._thread = (0, 0)
         self._state_file = -1
+        self._positions: List[int] = []
+        self._contended = 0
 
-    def take(self) -> int:
-        """Take the frames now, and return when, ns; 0 = there is no ring to write to.
+    def note_other_threads(self) -> None:
+        """Note where the other threads are in their code, some time before a sample."""
+        self._positions = self._list_positions(sys._current_frames())
+
+    def _list_positions(self, frames: Dict[int, FrameType]) -> List[int]:
+        """List where all threads but this and the sampled one are: their innermost frames."""
+        skipped = get_ident(), find_sampled_thread()[0]
+        positions: List[int] = []
+        for thread, innermost in frames.items():
+            if thread not in skipped:
+                frame: Optional[FrameType] = innermost
+                for _ in range(_COMPARED_FRAMES):
+                    if frame is not None:
+                        positions += (id(frame), frame.f_lasti)
+                        frame = frame.f_back
+        return positions
+
+    def _is_contended(self, frames: Dict[int, FrameType]) -> bool:
+        """Return whether a late sample of a worker must be given up.
+
+        In the time for which it waited another thread, such as the one that sends batches, had the
+        lock. The sampled thread has then gone on: it gave the lock away where the sample was due,
+        and once more where it is now.
+        """
+        if self._positions and self._list_positions(frames) != self._positions:
+            self._contended += 1
+            if self._contended <= MAX_CONTENDED:
+                return True
+        self._contended = 0
+        return False
+
+    def take(self, due_ns: int) -> int:
+        """Take the frames now, and return when, ns; 0 = none, or there is no ring to write to.
 
         Nothing in here gives the interpreter lock away.
         """
@@ -202,7 +238,12 @@ class Sampler:
         if thread != self._thread:
             self.close()
             self._thread = thread
-        frame = sys._current_frames().get(thread[0])
+        frames = sys._current_frames()
+        frame = frames.get(thread[0])
+        is_contended = now - due_ns >= LATE_NS and self._is_contended(frames)
+        del frames  # this function's own frame is among them
+        if is_contended:
+            return 0
         if frame is None:
             self._stack = 0
             self._unreadable += 1

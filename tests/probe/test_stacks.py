@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Generator
 from pathlib import Path
 from types import FunctionType
@@ -18,6 +19,7 @@ from tests.support.probing import (
     list_stacks,
     longer,
     recorded,
+    run,
 )
 
 HEAD = """
@@ -34,7 +36,7 @@ def take():
     done.acquire()
 def take_from_thread(done):
     sampler = watch._samplers[0]
-    now = sampler.take()
+    now = sampler.take(time.monotonic_ns())
     sampler.record(now, now, 50_000_000)
     done.release()
 """
@@ -259,3 +261,26 @@ def test_a_full_log_is_a_full_table(room: int) -> None:
     numbers = [table.number_stack(each.gi_frame) for each in waiting]
     # Four entries a stack: with room for 4 to 7 only the first is defined.
     assert numbers == ([1, 0, 1] if room >= 4 else [0, 0, 0])
+
+
+def test_a_late_sample_is_given_up_if_a_third_thread_ran_meanwhile(run_dir: Path) -> None:
+    code = """
+    import threading
+    import _clusterprof_probe.stacks as stacks
+    first, second, ready = threading.Event(), threading.Event(), threading.Event()
+    def send():
+        ready.set(); first.wait()
+        ready.set(); second.wait()
+    sender = threading.Thread(target=send); sender.start()
+    ready.wait(); ready.clear(); time.sleep(0.1)
+    sampler = watch._samplers[0]
+    sampler.note_other_threads()
+    is_contended = lambda: sampler._is_contended(sys._current_frames())
+    answers = [is_contended()]
+    first.set(); ready.wait(); time.sleep(0.1)
+    answers += [is_contended() for _ in range(4)]
+    second.set(); sender.join()
+    print(answers)
+    """
+    result = run("-c", HEAD + TAKE + textwrap.dedent(code), run_dir=run_dir)
+    assert result.stdout.decode() == "[False, True, True, False, True]\n"

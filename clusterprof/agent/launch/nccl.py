@@ -49,6 +49,8 @@ from clusterprof.trace.schema import Record
 OUTPUT_LINK = "nccl"
 DUMP_PREFIX = "flight_rank_"
 _BUFFER_ENTRIES = "2000"  # PyTorch's own default since 2.6: about a megabyte
+# PyTorch 2.9 renamed them. It warns in the job's output of the old names, which the probe therefore
+# sets only for an older PyTorch (`probe.hooks.distributed`).
 _BUFFER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
@@ -77,9 +79,9 @@ def with_nccl_variables(
     output = run_dir / OUTPUT_LINK
     _reserve_output(output)
     if not any(name in environ for name in _BUFFER_VARIABLES):
-        result |= dict.fromkeys(_BUFFER_VARIABLES, _BUFFER_ENTRIES)
+        result[_BUFFER_VARIABLES[0]] = _BUFFER_ENTRIES
     if not any(name in environ for name in _DUMP_VARIABLES):
-        result |= dict.fromkeys(_DUMP_VARIABLES, str(output / DUMP_PREFIX))
+        result[_DUMP_VARIABLES[0]] = str(output / DUMP_PREFIX)
         result.setdefault(_DUMP_ON_TIMEOUT, "1")
     plugin = None if has_end else find_inspector_plugin(environ)
     if plugin is not None:

@@ -57,6 +57,11 @@ LOOK_NS = 2_000_000_000
 """Time between two looks for the recorder's wish, ns."""
 MAX_DUMP_BYTES = 16 << 20
 _DUMPS, _WANTED = "dumps", "wanted"
+_OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+"""Names of variables since PyTorch 2.9, and before."""
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 
@@ -86,9 +91,22 @@ def install(module: ModuleType) -> bool:
         _replace_function(
             c10d, "_coalescing_manager", manager, hooks_coalescing.wrap_manager(c10d, manager)
         )
+    set_old_names(str(getattr(sys.modules.get("torch"), "__version__", "")))
     if write_wanted_dump not in interpreter_lock.on_look:
         interpreter_lock.on_look.append(write_wanted_dump)
     return True
+
+
+def set_old_names(version: str) -> None:
+    """Set the variables of the flight recorder for a PyTorch before 2.9.
+
+    A later one warns of the old names in the output of the job.
+    """
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    if len(numbers) == 2 and numbers < [2, 9]:
+        for name, old_name in _OLD_NAMES.items():
+            if name in os.environ:
+                os.environ.setdefault(old_name, os.environ[name])
 
 
 def _replace_function(c10d: Any, name: str, original: Any, wrapper: Any) -> None:

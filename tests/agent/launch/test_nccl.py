@@ -27,9 +27,7 @@ def test_the_flight_recorder_is_on_and_dumps_into_the_recording(tmp_path: Path) 
     prefix = f"{tmp_path}/nccl/flight_rank_"
     assert added({}, tmp_path) == {
         "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_FR_DUMP_TEMP_FILE": prefix,
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
 
@@ -42,7 +40,7 @@ def test_a_buffer_of_the_user_stays(tmp_path: Path, name: str) -> None:
 
 def test_dump_files_of_the_user_stay(tmp_path: Path) -> None:
     names = added({"TORCH_FR_DUMP_TEMP_FILE": "/mine/trace_"}, tmp_path)
-    assert names.keys() == {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
+    assert names.keys() == {"TORCH_FR_BUFFER_SIZE"}
 
 
 def test_the_inspector_is_set_up_where_it_is_installed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.probe import layout
 from tests.support.job_python import needs_torch
-from tests.support.probing import Ring, install
+from tests.support.probing import Ring, install, run
 from tests.support.ranks import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -282,3 +282,21 @@ thread.join()
         assert sorted(by_group.pop(group_of("0,1"))) == [(n, 4) for n in range(4)]
         (second,) = by_group.values()
         assert sorted(second) == [(n, 40) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("version", "old_names"),
+    [("2.8.0+cu126", "2000 /run/x"), ("2.9.0", "- -"), ("2.13.0+cpu", "- -"), ("nightly", "- -")],
+)
+def test_only_an_old_pytorch_gets_the_old_variables(
+    tmp_path: Path, version: str, old_names: str
+) -> None:
+    code = f"""
+import os, _clusterprof_probe.hooks.distributed as hooks
+hooks.set_old_names({version!r})
+names = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+print(*(os.environ.get(name, "-") for name in names))
+"""
+    variables = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": "/run/x"}
+    result = run("-c", code, run_dir=install(tmp_path / "run"), **variables)
+    assert result.stdout.decode().strip() == old_names, result.stderr.decode()
