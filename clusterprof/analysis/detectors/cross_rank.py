@@ -18,7 +18,7 @@ UNUSED_PORT_NOTE = "RDMA port without traffic while the job used TCP"
 TRANSFER = Cause(
     "net-transfer",
     "network",
-    "All ranks had arrived, and the data were still in transfer",
+    "Exposed communication: all ranks had arrived, data were in transfer",
     "Overlap communication with computation, send less, or use a faster link",
     manual_check=(
         "`all_reduce_perf -b 1M -e 1G -f 2` of nccl-tests on the same nodes: `busbw` against the "
@@ -27,18 +27,20 @@ TRANSFER = Cause(
 )
 TRANSFER_AT_LINK_RATE = replace(
     TRANSFER,
-    title="The data were in transfer at the rate of the links",
+    title="Exposed communication, at the rate of the links",
     advice="No fault: overlap communication with computation, send less, or use a faster link",
 )
-TRANSFER_STEADY = replace(TRANSFER, title="The data were in transfer, each time for about as long")
+TRANSFER_STEADY = replace(
+    TRANSFER, title="Exposed communication: every transfer takes about as long"
+)
 TRANSFER_STEADY_SLOW = replace(
     TRANSFER,
-    title="Data move slowly between all ranks, at the same rate each time",
+    title="Exposed communication: data move slowly between all ranks, at a steady rate",
     advice="Find out which path they take, and measure the rate of that path alone",
 )
 TRANSFER_EXCESS = replace(
     TRANSFER,
-    title="The data were in transfer for longer than expected",
+    title="Exposed communication takes longer than expected",
     advice="Record the counters that are missing, and look at switches and neighbors at those"
     " times",
 )

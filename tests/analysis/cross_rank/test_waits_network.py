@@ -62,7 +62,7 @@ def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) ->
     for rank in (0, 1):
         assert seconds_of(report, rank) == {"net-transfer": 6.0}
     tested_finding = finding(report, "net-transfer")
-    assert tested_finding.cause.title == "The data were in transfer at the rate of the links"
+    assert tested_finding.cause.title == "Exposed communication, at the rate of the links"
     assert tested_finding.cause.advice.startswith("No fault")
     assert tested_finding.culprits == ()
     by_key = {item.name: item.value for item in tested_finding.evidence}
@@ -123,7 +123,7 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     report = over(tmp_path, nic(1000 * MB), nic(1000 * MB))
     assert seconds_of(report, 0) == {"net-transfer": 6.0}
     tested_finding = finding(report, "net-transfer")
-    assert tested_finding.cause.title == "The data were in transfer for longer than expected"
+    assert tested_finding.cause.title == "Exposed communication takes longer than expected"
     by_key = {item.name: round(item.value, 6) for item in tested_finding.evidence}
     assert (by_key["network.expected_ratio"], by_key["network.beyond_ratio"]) == (0.05, 0.2)
     assert list(by_key) == [
@@ -140,7 +140,7 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
 def test_without_counters_the_pace_is_all_that_is_known(tmp_path: Path) -> None:
     report = over(tmp_path, {}, {})
     tested_finding = finding(report, "net-transfer")
-    assert tested_finding.cause.title == "The data were in transfer, each time for about as long"
+    assert tested_finding.cause.title == "Exposed communication: every transfer takes about as long"
     missing = {m.name: m.why_missing for m in report.metrics if m.value is None}
     assert missing["stall.net-link_ratio"] == "the recording has no tcp.retransmits_total"
     assert missing["stall.net-congestion_ratio"] == "the recording has no tcp.job_rtt_ns"

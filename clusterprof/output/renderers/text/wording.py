@@ -33,6 +33,8 @@ from clusterprof.units import format_quantity
 _HOUR_NS = 3600 * 10**9
 # a loss below this share of the in-step time is not worth a reader's day
 _NEGLIGIBLE_LOSS_RATIO = 0.01
+_MODERATE_LOSS_RATIO = 0.1  # up to this, a loss in small parts is no verdict of its own either
+_SMALL_PART_RATIO = 0.05
 _SMALL_LOSS_RATIO = 0.03  # a loss without a main cause up to this size is no verdict of its own
 # a larger share of the recorded time outside steps gets a sentence in the verdict
 _NOTABLE_OUTSIDE_RATIO = 0.05
@@ -220,7 +222,20 @@ def describe_unknown_cause(report: Report) -> str:
     part = format_share(report.unattributed_ns, report.lost_ns)
     reasons = [describe_unattributed_reason(code) for code, _ in report.unattributed_reasons[:1]]
     why = f" ({reasons[0]})" if reasons else ""
+    if _has_small_parts_only(report):
+        share = format_share(report.unattributed_ns, report.in_step_ns)
+        return f"None stands out. The largest part, {share}, has no known cause{why}."
     return f"Not known: {part} of the loss has no known cause{why}."
+
+
+def _has_small_parts_only(report: Report) -> bool:
+    """Return whether little was lost, in parts of which each is small."""
+    findings = select_in_step_findings(report)
+    parts = (report.unattributed_ns, *(finding.lost_ns for finding in findings))
+    return (
+        report.lost_ns <= _MODERATE_LOSS_RATIO * report.in_step_ns
+        and max(parts) <= _SMALL_PART_RATIO * report.in_step_ns
+    )
 
 
 def describe_what_would_tell(report: Report) -> str:
@@ -279,8 +294,10 @@ def describe_total_loss(
     amount = f": {part} of {whole}" if report.has_time_unit else ""
     unobserved = format_share(report.unobserved_ns, report.in_step_ns)
     rest = f"; {unobserved} was not observed" if is_unbounded(report) else ""
-    whole_time = f"{_get_gpu_time_noun(report)} inside steps"
-    whole_time = whole_time if is_device_measured(report) else "step time"
+    whole_time = "step time"
+    if is_device_measured(report):
+        has_steps = any(rank.steps for rank in report.ranks)
+        whole_time = _get_gpu_time_noun(report) + (" inside steps" if has_steps else "")
     return f"{at_most}{ratio} of {whole_time}{was_lost}{amount}{rest}."
 
 

@@ -18,7 +18,8 @@ MS = 1_000
     [
         (0.5, "Nothing to fix: the accelerators were kept busy."),
         (2, "The accelerators were kept busy; 2.0 % was lost, mostly without a known cause."),
-        (4, "Not known: 100.0 % of the loss has no known cause"),
+        (4, "None stands out. The largest part, 4.0 %, has no known cause"),
+        (6, "Not known: 100.0 % of the loss has no known cause"),
     ],
 )
 def test_a_small_loss_without_a_cause_is_not_the_verdict(
