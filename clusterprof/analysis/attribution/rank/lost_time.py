@@ -107,7 +107,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
     ThreadTable,
 )
-from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.analysis.timeline.series import compute_column_increase, compute_differences
 from clusterprof.analysis.timeline.spans import ExposedSpans
 from clusterprof.probe import layout
 
@@ -379,11 +379,53 @@ def _measure_stopped_time(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[
 
 
 def _measure_increase(rank: Rank, thread: ThreadTable, column: str, phases: HostPhases) -> Float:
-    """Measure by how much a counter of the main thread rose in each row: float64[n], ns, or NaN."""
+    """Measure by how much a counter of the main thread rose in each row: float64[n], ns, or NaN.
+
+    Between two readings it rises outside the waits in which the thread sleeps, as far as there is
+    time outside:
+
+        readings   |------------- 12 ms on a CPU -------------|
+        host       wait 20 ms | compute 10 ms | wait 20 ms ...
+        risen             0 ms |        10 ms  | the rest, 2 ms
+    """
     start_ns, end_ns = phases.start_ns, phases.end_ns
-    grown = compute_column_increase(thread.t_ns, getattr(thread, column), start_ns, end_ns)
+    values = getattr(thread, column)
+    grown = compute_column_increase(thread.t_ns, values, start_ns, end_ns)
     outside = measure_increase_outside_waits(rank, column, start_ns, end_ns)
-    return grown if outside is None else np.where(np.isnan(grown), np.nan, outside)
+    if outside is None:
+        asleep = _find_sleeping_rows(rank, phases)
+        if not asleep.any():
+            return grown
+        edges = np.stack([start_ns[asleep], end_ns[asleep]], axis=1).ravel()
+        slept_ns = np.repeat(np.cumsum(end_ns[asleep] - start_ns[asleep]), 2)
+        slept_ns[::2] -= end_ns[asleep] - start_ns[asleep]
+        outside = _measure_increase_awake(thread.t_ns, values, (edges, slept_ns), phases)
+    return np.where(np.isnan(grown), np.nan, outside)
+
+
+def _find_sleeping_rows(rank: Rank, phases: HostPhases) -> NDArray[np.bool_]:
+    """Find the rows of known waits in which the main thread sleeps.
+
+    In a wait for data it does if workers load them; else it loads them itself.
+    """
+    asleep: NDArray[np.bool_] = phases.phase == PHASE_COLLECTIVE
+    return asleep | (phases.phase == PHASE_DATA_WAIT) if rank.workers else asleep
+
+
+def _measure_increase_awake(
+    t_ns: Int, values: Int, slept: tuple[Int, Int], phases: HostPhases
+) -> Float:
+    """Measure by how much a counter rose in each row if it rises while the thread is awake.
+
+    slept: times, and how long the thread had slept before each; int64[m]. Returns float64[n].
+    """
+    awake_ns, first, last = (
+        t - np.interp(t, *slept) for t in (t_ns, phases.start_ns, phases.end_ns)
+    )
+    growth = np.minimum(compute_differences(values)[0], np.diff(awake_ns))
+    so_far = np.concatenate([[0.0], np.cumsum(growth)])
+    risen = np.interp(last, awake_ns, so_far) - np.interp(first, awake_ns, so_far)
+    return np.asarray(risen, np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from clusterprof.analysis.timeline.model import (
+    PHASE_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
     SOURCE_HOST_SPANS,
@@ -62,6 +63,40 @@ def test_a_wait_counts_in_full_and_sleep_in_the_rest() -> None:
         (0.0, 1.0, 1.0, PHASE_COMPUTE, HOST, 0),
         (1.0, 2.0, 1.0, PHASE_DATA_WAIT, HOST, 0),
         (2.0, 4.0, 2.0, PHASE_COMPUTE, HOST, 0),
+    ]
+
+
+def settle_rarely_read(doing: str, with_worker: bool, kind: int = layout.DATA_WAIT) -> list[Row]:
+    """The lost time of a step in which the main thread waits for [1, 3), read at 0 and 4 only."""
+    samples = thread(activity(doing), 4.001, hz=0.25)
+    wait = (1, 3, 0, WORKER, 1) if kind == layout.DATA_WAIT else (1, 3, 7, 0, 0, layout.ALL_REDUCE)
+    marks = {layout.STEP: spans((0, 4, 0)), kind: spans(wait)}
+    main = process(100, spans=marks, thread=samples)
+    workers = [process(WORKER)] if with_worker else []
+    rows, _, _ = settle_all(rank(4, main, workers, device=""))
+    return rows
+
+
+@pytest.mark.parametrize("kind", [layout.DATA_WAIT, layout.COLLECTIVE])
+def test_between_two_readings_a_thread_works_outside_its_waits(kind: int) -> None:
+    phase = PHASE_DATA_WAIT if kind == layout.DATA_WAIT else PHASE_COLLECTIVE
+    wait = (1.0, 3.0, 2.0, phase, HOST, 0)
+    # 2 s on a CPU fill the 2 s outside the wait
+    assert settle_rarely_read("U1 I2 U1", True, kind) == [wait]
+    # 1 s on a CPU does so by half, as far as is known
+    assert settle_rarely_read("U1 I3", True, kind) == [
+        (0.0, 1.0, 0.5, PHASE_COMPUTE, HOST, 0),
+        wait,
+        (3.0, 4.0, 0.5, PHASE_COMPUTE, HOST, 0),
+    ]
+
+
+def test_a_thread_without_workers_may_work_in_its_waits_for_data() -> None:
+    # 3 s on a CPU of 4 s, three quarters of each part
+    assert settle_rarely_read("U3 I1", False) == [
+        (0.0, 1.0, 0.25, PHASE_COMPUTE, HOST, 0),
+        (1.0, 3.0, 2.0, PHASE_DATA_WAIT, HOST, 0),
+        (3.0, 4.0, 0.25, PHASE_COMPUTE, HOST, 0),
     ]
 
 
