@@ -195,17 +195,26 @@ def find_overdue_end_ns(chunk: Chunk) -> int:
 
 
 def find_sample_before(rank: Rank, t_ns: int) -> int:
-    """Return the time of the last device sample up to an instant; without one the instant."""
-    times = get_sample_times(rank)
+    """Return the time of the last sample up to an instant; without one the instant.
+
+    A sample of the device, or of the main thread of a rank without a device.
+    """
+    times = _get_edge_times(rank)
     row = int(times.searchsorted(t_ns, "right")) - 1
     return int(times[row]) if row >= 0 else t_ns
 
 
 def find_sample_from(rank: Rank, t_ns: int) -> int:
-    """Return the time of the first device sample from an instant on; without one the instant."""
-    times = get_sample_times(rank)
+    """Return the time of the first sample from an instant on; without one the instant."""
+    times = _get_edge_times(rank)
     row = int(times.searchsorted(t_ns, "left"))
     return int(times[row]) if row < times.size else t_ns
+
+
+def _get_edge_times(rank: Rank) -> Int:
+    """Return the times at which segments may end: int64[n], ns, sorted."""
+    thread = rank.main.threads.get(rank.pid)
+    return get_sample_times(rank) if rank.device or thread is None else thread.t_ns
 
 
 def _choose_later(first: int | None, second: int | None) -> int | None:
