@@ -147,8 +147,8 @@ def analyze(
     facts of the site, as in a profile. history: report also what happened when. on_progress: called
     with the progress. part: everything outside this part of the run counts as outside the steps.
     leave_unknown: leave files of no known format out, and name them in a note. cluster: the Dask
-    cluster whose workers analyze the nodes (docs/scale.md). queued_at_ns: when the job was submitted,
-    ns since 1970; None = as its recordings state.
+    cluster whose workers analyze the nodes (docs/scale.md). queued_at_ns: when the job was
+    submitted, ns since 1970; None = as its recordings state.
     Raises: UsageError for no path at all, fewer than one process, or unknown limits; NoRecording
     when nothing can be read.
     """

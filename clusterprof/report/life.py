@@ -20,18 +20,18 @@ AFTER, UNMEASURED, CHECKPOINT = "after", "unmeasured", "checkpoint"
 EVALUATION, LOST, REPEATED, TRAINING = "evaluation", "lost", "repeated", "training"
 
 LIFE_PARTS: Mapping[str, str] = {
-    QUEUED: "waiting in the queue",
+    QUEUED: "in the queue",
     STARTUP: "starting up",
-    DOWN: "down: no process between two attempts",
+    DOWN: "down between attempts",
     RESTART: "starting up again",
-    HANG: "hanging to the end of an attempt",
-    AFTER: "after the last step of an attempt",
-    UNMEASURED: "in steps, not measured",
-    CHECKPOINT: "standing still for checkpoints",
-    EVALUATION: "evaluation and logging",
-    LOST: "lost in steps to other causes",
-    REPEATED: "training that was done again",
-    TRAINING: "training that counts",
+    HANG: "hung",
+    AFTER: "after the last step",
+    UNMEASURED: "not measured",
+    CHECKPOINT: "checkpoints",
+    EVALUATION: "evaluation, logging",
+    LOST: "lost to other causes",
+    REPEATED: "training done again",
+    TRAINING: "training",
 }
 """Parts of a life, in order, and what each is in words."""
 

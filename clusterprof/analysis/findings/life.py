@@ -60,6 +60,9 @@ from clusterprof.report.life import (
 
 QUEUED_AT, STARTED_AT = "CLUSTERPROF_QUEUED_AT", "SLURM_JOB_START_TIME"
 """Variables of the job with the time of its submission and of its start."""
+EVALUATION_CAUSE = "eval-host"
+"""Cause of the time lost to evaluation, metrics and logging; others of its family are no such work.
+"""
 NO_QUEUE_TIME = "the time of submission is not known: give --queued-at TIME"
 LATE_QUEUE_TIME = "the stated time of submission is after the start of the job"
 OTHER_JOBS = "recordings of different jobs were given"
@@ -266,9 +269,7 @@ def _sum_slots(
     return Life(begin_ns, wall_ns, len(slots), wall_ns * len(slots), tuple(parts), attempts)
 
 
-def _find_begin(
-    slots: Sequence[Sequence[_Process]], queued_at_ns: int | None
-) -> tuple[int, str]:
+def _find_begin(slots: Sequence[Sequence[_Process]], queued_at_ns: int | None) -> tuple[int, str]:
     """Find when the life begins, ns since 1970, and why its time in the queue is not known."""
     firsts = [slot[0] for slot in slots]
     first_ns = min(process.start_ns for process in firsts)
@@ -342,9 +343,10 @@ def _add_process(sums: _Sums, process: _Process, is_later: bool) -> None:
 
 def _find_part(bucket: str, starting: str) -> str:
     """Find the part that lost time inside steps belongs to."""
+    if bucket in (FAIL_HANG, EVALUATION_CAUSE):
+        return HANG if bucket == FAIL_HANG else EVALUATION
     family = CAUSES[bucket].family if bucket in CAUSES else bucket
-    by_family = {"checkpoint": CHECKPOINT, "eval": EVALUATION, "startup": starting}
-    return HANG if bucket == FAIL_HANG else by_family.get(family, LOST)
+    return {"checkpoint": CHECKPOINT, "startup": starting}.get(family, LOST)
 
 
 def _estimate_repeated_time(process: _Process, training_ns: int) -> int:
