@@ -11,15 +11,13 @@ import typer
 
 from clusterprof.cli import common
 from clusterprof.errors import UsageError
-from clusterprof.report.model import Cause
 
-UNATTRIBUTED_CAUSE = Cause(
-    "unattributed",
-    "unattributed",
-    "Lost time without sufficient evidence for any cause",
+_UNATTRIBUTED = "unattributed"
+_UNATTRIBUTED_TITLE = "Lost time without sufficient evidence for any cause"
+_UNATTRIBUTED_PAGE = (
     "Not a cause but the remainder: lost device time that nothing in the recording explains."
     "\nA report lists the reasons, and under *Not seen* what would have to be recorded to"
-    "\nexplain more; `clusterprof doctor` shows how to enable that.",
+    "\nexplain more; `clusterprof doctor` shows how to enable that."
 )
 
 
@@ -106,12 +104,12 @@ def _find_page(wanted: str | None) -> str:
     if wanted is None:
         titles = [page.partition("\n")[0][2:].split(": ", 1) for page in _TOPICS.values()]
         topics = "".join(f"  {name:<21} {title}\n" for name, title in titles)
-        rest = f"{UNATTRIBUTED_CAUSE.family}:\n  {UNATTRIBUTED_CAUSE.title}\n"
+        rest = f"{_UNATTRIBUTED}:\n  {_UNATTRIBUTED_TITLE}\n"
         return f"{format_cause_list()}{rest}parts of a report:\n{topics}"
     if wanted.lower() in _TOPICS:
         return _TOPICS[wanted.lower()]
-    if wanted == UNATTRIBUTED_CAUSE.id:
-        return f"# {wanted}: {UNATTRIBUTED_CAUSE.title}\n\n{UNATTRIBUTED_CAUSE.advice}\n"
+    if wanted == _UNATTRIBUTED:
+        return f"# {wanted}: {_UNATTRIBUTED_TITLE}\n\n{_UNATTRIBUTED_PAGE}\n"
     ids = [known.id for known in CAUSES_WITH_PAGE]
     families = list(dict.fromkeys(known.family for known in CAUSES_WITH_PAGE))
     if wanted in ids:
@@ -129,7 +127,7 @@ def _find_page(wanted: str | None) -> str:
     hint = format_suggestion(
         wanted,
         [
-            *(*ids, *families, *_TOPICS, UNATTRIBUTED_CAUSE.id),
+            *(*ids, *families, *_TOPICS, _UNATTRIBUTED),
             *(*list_metric_names(), *list_evidence_names()),
         ],
     )
