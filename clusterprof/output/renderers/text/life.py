@@ -25,7 +25,7 @@ MAX_ATTEMPTS = 20
 """Attempts that are listed; the last ones are."""
 _UNKNOWN = "not known"
 _PART_HEADS = ("part", "device time", "share")
-_ATTEMPT_HEADS = ("attempt", "began", "lasted", "ranks", "steps", "done again", "end")
+_ATTEMPT_HEADS = ("attempt", "began", "lasted", "ranks", "steps", "done again", "failure")
 
 
 def describe_life(report: Report) -> list[str]:
@@ -104,7 +104,7 @@ def _build_attempt_table(attempts: Sequence[Attempt]) -> Table:
             f"{attempt.ranks:,}",
             f"{attempt.steps:,}",
             _UNKNOWN if attempt.repeated_steps is None else f"{attempt.repeated_steps:,}",
-            escape_text(attempt.ended, 60) or "no failure seen",
+            escape_text(attempt.ended, 60) or "none seen",
         )
         for number, attempt in shown
     )
