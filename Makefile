@@ -10,7 +10,7 @@ BENCH_TARGETS := peers blame-check fuzz import-answers faults faults-long overhe
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-fast test-long accept check lint types contracts docs docs-check golden
-.PHONY: host bench gpu-check clean $(LAB_TARGETS) $(BENCH_TARGETS)
+.PHONY: site host bench gpu-check clean $(LAB_TARGETS) $(BENCH_TARGETS)
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,15 @@ docs: $(VENV)/dev ## generate the pages of causes, collectors, signals, commands
 docs-check: $(VENV)/dev
 	$(BIN)/python tests/tools/generate_docs.py --check
 
+$(VENV)-site/done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-site
+	$(VENV)-site/bin/python $(PIP) --upgrade pip
+	$(VENV)-site/bin/python $(PIP) --group site
+	@touch $@
+
+site: $(VENV)-site/done ## build the documentation as a site in build/site; fails on a dead link
+	NO_MKDOCS_2_WARNING=1 $(VENV)-site/bin/mkdocs build -f .ci/mkdocs.yml
+
 golden: $(VENV)/dev ## accept new golden outputs (review the diff like code)
 	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest $$(grep -rlE "CLUSTERPROF_ACCEPT_GOLDEN|golden_hosts import" --include="test_*.py" tests)
 
@@ -91,7 +100,7 @@ gpu-check: pyproject.toml ## measure what a real NVIDIA GPU says; writes docs/gp
 	.venv-gpu/bin/python bench/gpu_check.py --out gpu-check
 
 clean: ## remove virtual environments and caches
-	rm -rf $(VENV) .venv-gpu .venv-frameworks-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-site .venv-gpu .venv-frameworks-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 # `make score` is short for `make -C lab score`.
 $(LAB_TARGETS):

@@ -41,14 +41,16 @@ if _PROBE_MODULE in sys.modules:
     sys.modules[_PROBE_MODULE].prepare()
 
 
-def step() -> None:
+def step(number: int = -1) -> None:
     """Mark the end of one optimizer step of this process.
 
     From the first mark on, steps are counted by these marks instead of by optimizer calls.
+    number: the job's own number of this step, which goes on after a restart from a checkpoint. The
+    report can then tell which steps were done twice. -1 = not stated.
     """
     probe = sys.modules.get(_PROBE_MODULE)
     if probe is not None:
-        probe.step()
+        probe.step(number)
 
 
 def span(name: str) -> AbstractContextManager[None]:

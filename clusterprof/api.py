@@ -138,6 +138,7 @@ def analyze(
     part: PartOfRun = ENTIRE_RUN,
     leave_unknown: bool = False,
     cluster: Cluster = NO_CLUSTER,
+    queued_at_ns: int | None = None,
 ) -> RunReport:
     """Analyze a recording, or traces of other tools, as `clusterprof analyze` does.
 
@@ -146,7 +147,8 @@ def analyze(
     facts of the site, as in a profile. history: report also what happened when. on_progress: called
     with the progress. part: everything outside this part of the run counts as outside the steps.
     leave_unknown: leave files of no known format out, and name them in a note. cluster: the Dask
-    cluster whose workers analyze the nodes (docs/scale.md).
+    cluster whose workers analyze the nodes (docs/scale.md). queued_at_ns: when the job was
+    submitted, ns since 1970; None = as its recordings state.
     Raises: UsageError for no path at all, fewer than one process, or unknown limits; NoRecording
     when nothing can be read.
     """
@@ -164,6 +166,7 @@ def analyze(
         part=part,
         leave_unknown=leave_unknown,
         cluster=cluster,
+        queued_at_ns=queued_at_ns,
     )
     return RunReport.from_report(report)
 

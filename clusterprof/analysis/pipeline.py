@@ -122,6 +122,8 @@ class AnalysisRequest:
     """Whether to leave files of no known format out and name them in a note."""
     cluster: Cluster = NO_CLUSTER
     """The Dask cluster whose workers analyze the nodes, in place of `jobs`."""
+    queued_at_ns: int | None = None
+    """When the job was submitted, ns since 1970; None = as its recordings state."""
 
 
 DEFAULT_REQUEST = AnalysisRequest()
@@ -149,6 +151,7 @@ def analyze(
     part: PartOfRun = ENTIRE_RUN,
     leave_unknown: bool = False,
     cluster: Cluster = NO_CLUSTER,
+    queued_at_ns: int | None = None,
 ) -> Report:
     """Analyze where the device time of a recording went, and the causes of lost time.
 
@@ -162,13 +165,14 @@ def analyze(
     part: everything outside this part of the run counts as outside the steps.
     leave_unknown: leave files of no known format out, and name them in a note.
     cluster: the Dask cluster whose workers read and analyze the nodes (docs/scale.md).
+    queued_at_ns: when the job was submitted, ns since 1970; None = as its recordings state.
 
     Raises: UsageError for no path at all, for an unknown cause id or key in `limits`, and for
     a part without steps; NoRecording when there is nothing to read; ClusterFailed when the
     cluster cannot be used.
     """
     request = AnalysisRequest(
-        jobs, limits, facts, history, on_progress, part, leave_unknown, cluster
+        jobs, limits, facts, history, on_progress, part, leave_unknown, cluster, queued_at_ns
     )
     return analyze_with_request(_list_paths(paths), request)
 
@@ -236,5 +240,13 @@ def _run_analysis(
     dumps = describe_dumps(job.dumps, job.unread_dumps)
     notes = (*inputs.notes, *dumps, *describe_inspector_logs(job.folders))
     left_out = (*sources.skipped, *job.skipped, *inputs.left_out)
-    context = RunContext(left_out, request.facts, notes, job.history, request.part, inputs.answers)
+    context = RunContext(
+        left_out,
+        request.facts,
+        notes,
+        job.history,
+        request.part,
+        inputs.answers,
+        request.queued_at_ns,
+    )
     return Analysis(build_report(title, job.across, context), job.folders, job.across)

@@ -74,6 +74,7 @@ def analyze(
     full: Annotated[bool, declare_option(runs.FULL)] = False,
     section: Annotated[Optional[str], declare_option(runs.SECTION)] = None,  # noqa: UP045
     log_to: Annotated[Optional[list[str]], declare_option(runs.LOG_TO)] = None,  # noqa: UP045
+    queued_at: Annotated[Optional[str], declare_option(runs.QUEUED_AT)] = None,  # noqa: UP045
 ) -> None:
     """Show where the GPU time of a recording went, and why."""
     runs.run_analysis(
@@ -97,4 +98,5 @@ def analyze(
         full,
         section,
         log_to,
+        queued_at,
     )

@@ -11,15 +11,13 @@ import typer
 
 from clusterprof.cli import common
 from clusterprof.errors import UsageError
-from clusterprof.report.model import Cause
 
-UNATTRIBUTED_CAUSE = Cause(
-    "unattributed",
-    "unattributed",
-    "Lost time without sufficient evidence for any cause",
+_UNATTRIBUTED = "unattributed"
+_UNATTRIBUTED_TITLE = "Lost time without sufficient evidence for any cause"
+_UNATTRIBUTED_PAGE = (
     "Not a cause but the remainder: lost device time that nothing in the recording explains."
     "\nA report lists the reasons, and under *Not seen* what would have to be recorded to"
-    "\nexplain more; `clusterprof doctor` shows how to enable that.",
+    "\nexplain more; `clusterprof doctor` shows how to enable that."
 )
 
 
@@ -65,7 +63,27 @@ left to right is by size, not by time.
 
 `export --to speedscope` and `--to collapsed` write the same stacks for other viewers.
 """
-_TOPICS = {"where": _WHERE_PAGE, "flame-graph": _FLAME_GRAPH_PAGE}
+_LIFE_PAGE = """\
+# life: the wall time of all devices, from submission to the last record, over all restarts
+
+    clusterprof analyze first/ second/ --section life --queued-at 2026-01-31T12:00:00
+
+* in the queue: from submission to the start of the job; not known unless it is stated.
+* starting up, starting up again: to the first step of an attempt, and what its first steps lost to
+  compiling and warm-up.
+* down between attempts: from the last record of a rank to its next start.
+* hung, after the last step, not measured: as in the ledger.
+* checkpoints; evaluation, logging: what steps lost to them, and all of them after the last step.
+  Evaluations that have a span count in full.
+* lost to other causes: the rest of the time lost in steps; the findings name the causes.
+* training done again: productive time of steps that a later attempt did again, because they came
+  after its checkpoint. Known from the counter of Adam, or from `clusterprof.step(number)`.
+* training: productive time of all other steps.
+
+The parts add up to wall time times devices, to the nanosecond. What is not known has no time, but a
+reason; it is inside another part then.
+"""
+_TOPICS = {"where": _WHERE_PAGE, "flame-graph": _FLAME_GRAPH_PAGE, "life": _LIFE_PAGE}
 """Parts of a report that have a page; the first line of a page is its title."""
 
 
@@ -82,7 +100,7 @@ def explain(
         typer.Argument(
             metavar="CAUSE",
             help="A cause, a family of causes, a metric, a name of evidence, a gate rule, where,"
-            " or flame-graph."
+            " flame-graph, or life."
             " Default: list all.",
             autocompletion=_complete_name,
         ),
@@ -106,12 +124,12 @@ def _find_page(wanted: str | None) -> str:
     if wanted is None:
         titles = [page.partition("\n")[0][2:].split(": ", 1) for page in _TOPICS.values()]
         topics = "".join(f"  {name:<21} {title}\n" for name, title in titles)
-        rest = f"{UNATTRIBUTED_CAUSE.family}:\n  {UNATTRIBUTED_CAUSE.title}\n"
+        rest = f"{_UNATTRIBUTED}:\n  {_UNATTRIBUTED_TITLE}\n"
         return f"{format_cause_list()}{rest}parts of a report:\n{topics}"
     if wanted.lower() in _TOPICS:
         return _TOPICS[wanted.lower()]
-    if wanted == UNATTRIBUTED_CAUSE.id:
-        return f"# {wanted}: {UNATTRIBUTED_CAUSE.title}\n\n{UNATTRIBUTED_CAUSE.advice}\n"
+    if wanted == _UNATTRIBUTED:
+        return f"# {wanted}: {_UNATTRIBUTED_TITLE}\n\n{_UNATTRIBUTED_PAGE}\n"
     ids = [known.id for known in CAUSES_WITH_PAGE]
     families = list(dict.fromkeys(known.family for known in CAUSES_WITH_PAGE))
     if wanted in ids:
@@ -129,7 +147,7 @@ def _find_page(wanted: str | None) -> str:
     hint = format_suggestion(
         wanted,
         [
-            *(*ids, *families, *_TOPICS, UNATTRIBUTED_CAUSE.id),
+            *(*ids, *families, *_TOPICS, _UNATTRIBUTED),
             *(*list_metric_names(), *list_evidence_names()),
         ],
     )

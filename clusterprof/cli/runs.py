@@ -235,7 +235,7 @@ FULL = Option(
     "store_true",
 )
 _SECTIONS = (
-    *("causes", "impact", "matrix", "ranks", "ledger", "utilization", "slow-steps"),
+    *("causes", "life", "impact", "matrix", "ranks", "ledger", "utilization", "slow-steps"),
     *("unattributed", "not-seen", "measures", "recording", "notes"),
 )
 SECTION = Option(
@@ -254,6 +254,11 @@ LOG_TO = Option(
     action="append",
 )
 STEPS = Option(("--steps",), "A:B", "Analyze only steps A to B - 1 of every rank.")
+QUEUED_AT = Option(
+    ("--queued-at",),
+    "TIME",
+    "When the job was submitted, for its life: seconds since 1970, or 2026-01-31T12:00:00.",
+)
 ANALYZE_OPTIONS = (
     FORMAT,
     common.AS_JSON,
@@ -274,6 +279,7 @@ ANALYZE_OPTIONS = (
     FULL,
     SECTION,
     LOG_TO,
+    QUEUED_AT,
 )
 
 
@@ -298,6 +304,7 @@ def run_analysis(
     full: bool = False,
     section: str | None = None,
     log_to: Sequence[str] | None = None,
+    queued_at: str | None = None,
 ) -> None:
     """Analyze recordings or foreign files, and write the report."""
     with common.report_errors_as_json(as_json or format_ == "json"):
@@ -315,6 +322,7 @@ def run_analysis(
             history=True,
             part=part,
             leave_unknown=True,
+            queued_at_ns=_parse_queued_at(queued_at),
         )
         chosen = common.choose_runs(paths)
         report = _analyze_with_progress_bar(chosen, request)
@@ -334,6 +342,22 @@ def run_analysis(
             log_report(report, target)
     if strict:
         common.require_complete_report(report)
+
+
+def _parse_queued_at(text: str | None) -> int | None:
+    """Parse `--queued-at` to ns since 1970; None if it was not given.
+
+    Raises: UsageError for anything but a time.
+    """
+    from clusterprof.analysis.findings.life import parse_wall_time
+
+    queued_at_ns = None if text is None else parse_wall_time(text)
+    if text is not None and queued_at_ns is None:
+        raise UsageError(
+            f"--queued-at {text!r} is not a time",
+            "give seconds since 1970, or a time such as 2026-01-31T12:00:00",
+        )
+    return queued_at_ns
 
 
 def _check_targets(targets: Sequence[str]) -> None:

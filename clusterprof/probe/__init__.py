@@ -67,12 +67,12 @@ def load() -> "Any":
     return _ring
 
 
-def step() -> None:
+def step(number: int = -1) -> None:
     """Mark the end of an optimizer step; called by `clusterprof.step()`."""
     try:
         if on:
             load()
-            _annotations.mark_step()
+            _annotations.mark_step(number)
     except BaseException as error:
         handle_error(error)
 

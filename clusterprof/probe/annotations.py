@@ -31,6 +31,10 @@ training_thread: Tuple[int, int] = (0, 0)
 the kernel; (0, 0) = not known yet."""
 _has_batches = False  # this process has handed over a batch
 _samples = _tokens = 0  # handed over since the last step
+_job_step = UNKNOWN  # the job's own number of the step that runs, if it is known
+_counters = 0  # numbers of the job that were recorded
+
+MAX_COUNTERS = 2  # the second one shows whether the job counts the same steps as we do
 
 
 def begin_first_step(start_ns: int) -> None:
@@ -73,12 +77,29 @@ def finish_framework_step(end_ns: int) -> None:
         _finish_step(end_ns)
 
 
-def mark_step() -> None:
-    """End a step at the user's mark, and from now on at the user's marks only."""
-    global _step_source, _began_ns
+def needs_job_step() -> bool:
+    """Return whether the job's own number of a step would still be recorded."""
+    return _counters < MAX_COUNTERS
+
+
+def note_job_step(number: int) -> None:
+    """Note the job's own number of the step that runs, which goes on over restarts; -1 = none."""
+    global _job_step
+    _job_step = number
+
+
+def mark_step(number: int = UNKNOWN) -> None:
+    """End a step at the user's mark, and from now on at the user's marks only.
+
+    number: the job's own number of this step, -1 = not stated.
+    """
+    global _step_source, _began_ns, _counters
     now = monotonic_ns()
+    if number >= 0:
+        note_job_step(number)
     if _step_source != USER:
         _step_source = USER
+        _counters = 0  # the user may count otherwise than the optimizer
         if _number or not _began_ns:
             # The optimizer has already ended this step, or its start is unknown.
             _began_ns = now
@@ -88,6 +109,7 @@ def mark_step() -> None:
 
 def _finish_step(end_ns: int) -> None:
     global _began_ns, _number, _samples, _tokens, _thread, training_thread
+    global _job_step, _counters
     for prepare in before_step_end:
         prepare()
     samples, tokens = (_samples, _tokens) if _has_batches else (UNKNOWN, UNKNOWN)
@@ -97,14 +119,20 @@ def _finish_step(end_ns: int) -> None:
         _thread = thread
         training_thread = thread, get_native_id()
     ring.emit(layout.STEP, _began_ns, end_ns, _number, _step_source, samples, tokens)
+    if _job_step >= 0:
+        if _counters < MAX_COUNTERS:
+            ring.emit(layout.STEP_COUNTER, end_ns, end_ns, _job_step, _number)
+            _counters += 1
+        _job_step = UNKNOWN
     _began_ns = end_ns
     _number += 1
 
 
 def _clear_steps() -> None:
     global _began_ns, _number, _step_source, _thread, _has_batches, _samples, _tokens
-    global training_thread
-    _began_ns = _number = _thread = _samples = _tokens = 0
+    global training_thread, _job_step, _counters
+    _began_ns = _number = _thread = _samples = _tokens = _counters = 0
+    _job_step = UNKNOWN
     _step_source = OPTIMIZER
     _has_batches = False
     training_thread = (0, 0)

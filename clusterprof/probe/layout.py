@@ -61,6 +61,7 @@ ALLOCATOR = 19
 INTERPRETER_WAIT = 24
 STACK_SAMPLE = 25
 STACK_SAMPLER = 26
+STEP_COUNTER = 27
 # Only in imported traces (docs/design/importers.md); the probe never writes these.
 STARVED = 20
 LOADING = 21
@@ -95,6 +96,7 @@ KIND_NAMES = {
     INTERPRETER_WAIT: "interpreter_wait",
     STACK_SAMPLE: "stack_sample",
     STACK_SAMPLER: "stack_sampler",
+    STEP_COUNTER: "step_counter",
     HOST_WORK: "host_work",
     EXPOSED_COPY: "exposed_copy",
 }
@@ -120,6 +122,7 @@ ARGUMENTS = {
     INTERPRETER_WAIT: ("pause_ns",),
     STACK_SAMPLE: ("stack", "interval_ns", "thread", "state"),
     STACK_SAMPLER: ("samples", "own_cpu_ns", "unreadable", "overflowed"),
+    STEP_COUNTER: ("job_step", "step"),
     STARVED: ("launching_ns", "synced_ns", "memory_ns", "copying_ns"),
     LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
     HOST_WORK: ("activity", "function"),
@@ -206,6 +209,7 @@ VARIABLES = (
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
     "SLURM_RESTART_COUNT",
+    "SLURM_JOB_START_TIME",
     "SLURM_STEP_ID",
     "SLURM_PROCID",
     "SLURM_LOCALID",
@@ -258,6 +262,8 @@ VARIABLES = (
     # Devices
     "CUDA_VISIBLE_DEVICES",
     "CLUSTERPROF_EMULATED",
+    # Set by the site: when the job was submitted
+    "CLUSTERPROF_QUEUED_AT",
 )
 VALUE_CHARACTERS = 256  # of a variable; longer values are cut
 NODE_LOCAL_RANK_VARIABLES = (

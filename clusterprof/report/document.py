@@ -263,6 +263,34 @@ class Impact(Document, frozen=True):
     """Common efficiency metrics."""
 
 
+class LifePart(Document, frozen=True):
+    name: str
+    title: str
+    """What it is, in words."""
+    ns: Ns | None
+    why_missing: Annotated[str, limit_to(400)]
+
+
+class Attempt(Document, frozen=True):
+    start_ns: Ns
+    end_ns: Ns
+    ranks: Count
+    steps: Count
+    first_job_step: Count | None
+    repeated_steps: Count | None
+    ended: Annotated[str, limit_to(200)]
+
+
+class Life(Document, frozen=True):
+    begin_at_ns: int
+    wall_ns: Ns
+    devices: Count
+    total_ns: Ns
+    parts: tuple[LifePart, ...]
+    attempts: tuple[Attempt, ...]
+    why_missing: Annotated[str, limit_to(400)]
+
+
 class LateRank(Row, frozen=True):
     """A rank that arrived last in slow steps."""
 
@@ -477,6 +505,7 @@ class Report(Document, frozen=True, kw_only=True):
     """
     underfill: DeviceUtilization | None = None
     worth: Annotated[Impact | None, limit_to(200)] = None
+    life: Life | None = None
     tail: Tail | None = None
     metrics: tuple[Metric, ...]
     not_seen: Annotated[tuple[CoverageGap, ...], take_from("blinds")]

@@ -30,6 +30,7 @@ from typing import Literal
 from clusterprof.report.code import CodeLine, CodeProfile
 from clusterprof.report.history import History, StepStats
 from clusterprof.report.impact import DeviceUtilization, Impact
+from clusterprof.report.life import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,6 +531,10 @@ class Report:
     unlisted: tuple[RankSum, ...] = ()
     """The ranks that are not in `ranks`, by node: a stored report of a large job lists few ranks.
     Empty after an analysis.
+    """
+    life: Life | None = None
+    """Wall time of the job over all restarts; None without steps, for a part of a run and for
+    imported traces.
     """
     groups: tuple[CulpritGroup, ...] = ()
     """Process groups that the job gave a name, by name."""

@@ -205,7 +205,7 @@ def test_a_stdout_without_our_letters_gets_others() -> None:
     assert " Lost           39.0 %" in done.stdout and done.stdout.isascii()
 
 
-@pytest.mark.parametrize("topic", ["where", "flame-graph", "WHERE"])
+@pytest.mark.parametrize("topic", ["where", "flame-graph", "life", "WHERE"])
 def test_parts_of_a_report_are_explained(topic: str) -> None:
     done = command("explain", topic)
     assert (done.returncode, done.stderr) == (0, "")

@@ -33,9 +33,10 @@ NOT_MEANT = (
     "--workers",
     "--since 5m",
     "--log-to",
+    "--queued-at",
 )
 """Lines that show a mistake, usage lines, and what needs an extra, stacks, a cluster, a receiver, a
-tracker, a long recording or other files."""
+tracker, a long recording, a recording of that day or other files."""
 RUNS = {"--baseline", "--repeat"}
 
 

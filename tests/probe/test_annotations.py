@@ -202,6 +202,30 @@ def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
     ]
 
 
+def test_the_users_numbers_of_two_steps_are_recorded(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"
+        "for number in (41, 42, 43):\n"
+        "    clock[0] += 1_000; clusterprof.step(number)\n"
+        "clusterprof.step()"
+    )
+    ring = marked(run_dir, code)
+    # the job's own number, and that of the step in its process
+    assert [(s.a, s.b) for s in ring.of(27)] == [(41, 0), (42, 1)]
+    assert [s.end_ns for s in ring.of(27)] == [s.end_ns for s in ring.of(STEP)[:2]]
+
+
+def test_the_users_numbers_replace_those_of_the_optimizer(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"
+        "annotations.note_job_step(8); annotations.finish_optimizer_step(1_000)\n"
+        "clusterprof.step(100)\n"  # the same step, said again
+        "for number in (101, 102):\n"
+        "    annotations.note_job_step(9); clusterprof.step(number)"
+    )
+    assert [(s.a, s.b) for s in marked(run_dir, code).of(27)] == [(8, 0), (101, 1), (102, 2)]
+
+
 def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations\n"
@@ -224,7 +248,7 @@ def test_what_a_signal_of_the_job_raises_inside_us_is_the_jobs(
         "def handler(number, frame): raise TimeoutError\n"
         "signal.signal(signal.SIGALRM, handler)\n"
         "from _clusterprof_probe import annotations\n"
-        f"def mark(): os.kill(os.getpid(), signal.{number}); time.sleep(1)\n"
+        f"def mark(step): os.kill(os.getpid(), signal.{number}); time.sleep(1)\n"
         "annotations.mark_step = mark\n"
         f"try: clusterprof.step()\nexcept {error}: caught = True\n"
         "assert caught and probe.on"

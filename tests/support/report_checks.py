@@ -38,6 +38,10 @@ def check_books(report: Report) -> None:
     assert report.unattributed_ns == unattributed
     assert report.unattributed_ns == sum(ns for _, ns in report.unattributed_reasons)
     assert report.outside_ns == sum(ns for _, ns in report.outside_buckets)
+    if report.life is not None:
+        times = [part.ns or 0 for part in report.life.parts]
+        assert sum(times) == report.life.total_ns == report.life.wall_ns * report.life.devices
+        assert min(times, default=0) >= 0
 
 
 def analysed(script: Script, tmp_path: Path, **options) -> Report:

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from clusterprof.report import code, document, document_base, history, impact, model
+from clusterprof.report import code, document, document_base, history, impact, life, model
 
 PAGE = "clusterprof/output/renderers/schema/report.schema.json"
 NULL = {"type": "null"}
-MODULES = (model, impact, history, code)
+MODULES = (model, impact, history, code, life)
 MAX_INT64 = (1 << 63) - 1  # a limit of the reader; it says nothing about reports
 
 

@@ -35,6 +35,7 @@ class Accumulator:
 
     totals: Mapping[str, int] = field(default_factory=dict)
     """in_step, unmeasured, unobserved, measured, busy, lost, wait, first_step, first_step_lost: ns;
+    evaluation: ns in evaluations, in steps and not lost;
     not_asked: ns outside the selection, in none of the others; surely_asleep: ns in
     fixed-point shares;
     stream_pieces: a count.

@@ -501,7 +501,8 @@ images warm, and exclude a node that fails twice.
 
 ## Where it is blind
 
-Steps repeated since the last checkpoint look like any others. Jobs without a name, and processes
+Steps repeated since the last checkpoint look like any others here; the life of the job (`analyze
+--section life`) counts them. Jobs without a name, and processes
 whose end the recorder did not see, are not taken for restarts. Between two machines the gap is not
 counted: their clocks may differ.
 """,

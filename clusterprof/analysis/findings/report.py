@@ -57,6 +57,7 @@ from clusterprof.analysis.findings.impact import (
     collect_leaves,
     list_impact_metrics,
 )
+from clusterprof.analysis.findings.life import build_life
 from clusterprof.analysis.findings.metrics import build_metrics, build_step_stats
 from clusterprof.analysis.findings.savings import CulpritSavings, with_savings
 from clusterprof.analysis.findings.utilization import build_device_utilization
@@ -269,6 +270,8 @@ class RunContext:
     """The part of the run that was analyzed."""
     answers: tuple[str, ...] = ()
     """What imported files say about the question they are made for."""
+    queued_at_ns: int | None = None
+    """When the job was submitted, ns since 1970; None = as its recordings state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +440,13 @@ def describe_job(state: ReportState) -> ReportState:
     )
 
 
+def add_life(state: ReportState) -> ReportState:
+    """Add the life of the job over its restarts; a part of a run has none."""
+    if not state.context.part.whole:
+        return state
+    return _with_report(state, life=build_life(state.across, state.context.queued_at_ns))
+
+
 def report_coverage(state: ReportState) -> ReportState:
     """Report what was not recorded, and what a reader must know about the rest."""
     across, ranks, context = state.across, state.ranks, state.context
@@ -491,6 +501,7 @@ REPORT_PASSES: tuple[Callable[[ReportState], ReportState], ...] = (
     add_impact,
     # What the report covers.
     describe_job,
+    add_life,
     report_coverage,
     # What is derived from the report itself.
     add_advice,

@@ -37,6 +37,7 @@ from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, Ste
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
 from clusterprof.analysis.attribution.taxonomy import CLAIMABLE_CAUSES
 from clusterprof.analysis.node.observations import EndingTracker, FailedExit, HostNotes, RankEnding
+from clusterprof.analysis.node.progress import ProcessProgress, ProgressTracker
 from clusterprof.analysis.node.selection import observe_window, watch_chunks
 from clusterprof.analysis.node.setup import NodeSetup, SetupCollector, find_rack
 from clusterprof.analysis.node.transport import pack_fields, unpack_fields, with_short_groups
@@ -217,6 +218,8 @@ class NodeResult:
     """How the node and its ranks were set up."""
     failed_exits: tuple[FailedExit, ...] = ()
     """Processes that ended with an exit status or by a signal, in order of time."""
+    progress: tuple[ProcessProgress, ...] = ()
+    """How far each process that ended steps came in its job."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to pickle it: packed (analysis.node.transport)."""
@@ -285,9 +288,10 @@ def analyze_load(
     """
     meter, endings, network = _Meter(), EndingTracker(), NetworkMeter()
     throughout, host, setups = NetworkMeter(throughout=True), HostNotes(), SetupCollector()
+    progress = ProgressTracker()
     chunks = observe_window(network, watch_chunks(load, within), window)
     chunks = setups.watch(host.watch(observe_window(throughout, chunks, window)))
-    chunks = endings.watch(meter.watch(chunks))
+    chunks = endings.watch(progress.watch(meter.watch(chunks)))
     with SpillWriter(place) as shelf:
         ranks = analyze_ranks(chunks, limits, shelf, history, window, since_ns)
     loaded = load.facts()
@@ -316,6 +320,7 @@ def analyze_load(
         host.notes(),
         setups.result(facts.name),
         endings.failed_exits(),
+        progress.finish(),
     )
 
 

@@ -109,6 +109,18 @@ class StepSpans(SpanView):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class StepCounterSpans(SpanView):
+    """Instants at which a step ended whose number in the job is known, int64[n] columns."""
+
+    kind = layout.STEP_COUNTER
+
+    job_step: Int
+    """The job's own number of the step; it goes on after a restart."""
+    step: Int
+    """Number of the step in its process, from 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class H2dSpans(SpanView):
     """Copies from the host to the device, int64[n] columns."""
 

@@ -14,6 +14,7 @@ from clusterprof.output.renderers.text import (
     code,
     culprits,
     impact,
+    life,
     summary,
     trend,
     wording,
@@ -117,6 +118,7 @@ class Markdown:
         for table in build_tables(report, self._by, self._top):
             yield from _render_table(table)
         yield from self._ranks(report)
+        yield from _render_life(report)
         yield from _render_impact(report)
         yield from _render_utilization(report)
         yield from _render_coverage_gaps(report)
@@ -228,6 +230,19 @@ def _render_table(table: Table) -> Iterator[str]:
         yield from (f"| {' | '.join(md(cell, 600) for cell in row)} |" for row in table.rows)
     if table.rest:
         yield from ("", md(table.rest, 600))
+
+
+def _render_life(report: Report) -> Iterator[str]:
+    sentences = life.describe_life(report)
+    if sentences:
+        yield from (
+            "",
+            f"**Life of the job{life.LIFE_HEADING.removeprefix('LIFE OF THE JOB')}**",
+            "",
+        )
+        yield from (f"- {md(line, 600)}" for line in sentences)
+    for table in life.build_life_tables(report):
+        yield from _render_table(table)
 
 
 def _render_impact(report: Report) -> Iterator[str]:

@@ -14,6 +14,7 @@ from clusterprof.output.renderers.text import (
     code,
     culprits,
     impact,
+    life,
     summary,
     trend,
     wording,
@@ -123,6 +124,10 @@ class Plain:
             yield from _render_finding(number, finding, report.in_step_ns, names)
         for cause, ns in wording.list_small_causes(report):
             yield f"Too small for a finding: {escape_text(cause)}: {format_quantity(ns, 'ns')}"
+        for line in life.describe_life(report):
+            yield f"Life of the job: {line}"
+        for table in life.build_life_tables(report):
+            yield from _render_table(table)
         for line in impact.describe_impact(report):
             yield f"Impact: {line}"
         for line in impact.describe_utilization(report):

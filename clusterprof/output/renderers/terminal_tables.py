@@ -21,7 +21,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rich.theme import Theme
 
-from clusterprof.output.renderers.text import advice, code, culprits, impact, summary, wording
+from clusterprof.output.renderers.text import advice, code, culprits, impact, life, summary, wording
 from clusterprof.output.renderers.text.safety import (
     convert_to_ascii,
     count_columns,
@@ -184,6 +184,7 @@ def _make_console(width: int, color: bool = False) -> Console:
 
 SECTION_NAMES = (
     "causes",
+    "life",
     "impact",
     "matrix",
     "ranks",
@@ -207,6 +208,7 @@ def render_details(
     notes = [escape_text(note, 600) for note in report.notes]
     sections: list[tuple[str, Iterable[RenderableType]]] = [
         ("CAUSES IN FULL", _render_causes(report, width)),
+        (life.LIFE_HEADING, _render_life(report, width)),
         (impact.IMPACT_HEADING, _render_items(impact.describe_impact(report))),
         ("RANKS BY CAUSE", _render_matrix(report, width)),
         ("RANKS", _render_ranks(report, width, most_ranks)),
@@ -247,6 +249,18 @@ def render_table(table: Table, width: int) -> list[Text]:
 
 def _render_heading(text: str) -> RenderableType:
     return indent(Rule(Text(text, "heading"), style="dim", align="left"))
+
+
+def _render_life(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield the waterfall of the job's life and its attempts; nothing without a life."""
+    yield from (indent(Prose(text)) for text in life.describe_life(report))
+    for table in life.build_life_tables(report, bars=width >= _MIN_WIDE_SCREEN):
+        texts = (0, *range(len(table.heads) - table.texts, len(table.heads)))
+        droppable = (3, 1, 2) if len(table.heads) > 4 else ()
+        grid = make_grid(table.heads, table.rows, texts, width - 1, droppable)
+        yield indent(grid, right=0)
+        if table.rest:
+            yield indent(Prose(table.rest))
 
 
 def _render_items(texts: Iterable[str]) -> Iterator[RenderableType]:

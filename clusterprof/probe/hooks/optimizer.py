@@ -12,6 +12,9 @@ from . import cuda, wrap
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _began_ns: Dict[int, int] = {}
 _owner: Optional[Callable[[], Any]] = None  # the first optimizer that steps marks the steps
+_reads = 0  # of an optimizer's own counter
+
+MAX_READS = 64  # a framework may end its step after many optimizer steps
 
 
 def install(module: ModuleType) -> bool:
@@ -62,7 +65,28 @@ def _finish_optimizer_step(optimizer: Any) -> None:
         ring.emit(layout.OPTIMIZER, began, now)
         # With several optimizers (a generator and its critic) one loop iteration is one step.
         if _owner is not None and _owner() is optimizer:
+            if _reads < MAX_READS and annotations.needs_job_step():
+                annotations.note_job_step(_read_counter(optimizer))
             annotations.finish_optimizer_step(now)
         cuda.collect_finished_waits()
     except BaseException as error:
         handle_error(error)
+
+
+def _read_counter(optimizer: Any) -> int:
+    """Return how many steps the optimizer counts, those before a restart included; -1 = unknown.
+
+    Adam and its relatives count in the state that a checkpoint holds. A counter on the device is
+    not read: the host would wait for it.
+    """
+    global _reads
+    _reads += 1
+    try:
+        for state in optimizer.state.values():
+            count = state.get("step") if isinstance(state, dict) else None
+            if getattr(getattr(count, "device", None), "type", "cpu") == "cpu":
+                return int(count) if count is not None else annotations.UNKNOWN  # type: ignore[call-overload,no-any-return]
+            break
+    except Exception:  # an optimizer of the user's own, whose state means something else
+        pass
+    return annotations.UNKNOWN

@@ -91,7 +91,7 @@ def test_a_small_part_keeps_its_own_unit() -> None:
             [culprit_of(f"a{r // 2 + 1}", r, "/data", 5) for r in range(6)],
             "a[1-3] ranks 0-5 (/data)",
         ),
-        ([culprit_of("a1", None, "", 5), culprit_of("a1", None, "", 5)], "a1 2 processes"),
+        ([culprit_of("a1", None, "", 5), culprit_of("a1", None, "", 5)], "2 processes on a1"),
         # less than a tenth of the first is jitter
         (
             [

@@ -137,6 +137,7 @@ def with_segment_totals(
         "first_step_lost": first_lost,
         "stream_pieces": account.stream_intervals,
         **({"not_asked": account.outside_selection_ns} if account.outside_selection_ns else {}),
+        **({"evaluation": account.evaluation_ns} if account.evaluation_ns else {}),
         **sum_comm_thread_time(rank, segment),
     }
     steps = rank.main.get_spans(StepSpans)

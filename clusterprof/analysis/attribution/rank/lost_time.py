@@ -245,6 +245,8 @@ class SegmentAccount:
     """Time without a device outside known waits, in which the main thread was not sampled, ns."""
     outside_selection_ns: int = 0
     """Time outside the selected part of the run (analysis.attribution.rank.chunk_boundary), ns."""
+    evaluation_ns: int = 0
+    """Measured time in evaluations that was not lost, ns."""
 
 
 def find_lost_intervals(
@@ -355,7 +357,21 @@ def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, Segmen
     lost = shift_to_wait_end(_build_lost(rank, phases, parts))
     unobserved_ns = int(length[outside & ~sampled].sum())
     measured = int(np.count_nonzero(events.measured))
-    return lost, SegmentAccount(0, 0, 0, measured, unobserved_ns=unobserved_ns)
+    evaluation_ns = _measure_evaluation(phases, lost, np.ones(length.size, np.bool_))
+    account = SegmentAccount(
+        0, 0, 0, measured, unobserved_ns=unobserved_ns, evaluation_ns=evaluation_ns
+    )
+    return lost, account
+
+
+def _measure_evaluation(phases: HostPhases, lost: LostTime, measured: NDArray[np.bool_]) -> int:
+    """Measure the time in evaluations that was not lost, ns; measured: bool[n] of the rows."""
+    in_evaluation = (phases.phase == PHASE_EVAL) & measured
+    if not in_evaluation.any():
+        return 0
+    length_ns = int((phases.end_ns - phases.start_ns)[in_evaluation].sum())
+    row = np.searchsorted(phases.start_ns, lost.start_ns, side="right") - 1
+    return max(length_ns - int(lost.lost_ns[in_evaluation[row]].sum()), 0)
 
 
 def _measure_stopped_time(rank: Rank, phases: HostPhases) -> tuple[Int, NDArray[np.bool_]]:
@@ -506,7 +522,13 @@ def _measure_from_samples(
     idle_ns = int(windows.idle_ns.sum())
     window_columns = (windows.start_ns, windows.end_ns - windows.start_ns, windows.idle_ns)
     account = SegmentAccount(
-        unmeasured, measured_ns, idle_ns, stream_pieces, utilization, window_columns
+        unmeasured,
+        measured_ns,
+        idle_ns,
+        stream_pieces,
+        utilization,
+        window_columns,
+        evaluation_ns=_measure_evaluation(phases, lost, phases.measured),
     )
     return lost, account, shares
 

@@ -29,6 +29,7 @@ from clusterprof.output.renderers.html.markup import (
 from clusterprof.output.renderers.html.tables import (
     render_coverage_gaps,
     render_details,
+    render_life,
     render_slow_steps,
     render_utilization,
 )
@@ -63,6 +64,7 @@ _NAV = (
     ("when", "Timeline"),
     ("who", "Ranks"),
     ("where", "Lines of code"),
+    ("life", "Life"),
     ("unknown", "Not seen"),
     ("books", "Ledger"),
 )
@@ -101,6 +103,7 @@ class Html:
             _render_timeline(),
             _render_ranks(report, self._full),
             render_code(report, _render_script_note()),
+            render_life(report),
             render_utilization(report),
             render_coverage_gaps(report),
             render_details(report),
@@ -163,6 +166,7 @@ def _render_head(report: Report) -> Markup:
 
 def _render_header(report: Report) -> Markup:
     missing = {"where"} if report.code is None else set()
+    missing |= {"life"} if report.life is None else set()
     links = [
         build_element("a", label, href=f"#{name}") for name, label in _NAV if name not in missing
     ]

@@ -11,13 +11,15 @@ from clusterprof.output.renderers.html.markup import (
     render_bar,
     render_swatch,
 )
-from clusterprof.output.renderers.text import culprits, impact, summary, wording
+from clusterprof.output.renderers.text import culprits, impact, life, summary, wording
 from clusterprof.output.renderers.text.tables import (
+    Table,
     build_ledger_columns,
     build_ledger_rows,
     format_exact_seconds,
 )
 from clusterprof.report.aggregate import name_full_list
+from clusterprof.report.life import Life
 from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
 
@@ -81,6 +83,83 @@ def render_utilization(report: Report) -> Markup | None:
         id="fill",
         class_="card",
     )
+
+
+_LIFE_COLORS = {
+    "queued": "k-other tone3",
+    "startup": "k-startup",
+    "down": "k-fail",
+    "restart": "k-startup tone2",
+    "hang": "k-fail tone2",
+    "after": "k-other",
+    "unmeasured": "k-unattributed",
+    "checkpoint": "k-checkpoint",
+    "evaluation": "k-eval",
+    "lost": "k-waiting",
+    "repeated": "k-fail tone1",
+    "training": "k-productive",
+}
+"""Part of a life -> its color."""
+
+
+def render_life(report: Report) -> Markup | None:
+    """Render the life of the job as a bar and its parts; None without a life."""
+    whole = report.life
+    if whole is None:
+        return None
+    sentences = _render_list(life.describe_life(report))
+    content: list[Markup | None] = [sentences]
+    if whole.total_ns:
+        segments = [(_LIFE_COLORS[part.name], part.ns or 0) for part in whole.parts]
+        label = "what the wall time of all devices was"
+        content = [render_bar(segments, whole.total_ns, label, BAR_WIDTH)]
+        content.append(_render_life_legend(whole))
+        content.append(sentences)
+        content += [_render_text_table(table) for table in life.build_life_tables(report)[1:]]
+    return build_element(
+        "section", build_element("h2", "Life of the job"), *content, id="life", class_="card"
+    )
+
+
+def _render_life_legend(whole: Life) -> Markup:
+    items = [
+        build_element(
+            "li",
+            render_swatch(_LIFE_COLORS[part.name]),
+            f" {part.title} ",
+            build_element("b", wording.format_share(part.ns, whole.total_ns)),
+            f" {format_quantity(part.ns, 'ns')}",
+        )
+        for part in life.list_shown_parts(whole)
+        if part.ns is not None
+    ]
+    return build_element("ul", *items, class_="legend")
+
+
+def _render_text_table(table: Table) -> Markup:
+    """Render a table of finished text; the first column names the row."""
+    first_text = len(table.heads) - table.texts
+    classes = [None if at == 0 or at >= first_text else "n" for at in range(len(table.heads))]
+    head = [
+        build_element("th", name, scope="col", class_=class_)
+        for name, class_ in zip(table.heads, classes)
+    ]
+    rows = [
+        build_element(
+            "tr",
+            build_element("th", row[0], scope="row"),
+            *(
+                build_element("td", cell, class_=class_)
+                for cell, class_ in zip(row[1:], classes[1:])
+            ),
+        )
+        for row in table.rows
+    ]
+    body = build_element(
+        "table", build_element("thead", build_element("tr", *head)), build_element("tbody", *rows)
+    )
+    rest = build_element("p", table.rest, class_="note") if table.rest else None
+    return build_element("div", body, rest, class_="scroll")
 
 
 def render_coverage_gaps(report: Report) -> Markup:

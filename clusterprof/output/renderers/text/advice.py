@@ -29,6 +29,10 @@ from clusterprof.report.model import EFFORTS, Advice, Finding, Report
 
 _SENTENCE = re.compile(r"[A-Za-z]+(?: [A-Za-z]+[,;:]?){4,}[A-Za-z ,;:()'-]*\.?")
 """At least five words, and nothing that only code has."""
+_WORD = re.compile(r"\(?(?:[A-Za-z][a-z'-]*|[0-9][0-9.]*)[,;:.)]*")
+"""A word or number as in prose, with the signs around it."""
+_MIN_PROSE_WORDS, _MIN_PROSE_RATIO = 6, 0.75
+"""A change of fewer words, or with more names and code among them, may be a command or an edit."""
 _MAX_CHANGE_CHARACTERS = 1000  # limit of a change, which may be a command
 
 
@@ -52,7 +56,13 @@ def escape_change(advice: Advice) -> str:
 
 def is_sentence(text: str) -> bool:
     """Return whether a change without marked commands is a sentence, not code or a command."""
-    return _SENTENCE.fullmatch(text) is not None and " -" not in text
+    if " -" in text or "\n" in text:
+        return False
+    words = text.split()
+    if len(words) >= _MIN_PROSE_WORDS and _WORD.fullmatch(words[0]):
+        in_prose = sum(_WORD.fullmatch(word) is not None for word in words)
+        return in_prose >= _MIN_PROSE_RATIO * len(words)
+    return _SENTENCE.fullmatch(text) is not None
 
 
 def capitalize_change(advice: Advice) -> Advice:

@@ -284,11 +284,10 @@ def _format_group(group: Sequence[Culprit]) -> str:
     )
     numbers = [culprit.rank for culprit in group if culprit.rank is not None and culprit.rank >= 0]
     ranks = f"ranks {format_number_list(numbers)}" if len(numbers) == len(group) else ""
-    ranks = ranks or f"{len(group):,} processes"
+    where = f" on {nodes}" if nodes else ""
+    named = f"{nodes} {ranks}" if ranks else f"{len(group):,} processes{where}"
     similar = len({culprit.resource for culprit in group}) == 1
-    return escape_text(f"{nodes} {ranks}".strip(), 400) + (
-        _format_resource(group[0]) if similar else ""
-    )
+    return escape_text(named.strip(), 400) + (_format_resource(group[0]) if similar else "")
 
 
 def _format_resource(culprit: Culprit) -> str:

@@ -90,6 +90,8 @@ def build_first_screen(
     course = trend.detect_trend(report)
     finding = summary.find_summary_finding(report)
     explained = (f"clusterprof explain {escape_text(finding.cause.id, 60)}",) if finding else ()
+    is_restarted = report.life is not None and len(report.life.attempts) > 1
+    life = ("--section life",) if is_restarted else ()
     return FirstScreen(
         escape_text(report.title),
         summary.describe_scope(report),
@@ -100,7 +102,7 @@ def build_first_screen(
         tuple(trend.split_run(report, bins)),
         trend.summarize_trend(course) if course is not None else "",
         _describe_gaps(report),
-        ("--full", "--format html -o report.html", *explained),
+        ("--full", *life, "--format html -o report.html", *explained),
     )
 
 

@@ -64,7 +64,7 @@ function when() {
 function hint() {
   return 'Drag to zoom in, Ctrl and wheel to zoom, Shift and drag to move, double click for the '
     + 'whole run; with the keyboard: arrows, + and \u2212, Page Up and Down, Enter, Escape. '
-    + 'High rows have bars, low rows the colour of what cost most there; both are full from '
+    + 'High rows have bars, low rows the color of what cost most there; both are full from '
     + percent(fullShare()) + ' on. '
     + '\u25c6 marks culprits, \u25bc slow steps. Shares in charts are rounded to '
     + percent(1 / 255) + '.'

@@ -213,6 +213,8 @@ function shortened(context, text) {
   const key = room + text;
   if (shortened.known.has(key)) return shortened.known.get(key);
   let shown = text;
+  // Of a rank with its node the rank alone: cut names would look alike.
+  if (context.measureText(shown).width > room) shown = text.split(' \u00b7 ')[0];
   while (shown.length > 4 && context.measureText(shown).width > room) {
     shown = shown.slice(0, Math.floor(shown.length * 0.9) - 1) + '\u2026';
   }
