@@ -68,6 +68,9 @@ _MPI_RANK_VARIABLES = (
 )
 _TORCH_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 _RUN_ID_OPTIONS = ("--rdzv-id", "--rdzv_id")
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's ids of the batch script, of an interactive shell, … are at the end of 32 bits
+(slurm/slurm.h): these are the job itself and no step of it."""
 _MAX_JOB_CHARACTERS = 64
 _MAX_SCRIPT_CHARACTERS = 32
 
@@ -250,6 +253,8 @@ def read_stat_fields(proc: str, pid: int) -> list[bytes] | None:
 def _append_step_and_restart(name: str, environ: Mapping[str, str]) -> str:
     job = environ[name]
     step = environ.get("SLURM_STEP_ID", "") if name == "SLURM_JOB_ID" else ""
+    if step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP:
+        step = ""
     restart = environ.get(_RESTART_VARIABLES.get(name, ""), "")
     job = f"{job}.{step}" if step else job
     return f"{job}-restart{restart}" if restart.strip("0") else job
