@@ -65,7 +65,7 @@ def run_record(requested: RecordOptions) -> NoReturn:
 def _print_exports(request: LaunchRequest, pid: int, form: str) -> NoReturn:
     """Start the recording of a process, print the variables for what it starts, and exit.
 
-    Raises: UsageError, CannotStart as `record_process` does; then nothing is printed on stdout.
+    Raises: CannotStart as `record_process` does; then nothing is printed on stdout.
     """
     from clusterprof.agent.launch.other_process import format_exports, record_process
 

@@ -436,7 +436,8 @@ def start_recording(
 ) -> Path | None:
     """Register a process, and start the recorder if no other process has.
 
-    pid: None = this process. Returns the folder of the recording, None if another process started it.
+    pid: None = this process. Returns the folder of the recording, None if another process has
+    started the recorder.
     Raises: CannotStart when the recorder cannot start.
     """
 

@@ -19,32 +19,28 @@ from collections.abc import Callable, Mapping
 from clusterprof.agent.launch import identity
 from clusterprof.agent.launch.election import find_run_dir
 from clusterprof.agent.launch.launcher import LaunchRequest, build_environment, start_recording
-from clusterprof.errors import CannotStart, UsageError
-
+from clusterprof.errors import CannotStart
 
 
 def record_process(
-    request: LaunchRequest,
-    pid: int,
-    environ: Mapping[str, str],
-    print_line: Callable[[str], None],
+    request: LaunchRequest, pid: int, environ: Mapping[str, str], print_line: Callable[[str], None]
 ) -> dict[str, str]:
     """Start or join the recording of a running process.
 
     Returns the variables that must be added to the environment of the programs that it starts, so
     that they load the probe. request: its command is not used. environ: that of the job.
-    Raises: UsageError when there is no such process, or it is another user's; CannotStart when
-    the recording cannot begin.
+    Raises: CannotStart when there is no such process, when it is another user's, or when the
+    recording cannot begin.
     """
     fields = identity.read_stat_fields("/proc", pid)
     if fields is None:
-        raise UsageError(f"--pid {pid}: there is no such process", "give a process that runs")
+        raise CannotStart(f"--pid {pid}: there is no such process", "give a process that runs")
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError as error:
-        raise UsageError(f"--pid {pid}: {error.strerror}", "give a process that runs") from error
+        raise CannotStart(f"--pid {pid}: {error.strerror}", "give a process that runs") from error
     if owner != os.geteuid():
-        raise UsageError(
+        raise CannotStart(
             f"--pid {pid} belongs to the user {owner}: its programs would not load our probe",
             "run this command as that user",
         )
