@@ -29,16 +29,15 @@ has_ended() {
     [ -z "$(find "$1" -newermt "-$age_s seconds" -print -quit)" ]
 }
 
-# Put a text into the comment of a job, or beside it where its user has written one.
+# Put a text into the comment of a job, or beside it where its user has written one. A job that has
+# ended can be changed in Slurm's database only: `scontrol update` refuses it.
 set_comment() {
     key=Comment
-    case $(scontrol show job -o "$1" 2> /dev/null) in
-        *" Comment=clusterprof:"*) ;;
-        *" Comment="[!\ ]*) key=AdminComment ;;
+    case $(sacct -X -n -P -j "$1" -o comment 2> /dev/null) in
+        "" | clusterprof:*) ;;
+        *) key=AdminComment ;;
     esac
-    # Slurm forgets a job some minutes after its end; its database does not.
-    scontrol update "JobId=$1" "$key=$2" 2> /dev/null ||
-        sacctmgr -i modify job where "jobid=$1" set "$key=$2" > /dev/null 2>&1
+    sacctmgr -i modify job where "jobid=$1" set "$key=$2" > /dev/null 2>&1
 }
 
 # Analyze one job, and tell its owner: $1 = job.
@@ -53,7 +52,9 @@ report_job() {
         text="clusterprof: the recording cannot be analyzed (exit $code)
 $(head -n 1 "$state/error")"
     fi
-    printf '%s\nowner %s, %s\n' "$text" "$owner" "$run" > "$state/$1"
+    printf '%s\n' "$text" > "$state/$1"
+    # The copy beside the recording is the owner's, and is written with the owner's rights.
+    printf '%s\n' "$text" | run_as_owner "$owner" sh -c 'umask 022; cat > "$1"' sh "$run/summary.txt" || true
     if [ "${comment:-yes}" = yes ]; then
         set_comment "$1" "$(printf '%s' "$text" | tr '\n' ' ')" || true
     fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from clusterprof_lab.real.node import Node
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 _UP_WITHIN_S = 30.0
+_NULL_DEVICE = os.makedev(1, 3)
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,7 +38,7 @@ def configuration(
 ) -> str:
     """Return a slurm.conf: users are trusted, without confinement or accounting.
 
-    gpus: of each node; they are files. settings: more lines, or other values of the lines here.
+    gpus: of each node; each is another /dev/null. settings: more lines, or other values of the lines here.
     """
     gres = f" Gres=gpu:{gpus}" if gpus else ""
     places = "\n".join(
@@ -89,7 +91,7 @@ def slurm(
     if gpus:
         files = [folder / f"gpu{number}" for number in range(gpus)]
         for path in files:
-            path.touch()
+            os.mknod(path, stat.S_IFCHR | 0o666, _NULL_DEVICE)
         lines = [f"Name=gpu File={path}\n" for path in files]
         (folder / "gres.conf").write_text("".join(lines))
     own = {"SLURM_CONF": str(file)}

@@ -148,3 +148,100 @@ def test_a_step_on_two_nodes_is_recorded_without_a_word_of_its_user(cluster: Clu
     }
     for node in cluster.nodes:
         assert list((node.root / "dev/shm").glob("clusterprof-*")) == []
+
+
+def test_a_batch_script_and_its_steps_share_one_recorder_per_node(cluster: Cluster) -> None:
+    script = cluster.folder / "job.sh"
+    srun = f"{program('srun')} -N2 -n2"
+    script.write_text(f"#!/bin/sh\n{sys.executable} train.py\n{srun} {sys.executable} train.py\n")
+    cluster.run("sbatch", "-N2", "-n2", "--gpus-per-node=2", str(script))
+    cluster.wait_for_end("1")
+    span = ("span", "work", None)
+    assert cluster.read("1") == {
+        "gpu-1 1": [
+            ("1", "command", 0),
+            ("1", "python", 0),
+            ("1.0", "command", 0),
+            ("1.0", "python", 0),
+            span,
+        ],
+        "gpu-2 1.0": [("1.0", "command", 1), ("1.0", "python", 1), span],
+    }
+
+
+def test_small_jobs_and_jobs_that_refuse_are_not_recorded(cluster: Cluster) -> None:
+    python = [sys.executable, "train.py"]
+    assert "0 True" in cluster.run("srun", "-N1", "-n1", "--gpus-per-node=2", *python)
+    refused = {"CLUSTERPROF_DISABLE": "1"}
+    cluster.run("srun", "-N2", "-n2", "--gpus-per-node=2", *python, **refused)
+    assert list(cluster.runs.rglob("*.cpf")) == []
+    cluster.set(min_gpus="0")
+    cluster.run("srun", "-N1", "-n1", *python)
+    cluster.wait_for_end("3")
+    assert list(cluster.read("3")) == ["gpu-1 3.0"]
+
+
+FAULTS = {
+    "no Python": {"python": "/nowhere/python"},
+    "a Python that fails": {"python": "/bin/false"},
+    "a Python that is something else": {"python": "/bin/echo"},
+    "no folder for recordings": {"runs": "/proc/nowhere"},
+    "settings that are no number": {"min_gpus": "many"},
+    "an option that does not exist": {"options": "--no-such-option"},
+    "a mode that is none": {"mode": "1"},
+    "settings that are no settings": {"min_gpus": "4; exit 9"},
+    "settings that cannot be parsed": {"min_gpus": "'"},
+}
+
+
+def test_no_fault_of_the_scripts_fails_a_job_or_drains_a_node(cluster: Cluster) -> None:
+    conf = cluster.folder / "slurm/clusterprof.conf"
+    good = conf.read_text()
+    step = ("-N2", "-n2", "--gpus-per-node=2", sys.executable, "train.py")
+    for fault, settings in FAULTS.items():
+        conf.write_text(good)
+        cluster.set(**settings)
+        output = cluster.run("srun", *step)
+        assert sorted(output.splitlines()) == ["0 True", "1 True"], fault
+    conf.unlink()
+    assert len(cluster.run("srun", *step).splitlines()) == 2
+    assert cluster.run("sinfo", "-h", "-t", "drain,drained,draining,down", "-o", "%D").strip() == ""
+    assert list(cluster.runs.rglob("*.cpf")) == []
+
+
+def test_a_recorder_that_was_killed_leaves_nothing_on_the_node(cluster: Cluster) -> None:
+    script = "import os, re, pathlib, signal, time; time.sleep(1)\n"
+    script += "run = pathlib.Path(os.environ['CLUSTERPROF_RUN_DIR'])\n"
+    script += "os.kill(int((run / 'agent.pid').read_text().split()[0]), signal.SIGKILL)\n"
+    cluster.run("srun", "-N2", "-n2", "--gpus-per-node=2", sys.executable, "-c", script)
+    cluster.wait_for_end("1")
+    for node in cluster.nodes:
+        assert list((node.root / "dev/shm").glob("clusterprof-*")) == []
+    assert len(list(cluster.runs.glob("1/*/*.cpf"))) == 2
+
+
+def test_the_owner_is_told_in_two_lines_and_old_recordings_go(cluster: Cluster) -> None:
+    step = ("-N2", "-n2", "--gpus-per-node=2", sys.executable, "train.py")
+    for job in ("1", "2"):
+        cluster.run("srun", *step)
+        cluster.wait_for_end(job)
+    cluster.report("1", "2")
+    lines = (cluster.state / "1").read_text().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("clusterprof: Lost: ") and lines[1].startswith("Try next: ")
+    summary = cluster.runs / "1/summary.txt"
+    assert summary.read_text().splitlines() == lines
+    summary.unlink()
+    cluster.report()  # what was reported is not reported again
+    assert not summary.exists()
+
+    keep = cluster.runs / "2/keep"
+    keep.touch()
+    long_ago = time.time() - 31 * 86400
+    for path in (*cluster.runs.rglob("*"), keep):
+        os.utime(path, (long_ago, long_ago), follow_symlinks=False)
+    (cluster.runs / "notes").mkdir()
+    (cluster.runs / "3").mkdir()
+    cluster.report()
+    assert sorted(path.name for path in cluster.runs.iterdir()) == ["2", "3", "notes"]
+    assert not (cluster.state / "1").exists()
