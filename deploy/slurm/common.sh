@@ -33,3 +33,9 @@ list_run_dirs() {
         fi
     done
 }
+
+# Print the pids of recorders on this node: $1 = uid, $2 = job, job.step, or a pattern of them. A recorder
+# removes its run directory before it has written its last records: the process is what to wait for.
+list_recorders() {
+    pgrep -u "$1" -f -- "--run-dir=/dev/shm/clusterprof-$1-[0-9a-f]{8}-$2(-restart[0-9]+)?( |\$)"
+}

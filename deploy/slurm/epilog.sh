@@ -8,27 +8,27 @@ exec > /dev/null 2>&1
 . "$(dirname "$0")/common.sh"
 [ -n "${SLURM_JOB_ID:-}" ] && [ -n "${SLURM_JOB_UID:-}" ] || exit 0
 
-# Print the processes that record into a run directory. The name of a job holds no character but
-# the dot that a pattern would interpret.
-list_recorders() {
-    pgrep -u "$SLURM_JOB_UID" -f -- "--run-dir=$1( |\$)"
-}
-
-# Send a signal to these processes, and wait until they have ended: $1 = folder, $2 = signal, $3 = tenths of a second.
-end_recorders() {
-    pids=$(list_recorders "$1") || return 0
-    [ "$2" = 0 ] || kill -s "$2" $pids
-    left=$3
-    while [ "$left" -gt 0 ] && list_recorders "$1" > /dev/null; do
+# Wait until the recorders of the job have ended: $1 = tenths of a second at most.
+wait_for_recorders() {
+    left=$1
+    while [ "$left" -gt 0 ] && list_recorders "$SLURM_JOB_UID" "$SLURM_JOB_ID(\\.[0-9]+)?"; do
         sleep 0.1
         left=$((left - 1))
     done
+    [ "$left" -gt 0 ]
 }
 
+# Send a signal to the recorders of the job.
+signal_recorders() {
+    for pid in $(list_recorders "$SLURM_JOB_UID" "$SLURM_JOB_ID(\\.[0-9]+)?"); do
+        kill -s "$1" "$pid"
+    done
+}
+
+wait_for_recorders 50 ||
+    { signal_recorders TERM && wait_for_recorders 50; } ||
+    { signal_recorders KILL && wait_for_recorders 10; }
 for dir in $(list_run_dirs "$SLURM_JOB_UID" "$SLURM_JOB_ID") \
     $(list_run_dirs "$SLURM_JOB_UID" "$SLURM_JOB_ID.*"); do
-    end_recorders "$dir" 0 50
-    end_recorders "$dir" TERM 50
-    end_recorders "$dir" KILL 10
     rm -rf -- "$dir"
 done

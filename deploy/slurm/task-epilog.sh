@@ -11,16 +11,26 @@ step=$SLURM_JOB_ID
 if [ "${SLURM_STEP_ID:-4294967295}" -lt 4294967280 ]; then
     step=$step.$SLURM_STEP_ID
 fi
+
+# Succeed if a process that is recorded into a run directory still runs; one that ended may be a zombie.
+has_process() {
+    for file in "$1"/register/*.json; do
+        pid=${file##*/}
+        stat=$(cat "/proc/${pid%.json}/stat") || continue
+        case ${stat##*) } in
+            Z* | X*) ;;
+            *) return 0 ;;
+        esac
+    done
+    return 1
+}
+
 tries=0
-while [ "$tries" -lt 25 ]; do
-    dirs=$(list_run_dirs "$(id -u)" "$step")
-    [ -n "$dirs" ] || exit 0
-    if [ "$tries" -ge 4 ]; then
-        for dir in $dirs; do
-            # The recorder has had time to see that this task ended: the others still run.
-            [ -z "$(ls "$dir/register")" ] || exit 0
-        done
-    fi
-    sleep 0.2
+user=$(id -u)
+while [ "$tries" -lt 50 ] && list_recorders "$user" "$step"; do
+    for dir in $(list_run_dirs "$user" "$step"); do
+        ! has_process "$dir" || exit 0
+    done
+    sleep 0.1
     tries=$((tries + 1))
 done

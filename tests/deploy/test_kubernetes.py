@@ -25,7 +25,11 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "kubernetes/chart"
 EXAMPLES = sorted((DEPLOY / "kubernetes/examples").glob("*.yaml"))
 EVERYTHING = {
-    "node": {"enabled": True, "runtimeClassName": "nvidia", "tolerations": [{"operator": "Exists"}]},
+    "node": {
+        "enabled": True,
+        "runtimeClassName": "nvidia",
+        "tolerations": [{"operator": "Exists"}],
+    },
     "fleet": {"gpuPricePerHour": 2.5},
 }
 LAUNCHER = "/opt/clusterprof/bin/clusterprof"
@@ -165,7 +169,10 @@ def test_old_recordings_are_removed_and_nothing_else(tmp_path: Path) -> None:
         if new not in str(path):
             subprocess.run(["touch", "-h", "-d", f"@{long_ago:.0f}", str(path)], check=True)
     done = subprocess.run(
-        ["sh", "-c", script], env={"DAYS": "30", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+        ["sh", "-c", script],
+        env={"DAYS": "30", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == sorted(

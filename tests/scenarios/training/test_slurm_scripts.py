@@ -102,11 +102,24 @@ class Cluster:
         return out
 
 
+TRACKING = pytest.mark.parametrize(
+    "cluster", ["proctrack/pgid", "proctrack/cgroup"], indirect=True, ids=["pgid", "cgroup"]
+)
+"""How Slurm finds the processes of a step: with control groups it kills the recorder at its end."""
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    tracking = getattr(request, "param", "proctrack/pgid")
     reason = why_not_slurm() or why_not_here()
+    if tracking.endswith("cgroup") and not Path("/sys/fs/cgroup/freezer").is_dir():
+        reason = reason or "no control groups of version 1 here"
     if reason:
         pytest.skip(reason)
+    (tmp_path / "cgroup.conf").write_text(
+        "CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/v1\n"
+        "IgnoreSystemd=yes\n"
+    )
     for part in (tmp_path, *tmp_path.parents[:2]):
         part.chmod(0o755)  # the job's user reaches its folder
     folder = tmp_path / "slurm"
@@ -117,6 +130,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "runs").mkdir(mode=0o755)
     settings = {
+        "ProctrackType": tracking,
         "PrologFlags": "Alloc",
         "Prolog": f"{folder}/prolog.sh",
         "TaskProlog": f"{folder}/task-prolog.sh",
@@ -133,6 +147,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
+@TRACKING
 def test_a_step_on_two_nodes_is_recorded_without_a_word_of_its_user(cluster: Cluster) -> None:
     output = cluster.run("srun", "-N2", "-n4", "--gpus-per-node=2", sys.executable, "train.py")
     assert sorted(output.splitlines()) == [f"{rank} True" for rank in range(4)]
@@ -150,6 +165,7 @@ def test_a_step_on_two_nodes_is_recorded_without_a_word_of_its_user(cluster: Clu
         assert list((node.root / "dev/shm").glob("clusterprof-*")) == []
 
 
+@TRACKING
 def test_a_batch_script_and_its_steps_share_one_recorder_per_node(cluster: Cluster) -> None:
     script = cluster.folder / "job.sh"
     srun = f"{program('srun')} -N2 -n2"
