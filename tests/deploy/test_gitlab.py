@@ -1,4 +1,4 @@
-"""deploy/gitlab/gate.yml, a GitLab job to include, and the pre-commit hook: their scripts are run."""
+"""deploy/gitlab/gate.yml and the pre-commit hook: their scripts are run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart and the examples of deploy/kubernetes: what pods may do, and that `record` takes its words.
+"""The chart and the examples of deploy/kubernetes: rights of pods, and words that `record` takes.
 
 The chart is rendered by Helm, or by its library for Python, where one is installed.
 """

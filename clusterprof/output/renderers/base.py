@@ -33,7 +33,7 @@ class Renderer(Protocol):
 _RENDERER_CLASSES = {
     "terminal": "terminal:Terminal",
     "plain": "plain:Plain",
-    "brief": "text.brief:Brief",
+    "brief": "brief:Brief",
     "json": "json:Json",
     "markdown": "markdown:Markdown",
     "html": "html.page:Html",

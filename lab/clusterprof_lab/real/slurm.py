@@ -38,7 +38,8 @@ def configuration(
 ) -> str:
     """Return a slurm.conf: users are trusted, without confinement or accounting.
 
-    gpus: of each node; each is another /dev/null. settings: more lines, or other values of the lines here.
+    gpus: of each node; each is another /dev/null. settings: more lines, or other values of those
+    here.
     """
     gres = f" Gres=gpu:{gpus}" if gpus else ""
     places = "\n".join(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.brief import Brief
 from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
-from clusterprof.output.renderers.text.brief import Brief
 from clusterprof.report import aggregate
 from tests.support.cluster_report import cluster
 from tests.support.reports import ALL
