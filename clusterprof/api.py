@@ -78,7 +78,7 @@ class RunReport(Report):
         return polars.DataFrame(self.list_columns(table), strict=False)
 
     def render(self, form: str = "terminal") -> str:
-        """Return the report as text: terminal, plain, markdown, html, json or openmetrics.
+        """Return the report as text: terminal, plain, brief, markdown, html, json or openmetrics.
 
         Raises: UsageError for any other form.
         """

@@ -121,11 +121,19 @@ REDACT = Option(
     "store_true",
 )
 
+EXPORT = Option(
+    ("--export",),
+    "sh|slurm",
+    "Record the process of --pid from now on, and print the variables that load the probe into what"
+    " it starts: lines for eval (sh), or for a Slurm TaskProlog.",
+)
+
 RECORD_OPTIONS = (
     *(OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS, MODE),
     METRICS,
     *(NCCL, ON_HANG, HANG_AFTER),
     REDACT,
+    EXPORT,
 )
 HELP = ("-h", "--help")
 _MAX_DIGITS = 9
@@ -220,6 +228,7 @@ class RecordOptions(NamedTuple):
     on_hang: str | None = None
     hang_after: str | None = None
     redact: bool = False
+    export: str | None = None
 
 
 def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:

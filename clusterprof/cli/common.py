@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OptionalText = Optional[str]  # noqa: UP045 - typer evaluates it
 OptionalNumber = Optional[int]  # noqa: UP045
 SCHEMA_VERSION = 1
-FORMATS = ("terminal", "plain", "json", "markdown", "html", "openmetrics")
+FORMATS = ("terminal", "plain", "brief", "json", "markdown", "html", "openmetrics")
 _TABLE_FORMATS = ("terminal", "plain", "markdown")
 PAGED_FORMATS = ("terminal", "plain", "markdown")
 """Formats whose full text goes through a pager in a terminal."""

@@ -32,14 +32,16 @@ def record(
     on_hang: Annotated[str | None, declare_option(options.ON_HANG)] = None,
     hang_after: Annotated[str | None, declare_option(options.HANG_AFTER)] = None,
     redact: Annotated[bool, declare_option(options.REDACT)] = False,
+    export: Annotated[str | None, declare_option(options.EXPORT)] = None,
 ) -> None:
     """Record this node while CMD runs unchanged: record -- CMD.
 
     CMD keeps its process, signals, terminal and exit status. Without CMD, the node is recorded
-    until Ctrl-C, SIGTERM or --duration. With --pid, it is recorded until that process ends.
+    until Ctrl-C, SIGTERM or --duration. With --pid, it is recorded until that process ends. With
+    --export, the command returns at once, and what that process starts is recorded with spans.
     """
     from clusterprof.cli.recording import run_record
 
     values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks, mode)
     watched = (metrics, nccl, on_hang, hang_after)
-    run_record(options.RecordOptions(command or (), *values, *watched, redact))
+    run_record(options.RecordOptions(command or (), *values, *watched, redact, export))

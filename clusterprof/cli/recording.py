@@ -8,9 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterprof.agent.options import Plan, RecordOptions
+
+if TYPE_CHECKING:
+    from clusterprof.agent.launch.launcher import LaunchRequest
 
 
 def run_record(requested: RecordOptions) -> NoReturn:
@@ -38,7 +41,7 @@ def run_record(requested: RecordOptions) -> NoReturn:
         loaded = plan()
         stacks = loaded.profile["stacks"]
         plan = lambda: loaded  # noqa: E731
-    if not requested.command:
+    if not requested.command and requested.export is None:
         record_in_foreground(requested.out, plan(), duration_ns, requested.pid, os.environ)
     inject: Any = requested.inject  # one of the choices that the option allows
     paths = choose_stacks(requested.stacks, stacks)
@@ -54,7 +57,21 @@ def run_record(requested: RecordOptions) -> NoReturn:
         duration_ns,
         requested.nccl == "auto",
     )
+    if requested.export is not None and requested.pid is not None:
+        _print_exports(request, requested.pid, requested.export)
     record_command(request, os.environ, _print_message)
+
+
+def _print_exports(request: LaunchRequest, pid: int, form: str) -> NoReturn:
+    """Start the recording of a process, print the variables for what it starts, and exit.
+
+    Raises: CannotStart as `record_process` does; then nothing is printed on stdout.
+    """
+    from clusterprof.agent.launch.other_process import format_exports, record_process
+
+    variables = record_process(request, pid, os.environ, _print_message)
+    sys.stdout.write(format_exports(variables, form))
+    sys.exit(0)
 
 
 def _make_plan_builder(requested: RecordOptions) -> Callable[[], Plan]:
@@ -105,10 +122,19 @@ def _check_choices(requested: RecordOptions) -> None:
     if requested.redact and (requested.on_hang or requested.metrics):
         option = "--on-hang" if requested.on_hang else "--metrics"
         raise UsageError(f"--redact: what {option} writes holds names", f"leave out {option}")
-    if requested.on_hang and (not requested.command or requested.inject == "off"):
+    if requested.on_hang and (
+        not (requested.command or requested.export) or requested.inject == "off"
+    ):
         raise UsageError(
             "--on-hang: progress is seen by the probe alone",
             "give the command of the job, and do not use --inject off",
+        )
+    if requested.export not in (None, "sh", "slurm"):
+        raise UsageError(f"--export {requested.export}: choose sh or slurm")
+    if requested.export is not None and (requested.command or requested.pid is None):
+        raise UsageError(
+            "--export prints variables for the programs that another process starts",
+            "give --pid PID and no command; in a shell: --pid $$",
         )
     if requested.command and requested.pid is not None:
         raise UsageError("--pid attaches to a running process: leave the command out")

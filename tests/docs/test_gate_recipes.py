@@ -86,8 +86,8 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
     tools = folder / "bin"
     tools.mkdir()
     clusterprof = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m clusterprof "$@"\n'
-    scontrol = f'#!/bin/sh\nprintf "%s|" "$@" > {shlex.quote(str(folder / "told"))}\n'
-    for name, text in (("clusterprof", clusterprof), ("scontrol", scontrol)):
+    sacctmgr = f'#!/bin/sh\nprintf "%s|" "$@" > {shlex.quote(str(folder / "told"))}\n'
+    for name, text in (("clusterprof", clusterprof), ("sacctmgr", sacctmgr)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     (folder / "runs").mkdir()
@@ -108,5 +108,5 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
         assert (folder / "told").exists() == stated
         if stated:
             words = (folder / "told").read_text().split("|")
-            assert words[:2] == ["update", "JobId=4711"]
-            assert words[2].startswith("Comment=clusterprof: ")
+            assert words[:6] == ["-i", "modify", "job", "where", "jobid=4711", "set"]
+            assert words[6].startswith("Comment=clusterprof: ")

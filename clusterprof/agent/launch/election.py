@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -25,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clusterprof.agent.launch import identity
+from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import CannotStart
 
 _SHARED_MEMORY = "/dev/shm"
@@ -33,6 +36,9 @@ FOLDER_FILE = "recording"
 """File of the run directory with the path of the recording's folder."""
 RUN_DIR_FOLDERS = ("register", "rings", "groups", "devices")
 MAX_SMALL_FILE_BYTES = 4096
+PID_FILE = "agent.pid"
+"""File of the run directory with pid and start (clock ticks) of the recorder."""
+_STEP_OF_JOB = re.compile(r"(\d+)\.\w+((?:-restart\d+)?)")
 
 
 def choose_base(environ: Mapping[str, str], shared_memory: str = _SHARED_MEMORY) -> Path:
@@ -46,6 +52,32 @@ def choose_base(environ: Mapping[str, str], shared_memory: str = _SHARED_MEMORY)
 def build_run_dir_path(base: Path, boot8: str, job: str) -> Path:
     """Build the path of the run directory of this user, boot and job."""
     return base / f"{RUN_DIR_PREFIX}{os.geteuid()}-{boot8}-{job}"
+
+
+def find_run_dir(environ: Mapping[str, str], job: str) -> Path:
+    """Find the run directory of a job on this node.
+
+    A Slurm step that runs inside a recorded batch script belongs to the recording of the script:
+    one recorder per node is enough, and that one lives as long as the job.
+    """
+    base, boot8 = choose_base(environ), identity.read_short_boot_id(Roots())
+    step = _STEP_OF_JOB.fullmatch(job)
+    if step is not None:
+        batch = build_run_dir_path(base, boot8, step[1] + step[2])
+        if is_recorder_running(batch):
+            return batch
+    return build_run_dir_path(base, boot8, job)
+
+
+def is_recorder_running(run_dir: Path) -> bool:
+    """Return whether the recorder of a run directory of ours runs. It takes no lock."""
+    try:
+        private = os.lstat(run_dir).st_uid == os.geteuid()
+        pid, ticks = map(int, (run_dir / PID_FILE).read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return False
+    fields = identity.read_stat_fields("/proc", pid)  # state first: Z has ended
+    return private and fields is not None and int(fields[19]) == ticks and fields[0] != b"Z"
 
 
 def ensure_run_dir(path: Path) -> None:

@@ -50,6 +50,7 @@ _JOB_VARIABLES = (
     "PBS_JOBID",
     "LSB_JOBID",
     "JOBSET_NAME",
+    "K8S_JOB_NAME",
     "PMIX_NAMESPACE",
     "PMI_JOBID",
 )
@@ -68,6 +69,12 @@ _MPI_RANK_VARIABLES = (
 )
 _TORCH_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 _RUN_ID_OPTIONS = ("--rdzv-id", "--rdzv_id")
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's ids of the batch script, of an interactive shell, … are at the end of 32 bits
+(slurm/slurm.h): these are the job itself and no step of it."""
+_KUBERNETES_JOB_VARIABLES = ("JOBSET_NAME", "K8S_JOB_NAME")
+_UID_CHARACTERS = 8
+"""Of a Kubernetes uid: tells jobs apart that were created one after the other with one name."""
 _MAX_JOB_CHARACTERS = 64
 _MAX_SCRIPT_CHARACTERS = 32
 
@@ -250,8 +257,12 @@ def read_stat_fields(proc: str, pid: int) -> list[bytes] | None:
 def _append_step_and_restart(name: str, environ: Mapping[str, str]) -> str:
     job = environ[name]
     step = environ.get("SLURM_STEP_ID", "") if name == "SLURM_JOB_ID" else ""
+    if step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP:
+        step = ""
     restart = environ.get(_RESTART_VARIABLES.get(name, ""), "")
     job = f"{job}.{step}" if step else job
+    uid = environ.get("K8S_JOB_UID", "") if name in _KUBERNETES_JOB_VARIABLES else ""
+    job = f"{job}-{uid[:_UID_CHARACTERS]}" if uid else job
     return f"{job}-restart{restart}" if restart.strip("0") else job
 
 

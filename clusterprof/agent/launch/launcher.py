@@ -39,9 +39,11 @@ import msgspec
 import clusterprof
 from clusterprof.agent.launch import identity
 from clusterprof.agent.launch.election import (
+    FOLDER_FILE,
     build_run_dir_path,
     choose_base,
     ensure_run_dir,
+    find_run_dir,
     join_recorder,
     write_private_file,
 )
@@ -374,11 +376,11 @@ def record_command(
     job = job or identity.make_job_name(identity.find_script_name(request.command))
     environment = dict(environ)
     try:
-        run_dir = build_run_dir_path(
-            choose_base(environ), identity.read_short_boot_id(Roots()), job
-        )
-        start_recording(request, job, run_dir, environ, print_line)
-        environment = _build_environment(request, run_dir, environ, print_line)
+        run_dir = find_run_dir(environ, job)
+        folder = start_recording(request, job, run_dir, environ, print_line)
+        if folder is None and environ.get(RUN_DIR_VARIABLE) == str(run_dir):
+            print_line(_format_joined_line(run_dir))
+        environment = build_environment(request, run_dir, environ, print_line)
     except (ClusterprofError, OSError) as error:
         if request.inject == "strict":
             if isinstance(error, CannotStart):
@@ -430,16 +432,18 @@ def start_recording(
     run_dir: Path,
     environ: Mapping[str, str],
     print_line: Callable[[str], None],
+    pid: int | None = None,
 ) -> Path | None:
-    """Register this process, and start the recorder if no other process has.
+    """Register a process, and start the recorder if no other process has.
 
-    Returns the folder of the recording, None if another process started it.
+    pid: None = this process. Returns the folder of the recording, None if another process has
+    started the recorder.
     Raises: CannotStart when the recorder cannot start.
     """
 
     def register() -> None:
-        content = json.dumps(build_registration(environ)).encode()
-        write_private_file(run_dir / "register" / f"{os.getpid()}.json", content)
+        content = json.dumps(build_registration(environ, pid)).encode()
+        write_private_file(run_dir / "register" / f"{pid or os.getpid()}.json", content)
 
     lock = join_recorder(run_dir, register)
     if lock is None:
@@ -473,12 +477,17 @@ def _make_parents(out: Path) -> None:
     os.umask(umask)
 
 
-def _build_environment(
+def build_environment(
     request: LaunchRequest,
     run_dir: Path,
     environ: Mapping[str, str],
     print_line: Callable[[str], None],
 ) -> dict[str, str]:
+    """Install the probe, and return the environment in which programs load it.
+
+    Raises: CannotStart when the probe cannot be installed, or under `inject="strict"` when the
+    command would not load it.
+    """
     if request.nccl:
         environ = with_nccl_variables(environ, run_dir, request.duration_ns is not None)
     if request.inject == "off":
@@ -497,13 +506,16 @@ def _build_environment(
     return with_probe_path(run_dir, environ)
 
 
-def build_registration(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of this process's `register/<pid>.json`
-    (docs/design/recording-format.md)."""
+def build_registration(environ: Mapping[str, str], pid: int | None = None) -> dict[str, Any]:
+    """Return the content of a process's `register/<pid>.json` (docs/design/recording-format.md).
+
+    pid: None = this process.
+    """
     variables = identity.select_launcher_variables(environ)
+    pid = pid or os.getpid()
     return {
-        "pid": os.getpid(),
-        "started_ticks": identity.read_start_ticks("/proc", os.getpid()),
+        "pid": pid,
+        "started_ticks": identity.read_start_ticks("/proc", pid),
         "role": "command",
         "variables": variables,
         "device": "",
@@ -526,6 +538,15 @@ def format_start_line(out: Path, reply: Mapping[str, Any]) -> str:
     if unavailable:
         parts.append("not seen: " + ", ".join(unavailable))
     return "; ".join([*parts, f"then: clusterprof analyze {folder}"])
+
+
+def _format_joined_line(run_dir: Path) -> str:
+    """Format the line of a command that is recorded already, for example by a prolog."""
+    try:
+        folder = os.fsdecode((run_dir / FOLDER_FILE).read_bytes())
+    except OSError:
+        folder = "a folder that is not known yet"
+    return f"clusterprof: this job is recorded already, to {folder}: -o and --profile are not used"
 
 
 def find_chosen_folder(out: Path, reply: Mapping[str, Any]) -> Path:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.agent.launch import identity
-from clusterprof.agent.launch.election import build_run_dir_path, choose_base
+from clusterprof.agent.launch.election import PID_FILE, build_run_dir_path, choose_base
 from clusterprof.agent.launch.launcher import (
     LaunchRequest,
     install_probe,
@@ -120,7 +120,7 @@ def _restore_environment(saved: dict[str, str | None]) -> None:
 def _stop_recorder(run_dir: Path) -> None:
     """Ask the recorder of this run directory to end, and wait until it has written everything."""
     with suppress(OSError, ValueError, IndexError):
-        pid = int((run_dir / "agent.pid").read_text(encoding="utf-8").split()[0])
+        pid = int((run_dir / PID_FILE).read_text(encoding="utf-8").split()[0])
         os.kill(pid, signal.SIGTERM)
         end_s = time.monotonic() + _END_TIMEOUT_S
         while time.monotonic() < end_s:

@@ -24,6 +24,7 @@ from clusterprof.agent.isolation import drivers
 from clusterprof.agent.launch import identity
 from clusterprof.agent.launch.election import (
     FOLDER_FILE,
+    PID_FILE,
     RUN_DIR_PREFIX,
     remove_stale_run_dirs,
     remove_unused_run_dir,
@@ -224,7 +225,7 @@ class Service:
         self._order = request
         self._registry = Registry(request.run_dir, proc)
         self._rings = SpanRings(
-            request.run_dir, proc, skip_old=(request.run_dir / "agent.pid").exists()
+            request.run_dir, proc, skip_old=(request.run_dir / PID_FILE).exists()
         )
         self._news = _watch_run_dir(request.run_dir)
         self._clock = SystemClock([wake, self._registry.descriptor], self._news)
@@ -335,7 +336,7 @@ class Service:
     def _register(self) -> None:
         request, now_ns = self._order, self._clock.now_ns()
         ticks = identity.read_start_ticks(str(request.roots.proc), os.getpid())
-        write_private_file(request.run_dir / "agent.pid", f"{os.getpid()} {ticks}\n".encode())
+        write_private_file(request.run_dir / PID_FILE, f"{os.getpid()} {ticks}\n".encode())
         if request.pid is not None:
             variables = read_process_variables(request.roots.proc, request.pid)
             if not self._registry.attach(request.pid, variables, now_ns):

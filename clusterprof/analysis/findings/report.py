@@ -108,7 +108,8 @@ def build_job_facts(
         has_time_unit=all(node.facts.has_time_unit for node in nodes if node.ranks),
         name=_find_common_text(node.loaded.header.launcher.get("job") for node in nodes),
         user=_find_common_text(_list_variables(nodes, "SLURM_JOB_USER")),
-        account=_find_common_text(_list_variables(nodes, "SLURM_JOB_ACCOUNT")),
+        account=_find_common_text(_list_variables(nodes, "SLURM_JOB_ACCOUNT"))
+        or _find_common_text(_list_variables(nodes, "K8S_NAMESPACE")),
     )
 
 

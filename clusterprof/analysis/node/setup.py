@@ -270,7 +270,7 @@ def detect_launcher(variables: Mapping[str, Any]) -> str:
     """Detect the launcher of a job, as far as advice depends on it: slurm, kubernetes, or ""."""
     if any(name.startswith("SLURM_") for name in variables):
         return "slurm"
-    kubernetes = ("K8S_NODE_NAME", "JOBSET_NAME", "JOB_COMPLETION_INDEX")
+    kubernetes = ("K8S_NODE_NAME", "K8S_JOB_NAME", "JOBSET_NAME", "JOB_COMPLETION_INDEX")
     return "kubernetes" if any(name in variables for name in kubernetes) else ""
 
 

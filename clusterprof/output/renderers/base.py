@@ -33,6 +33,7 @@ class Renderer(Protocol):
 _RENDERER_CLASSES = {
     "terminal": "terminal:Terminal",
     "plain": "plain:Plain",
+    "brief": "brief:Brief",
     "json": "json:Json",
     "markdown": "markdown:Markdown",
     "html": "html.page:Html",

@@ -20,7 +20,7 @@ from clusterprof.output.renderers.text import (
     wording,
 )
 from clusterprof.output.renderers.text.first_screen import build_first_screen
-from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.output.renderers.text.safety import ASCII_WORDS, escape_text
 from clusterprof.output.renderers.text.summary import build_summary
 from clusterprof.output.renderers.text.tables import (
     Table,
@@ -39,9 +39,6 @@ _MAX_CULPRITS = 3  # culprits whose amounts are written
 _MAX_MATRIX_ROWS, _MAX_MATRIX_CAUSES = 16, 5  # in the matrix of ranks by causes
 _RANKS_WHEN_MANY = 8  # ranks in the ledger if there are more than `most_ranks`
 _MAX_SINGLE_NODES = 16  # with more nodes, those without damage share a line
-_ASCII_REPLACEMENTS = str.maketrans(
-    {"µ": "u", "°": "degrees ", "…": "...", "≤": "at most ", "→": "->", "±": "+-"}
-)
 
 
 class Plain:
@@ -72,7 +69,7 @@ class Plain:
     def render(self, report: Report) -> str:
         """Return the report: the first screen, or all of it."""
         parts = self._lines(report) if self._full else self._screen(report)
-        lines = [line.translate(_ASCII_REPLACEMENTS) for line in parts]
+        lines = [line.translate(ASCII_WORDS) for line in parts]
         return "\n".join(lines) + "\n"
 
     def _screen(self, report: Report) -> Iterator[str]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from clusterprof_lab.real.node import Node
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 _UP_WITHIN_S = 30.0
+_NULL_DEVICE = os.makedev(1, 3)
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 def program(name: str) -> str | None:
@@ -29,15 +33,24 @@ def why_not_slurm() -> str:
     return ""
 
 
-def configuration(nodes: Sequence[Node], folder: Path) -> str:
-    """Return a slurm.conf: all users are root and trusted, without confinement or accounting."""
-    places = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs=2" for node in nodes)
+def configuration(
+    nodes: Sequence[Node], folder: Path, gpus: int = 0, settings: Mapping[str, str] = NO_SETTINGS
+) -> str:
+    """Return a slurm.conf: users are trusted, without confinement or accounting.
+
+    gpus: of each node; each is another /dev/null. settings: more lines, or other values of those
+    here.
+    """
+    gres = f" Gres=gpu:{gpus}" if gpus else ""
+    places = "\n".join(
+        f"NodeName={node.name} NodeAddr={node.address} CPUs=2{gres}" for node in nodes
+    )
     # Plugins are sought where the programs were installed, which may be elsewhere than compiled in.
     prefix = Path(str(program("slurmctld"))).parent.parent
     plugins = "".join(
         f"PluginDir={plugins_folder}\n" for plugins_folder in prefix.glob("lib/*/slurm-wlm")
     )
-    return f"""{plugins}ClusterName=lab
+    lines = f"""ClusterName=lab
 SlurmctldHost={nodes[0].name}({nodes[0].address})
 AuthType=auth/none
 CredType=cred/none
@@ -57,19 +70,31 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 CommunicationParameters=NoCtldInAddrAny
 SlurmdParameters=config_overrides
-{places}
-PartitionName=lab Nodes=ALL Default=YES State=UP
 """
+    values = dict(line.split("=", 1) for line in lines.splitlines())
+    if gpus:
+        values |= {"GresTypes": "gpu", "SelectType": "select/cons_tres"}
+    values |= settings
+    text = "".join(f"{name}={value}\n" for name, value in values.items())
+    return f"{plugins}{text}{places}\nPartitionName=lab Nodes=ALL Default=YES State=UP\n"
 
 
 @contextmanager
-def slurm(nodes: Sequence[Node], folder: Path) -> Iterator[dict[str, str]]:
+def slurm(
+    nodes: Sequence[Node], folder: Path, gpus: int = 0, settings: Mapping[str, str] = NO_SETTINGS
+) -> Iterator[dict[str, str]]:
     """Run Slurm over connected nodes; yield the variable by which `srun` finds it.
 
-    The daemons end with the nodes.
+    gpus, settings: see `configuration`. The daemons end with the nodes.
     """
     file = folder / "slurm.conf"
-    file.write_text(configuration(nodes, folder))
+    file.write_text(configuration(nodes, folder, gpus, settings))
+    if gpus:
+        files = [folder / f"gpu{number}" for number in range(gpus)]
+        for path in files:
+            os.mknod(path, stat.S_IFCHR | 0o666, _NULL_DEVICE)
+        lines = [f"Name=gpu File={path}\n" for path in files]
+        (folder / "gres.conf").write_text("".join(lines))
     own = {"SLURM_CONF": str(file)}
     env = {**os.environ, **own}
     nodes[0].start(str(program("slurmctld")), "-D", env=env)

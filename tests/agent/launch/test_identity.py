@@ -130,6 +130,21 @@ PLACES = {
         (2, None, None, 2, None),
         "js-restart2",
     ),
+    "Job, named by the downward API": (
+        {**INDEXED_JOB, "K8S_JOB_NAME": "train", "K8S_JOB_UID": "0a1b2c3d-4e5f-4a6b"},
+        (2, None, None, 2, None),
+        "train-0a1b2c3d",
+    ),
+    "JobSet with its uid, started anew": (
+        {"JOBSET_NAME": "js", "K8S_JOB_UID": "0a1b2c3d-4e5f", "JOBSET_RESTART_ATTEMPT": "1"},
+        NOTHING,
+        "js-0a1b2c3d-restart1",
+    ),
+    "the batch script of Slurm": (
+        {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0"},
+        (0, None, None, None, None),
+        "77",
+    ),
     "torchrun in an Indexed Job": ({**INDEXED_JOB, **TORCHRUN}, (11, 16, 3, 1, 0), "train"),
     "Kubeflow, before torchrun": (TRAINER_POD, (None, None, None, 1, None), None),
     "Kubeflow, with a run id": (
@@ -159,7 +174,7 @@ def test_a_process_knows_its_place_and_its_job(name: str) -> None:
     names = ("rank", "world_size", "node_local_rank", "node_number", "restart")
     made_up = job is None or job == "launch-42"
     # A pod's host name is no launcher's variable, and not kept.
-    by_pod = "HOSTNAME" in environ and "JOBSET_NAME" not in environ
+    by_pod = "HOSTNAME" in environ and not {"JOBSET_NAME", "K8S_JOB_NAME"} & set(environ)
     assert identity.resolve_placement(variables) == {
         **dict(zip(names, place, strict=True)),
         "job": None if made_up or by_pod else job,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.output.renderers.base import Renderer
+from clusterprof.output.renderers.brief import Brief
 from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
@@ -23,12 +24,13 @@ OUTPUTS: dict[str, Renderer] = {
     "terminal.txt": Terminal(80, False, 2.5),
     "terminal-color.txt": Terminal(100, True),
     "plain.txt": Plain(2.5, "EUR"),
+    "brief.txt": Brief(2.5, "EUR"),
     "report.json": Json(),
     "report.md": Markdown(),
 }
 # 128 ranks are 8,500 lines; "two-nodes" has one of everything that they have
 LEFT_OUT = {("cluster", "report.json")}
-LARGE = ["screen.txt", "terminal.txt", "plain.txt", "report.md"]
+LARGE = ["screen.txt", "brief.txt", "terminal.txt", "plain.txt", "report.md"]
 """Outputs of 10,000 ranks: none grows with them."""
 FEW = "few-listed.report.json"
 WANTED = [(name, output) for name in ALL for output in OUTPUTS if (name, output) not in LEFT_OUT]

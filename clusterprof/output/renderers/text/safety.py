@@ -23,6 +23,10 @@ _ATTACHED = re.compile(
 )  # an option, or the rest of "(95 % sure)", "5 % ± 1"
 NONBREAKING_BLANK = "\ue000"
 """One column wide, and in no safe text: stands for a blank at which `wrap_text` breaks no line."""
+ASCII_WORDS = str.maketrans(
+    {"µ": "u", "°": "degrees ", "…": "...", "≤": "at most ", "→": "->", "±": "+-"}
+)
+"""Our own marks as words or letters of ASCII, where no columns are to be kept."""
 _MARKDOWN_SPECIAL = frozenset("\\`*_[]<>#|~@&")
 
 
@@ -52,6 +56,17 @@ def escape_markdown(text: str, limit: int = 200) -> str:
         for character in escape_text(text, limit)
     )
     return shown.replace("://", "&#58;//").replace("www.", "www&#46;")
+
+
+def escape_comment(text: str, limit: int) -> str:
+    """Escape a text for the comment of a job: one line of ASCII, at most `limit` characters.
+
+    It holds no character that shells and Slurm's own lists interpret.
+    """
+    safe = escape_text(text.translate(ASCII_WORDS), 4 * limit)
+    safe = safe.encode("ascii", "replace").decode()
+    safe = "".join("'" if letter in '"`\\' else letter for letter in safe).replace("$", "S")
+    return safe if len(safe) <= limit else safe[: limit - 3] + "..."
 
 
 def count_columns(text: str) -> int:

@@ -22,6 +22,7 @@ from clusterprof.gate.compare import MIN_DIFFERENCE_RATIO, Comparison, Compariso
 from clusterprof.output.renderers.text import wording
 from clusterprof.output.renderers.text.safety import (
     count_columns,
+    escape_comment,
     escape_markdown,
     escape_text,
     fit_to_width,
@@ -90,10 +91,7 @@ def format_job_comment(verdict: Verdict, report: Report) -> str:
                 text += f" ({' '.join(word for word in (first.node, first.resource) if word)})"
     if verdict.emulated:
         text += "; EMULATED"
-    safe = escape_text(text, 4 * MAX_LINE_LENGTH).encode("ascii", "replace").decode()
-    # Keep characters out of a comment that shells and Slurm's own lists interpret.
-    safe = "".join("'" if letter in '"`\\' else letter for letter in safe).replace("$", "S")
-    return safe if len(safe) <= MAX_LINE_LENGTH else safe[: MAX_LINE_LENGTH - 3] + "..."
+    return escape_comment(text, MAX_LINE_LENGTH)
 
 
 SCHEMA_VERSION = 1
