@@ -24,7 +24,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from clusterprof.trace.column_decoder import BlockColumns
 from clusterprof.trace.frame import FrameError, SpansPart
@@ -69,7 +71,7 @@ class RegistrationAttributes(ProcessAttributes):
     node_local_rank: Rank | None = None
     node_number: Rank | None = None
     restart: Rank | None = None
-    variables: Variables | None = None
+    variables: Variables = {}
     frameworks: Text = None
     framework: Text = None
     host_functions: Text = None
@@ -263,6 +265,16 @@ def _convert(value: Any, kind: Any, what: str) -> None:
         msgspec.convert(value, kind, strict=True)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         raise ImplausibleError(f"{what}: {error}") from error
+
+
+def find_impossible_spans(
+    start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], last_ns: int
+) -> NDArray[np.bool_]:
+    """Find the spans that end before they start, begin before the node, or end after its records.
+
+    start_ns, end_ns: int64[n]. last_ns: time of the last record. Returns bool[n].
+    """
+    return (end_ns < start_ns) | (start_ns < 0) | (end_ns > last_ns + MAX_JUMP_NS)
 
 
 _Any = TypeVar("_Any")

@@ -27,7 +27,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -64,6 +64,14 @@ class Damage:
     """Records of valid frames that say what no recorder writes (trace.plausibility)."""
     implausible_example: str = ""
     """What is wrong with the first of them."""
+
+    def with_refused_spans(self, spans: int) -> Damage:
+        """Return the damage with spans whose times no process has."""
+        if not spans:
+            return self
+        records = self.implausible_records + spans
+        example = self.implausible_example or "the time of a span"
+        return replace(self, implausible_records=records, implausible_example=example)
 
 
 class DamageCounter:

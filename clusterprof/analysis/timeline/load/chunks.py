@@ -107,7 +107,7 @@ class NodeLoader:
         folder_reader = NodeReader(folder)
         self._reader: Reader = reader or folder_reader
         self._whole = folder_reader if reader is None else None
-        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows)
+        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows, reader is None)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks in order of time; can be called once."""
@@ -129,7 +129,7 @@ class NodeLoader:
             header=builder.header,
             first_ns=first_ns,
             last_ns=max(builder.latest_ns or first_ns, first_ns),
-            damage=self._reader.damage,
+            damage=self._reader.damage.with_refused_spans(builder.refused_spans),
             dropped_spans=builder.dropped_spans,
             gaps=tuple(builder.gaps.values()),
             events=tuple(builder.kept_events),
@@ -153,7 +153,9 @@ def _find_first_start(spans: PackedSpans) -> int:
 class _ChunkBuilder:
     """Sorts records into buffers and cuts chunks from them."""
 
-    def __init__(self, chunk_ns: int, key: str, max_rows: int = 0) -> None:
+    def __init__(
+        self, chunk_ns: int, key: str, max_rows: int = 0, checks_ends: bool = False
+    ) -> None:
         self._chunk_ns, self._most = chunk_ns, max_rows
         self.header = _make_empty_header(key)
         self.first_ns: int | None = None
@@ -162,7 +164,7 @@ class _ChunkBuilder:
         self.gaps: dict[tuple[str, str, str], Gap] = {}
         self.kept_events: list[Event] = []
         self._columns: dict[str, list[ColumnBuffer]] = {}
-        self._processes = ProcessBuffer()
+        self._processes = ProcessBuffer(checks_ends)
         self._users = DeviceUsers()
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []
@@ -191,6 +193,11 @@ class _ChunkBuilder:
             return
         end_ns = max(start_ns, (self.latest_ns if self.latest_ns is not None else start_ns) + 1)
         yield self._cut(start_ns, end_ns, first, last=True)
+
+    @property
+    def refused_spans(self) -> int:
+        """Return the number of spans refused so far."""
+        return self._processes.refused_spans
 
     def build_stack_table(self) -> StackTable:
         """Build the table of all stacks defined so far."""
