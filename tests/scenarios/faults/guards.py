@@ -41,12 +41,6 @@ class Guard:
     """So many injections notice the absence of the guard surely."""
 
 
-_CHECKSUM = (
-    "trace/frame.py",
-    "the checksum of a frame is compared",
-    "return bool(zlib.crc32(covered) == crc)",
-    "return True",
-)
 GUARDS = (
     Guard(
         "file-cut",
@@ -56,8 +50,22 @@ GUARDS = (
         "torn = False",
         1,
     ),
-    Guard("bit-flipped", *_CHECKSUM, trials=1),
-    Guard("block-overwritten", *_CHECKSUM, trials=2),
+    Guard(
+        "bit-flipped",
+        "trace/frame.py",
+        "the checksum of a frame is compared",
+        "return bool(zlib.crc32(covered) == crc)",
+        "return True",
+        1,
+    ),
+    Guard(
+        "block-overwritten",
+        "trace/reader.py",
+        "what is skipped between two frames is counted",
+        "                    self._count.damaged_bytes += skipped\n                    skipped = 0",
+        "                    skipped = 0",
+        1,
+    ),
     Guard(
         "recording-forged",
         "trace/decoder.py",
