@@ -195,10 +195,10 @@ class HostFacts(Struct):
 
     cpus: CpuFacts | int | None = None
     memory_bytes: Count | None = None
-    disks: list[NamedEntry | str] | None = None
-    nics: list[NamedEntry] | None = None
-    hcas: list[NamedEntry] | None = None
-    mounts: list[MountEntry] | None = None
+    disks: list[NamedEntry | str] = []
+    nics: list[NamedEntry] = []
+    hcas: list[NamedEntry] = []
+    mounts: list[MountEntry] = []
 
 
 class LauncherFacts(Struct):
