@@ -70,7 +70,9 @@ def damage_recording(folder: Path, number: int) -> Trial:
 
 def forge_recording(folder: Path, number: int) -> Trial:
     """Change what valid frames hold; then every command."""
-    return _run_commands(folder, number, (forge_values, forge_values, forge_records, forge_records, forge_bytes))
+    return _run_commands(
+        folder, number, (forge_values, forge_values, forge_records, forge_records, forge_bytes)
+    )
 
 
 def _run_commands(folder: Path, number: int, mutations: Sequence[Callable[..., None]]) -> Trial:

@@ -39,8 +39,19 @@ class Guard:
     new: str
     trials: int = 4
     """So many injections notice the absence of the guard surely."""
+    also: tuple[tuple[str, str, str], ...] = ()
+    """(file, old, new) of guards behind it, which keep the promise alone and go with it."""
 
 
+_RINGS = "agent/processes/span_rings.py"
+_ENDED_RING = (
+    _RINGS,
+    "the ring of a process that ended is read to its end",
+    "ring.ended = (ring.pid, ring.ticks) in ended",
+    "ring.ended = False",
+    4,
+    ((_RINGS, "            ring.look()\n            ring.look()\n", "            ring.look()\n"),),
+)
 GUARDS = (
     Guard(
         "file-cut",
@@ -127,13 +138,8 @@ GUARDS = (
         "CLOCK_INTERVAL_NS = 60_000_000_000",
         1,
     ),
-    Guard(
-        "kill-job",
-        "agent/processes/span_rings.py",
-        "the ring of a process that ended is read to its end",
-        "ring.ended = (ring.pid, ring.ticks) in ended",
-        "ring.ended = False",
-    ),
+    Guard("kill-job", *_ENDED_RING),
+    Guard("kill-worker", *_ENDED_RING),
     Guard(
         "driver-lies",
         "agent/collectors/gpu/nvml_queries.py",
@@ -146,8 +152,7 @@ GUARDS = (
         "planted-files",
         "agent/launch/election.py",
         "the run directory is a folder of this user with mode 0700",
-        "if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() "
-        "or info.st_mode & 0o077:",
+        "if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:",
         "if False:",
     ),
     Guard(
@@ -156,6 +161,14 @@ GUARDS = (
         "of an environment, the launcher's variables alone are kept",
         "variables = identity.select_launcher_variables(environ)",
         "variables = dict(environ)",
+        1,
+        (
+            (
+                "agent/processes/registry.py",
+                "for name in LAUNCHER_VARIABLES\n",
+                "for name in raw_variables or {}\n",
+            ),
+        ),
     ),
     Guard(
         "redacted",
@@ -178,8 +191,9 @@ def try_guards(names: Sequence[str], store: Path) -> int:
         document = load_results(store)
         document.setdefault("guards", {})[f"{guard.fault}: {guard.name}"] = values
         write_results(store, document)
-        unseen += not values["noticed"]
-        print(f"{guard.fault}: {guard.name}: {values['words'] or 'NOT NOTICED'}", flush=True)
+        unseen += not (values["noticed"] or values["not_possible"])
+        words = values["words"] or values["not_possible"] or "NOT NOTICED"
+        print(f"{guard.fault}: {guard.name}: {words}", flush=True)
     return int(unseen > 0)
 
 
@@ -193,7 +207,7 @@ def try_guard(guard: Guard) -> dict[str, Any]:
                 shutil.copytree(ROOT / part, tree / part, symlinks=True, ignore=ignored)
             elif (ROOT / part).is_file():
                 shutil.copy(ROOT / part, tree / part)
-        remove_guard(guard, tree / "clusterprof" / guard.file)
+        remove_guard(guard, tree / "clusterprof")
         store = tree / "faults.json"
         command = [sys.executable, "-m", "tests.scenarios.faults", guard.fault]
         subprocess.run(
@@ -221,15 +235,18 @@ def describe_outcome(guard: Guard, values: Mapping[str, Any]) -> dict[str, Any]:
         "tried": values.get("trials", 0),
         "broken": values.get("broken", 0),
         "words": words,
+        "not_possible": values.get("not_possible", ""),
     }
 
 
-def remove_guard(guard: Guard, path: Path) -> None:
-    """Remove a guard from a file.
+def remove_guard(guard: Guard, package: Path) -> None:
+    """Remove a guard, and those behind it, from a copy of the package.
 
-    Raises: ValueError when its text does not stand there exactly once.
+    Raises: ValueError when a text does not stand in its file exactly once.
     """
-    text = path.read_text(encoding="utf-8")
-    if text.count(guard.old) != 1:
-        raise ValueError(f"{guard.file} has {text.count(guard.old)} times: {guard.old}")
-    path.write_text(text.replace(guard.old, guard.new), encoding="utf-8")
+    for file, old, new in ((guard.file, guard.old, guard.new), *guard.also):
+        path = package / file
+        text = path.read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise ValueError(f"{file} has {text.count(old)} times: {old}")
+        path.write_text(text.replace(old, new), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,20 @@ from tests.scenarios.faults.results import ROOT
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.fault}-{guard.file}")
 def test_a_guard_stands_in_the_source_and_its_fault_exists(guard: Guard, tmp_path: Path) -> None:
-    source = ROOT / "clusterprof" / guard.file
-    copy = tmp_path / "copy.py"
-    copy.write_text(source.read_text())
-    remove_guard(guard, copy)
-    assert copy.read_text() != source.read_text()
-    compile(copy.read_text(), str(source), "exec")
+    for file, *_ in ((guard.file,), *guard.also):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "clusterprof" / file, tmp_path / file)
+    remove_guard(guard, tmp_path)
+    for file, *_ in ((guard.file,), *guard.also):
+        source, without = (ROOT / "clusterprof" / file).read_text(), (tmp_path / file).read_text()
+        assert without != source
+        compile(without, file, "exec")
     assert guard.fault in {fault.name for fault in FAULTS}
 
 
 def test_a_guard_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "empty.py"
+    path = tmp_path / GUARDS[0].file
+    path.parent.mkdir(parents=True)
     path.write_text("")
     with pytest.raises(ValueError, match="0 times"):
-        remove_guard(GUARDS[0], path)
+        remove_guard(GUARDS[0], tmp_path)
