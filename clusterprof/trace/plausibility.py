@@ -36,6 +36,8 @@ MAX_TIME_NS = 30 * 365 * 86_400 * 10**9
 """Longest uptime of a node that is believed, ns."""
 MAX_RANKS = 1 << 20
 """Ranks of a job; about ten times the largest that has been published."""
+MAX_VALUE = float(1 << 64)
+"""Greatest value of a signal: counters of the kernel and of drivers have 64 bits."""
 MAX_JUMP_NS = 600 * 10**9
 """Distance from all earlier records beyond which a time must be confirmed, ns: one minute would
 do for a recorder that runs, and ten cost nothing."""
@@ -267,6 +269,11 @@ def _convert(value: Any, kind: Any, what: str) -> None:
         raise ImplausibleError(f"{what}: {error}") from error
 
 
+def find_impossible_values(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Find the values that no signal has: infinite, or beyond 64 bits; bool[n] for float64[n]."""
+    return np.abs(values) > MAX_VALUE
+
+
 def find_impossible_spans(
     start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], last_ns: int
 ) -> NDArray[np.bool_]:
@@ -420,8 +427,9 @@ def find_times(record: Any) -> tuple[int, int] | None:
         if "t_ns" not in record.names:
             return None
         index = record.names.index("t_ns")
-        is_packed = isinstance(record.columns, BlockColumns)
-        t_ns = record.columns.encoded_column(index) if is_packed else record.columns[index]
+        columns = record.columns
+        is_packed = isinstance(columns, BlockColumns)
+        t_ns = columns.encoded_column(index) if is_packed else columns[index]
     elif isinstance(record, Clock):
         return record.monotonic_ns, record.monotonic_ns
     elif isinstance(record, Event | Gap):

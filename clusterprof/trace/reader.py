@@ -65,12 +65,12 @@ class Damage:
     implausible_example: str = ""
     """What is wrong with the first of them."""
 
-    def with_refused_spans(self, spans: int) -> Damage:
-        """Return the damage with spans whose times no process has."""
-        if not spans:
+    def with_refused_values(self, refused: int) -> Damage:
+        """Return the damage with spans and values that no process and no signal has."""
+        if not refused:
             return self
-        records = self.implausible_records + spans
-        example = self.implausible_example or "the time of a span"
+        records = self.implausible_records + refused
+        example = self.implausible_example or "a span or a value"
         return replace(self, implausible_records=records, implausible_example=example)
 
 

@@ -35,8 +35,8 @@ FAULTS_HEAD = """## The faults
 GUARDS_HEAD = """
 ## Guards
 
-Each guard was removed in a copy of the source, and its fault injected there: the promise must break,
-or the fault would notice nothing.
+Each guard was removed in a copy of the source, and its fault injected there: the promise must
+break, or the fault would notice nothing.
 
 | fault | guard | seen to break on | first broken |
 |---|---|---|---|

@@ -8,7 +8,8 @@
 Results are merged into bench/results/faults.json, from which `make docs` makes the page
 docs/reliability.md: a fault that is injected again replaces its figures. `--tests` runs the tests
 that the page names for each promise and counts their cases. `--guards` removes each guard in a copy
-of the source and injects its fault there, which must notice it. Returns 1 when a promise was broken.
+of the source and injects its fault there, which must notice it. Returns 1 when a promise was
+broken, or a guard not missed.
 """
 
 from __future__ import annotations

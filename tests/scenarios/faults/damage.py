@@ -25,13 +25,7 @@ from typing import Any
 from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
 from clusterprof.trace.segments import format_segment_name
 from tests.scenarios.faults.model import Fault, Trial
-from tests.scenarios.fuzz.forge import (
-    forge_bytes,
-    forge_records,
-    forge_values,
-    read_raw_frames,
-    write_raw_frames,
-)
+from tests.scenarios.fuzz.forge import MUTATIONS, read_raw_frames, write_raw_frames
 from tests.support.trace_samples import boundaries, read_frames, second, simple_records, write
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
@@ -70,9 +64,7 @@ def damage_recording(folder: Path, number: int) -> Trial:
 
 def forge_recording(folder: Path, number: int) -> Trial:
     """Change what valid frames hold; then every command."""
-    return _run_commands(
-        folder, number, (forge_values, forge_values, forge_records, forge_records, forge_bytes)
-    )
+    return _run_commands(folder, number, MUTATIONS)
 
 
 def _run_commands(folder: Path, number: int, mutations: Sequence[Callable[..., None]]) -> Trial:

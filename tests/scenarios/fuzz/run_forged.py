@@ -4,9 +4,9 @@
 
 Every input is a copy of a recording of tests/recordings with some frames forged (see forge); the
 same number is the same input. `clusterprof analyze`, every other time with `--json`, must end in a
-report or a clear refusal. Anything else is a finding: another error, more than 6 s of CPU, more than 512 MiB
-beyond what the process had, the death of the process. Findings are appended to DIR/forged.jsonl,
-and a run goes on where the one before stopped. Returns 1 when anything was found.
+report or a clear refusal. Anything else is a finding: another error, more than 6 s of CPU, more
+than 512 MiB beyond what the process had, the death of the process. Findings are appended to
+DIR/forged.jsonl, and a run goes on where the one before stopped. Returns 1 when anything was found.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from clusterprof.probe.layout import (
 )
 from clusterprof.trace.column_decoder import BlockColumns, concat_columns
 from clusterprof.trace.decoder import PackedSpans, SpanColumns
-from clusterprof.trace.plausibility import find_impossible_spans
+from clusterprof.trace.plausibility import find_impossible_spans, find_impossible_values
 from clusterprof.trace.schema import SPAN_FIELDS, Column, Columns, Rows, Spans
 
 LOOKBACK_NS = 2_000_000_000
@@ -381,6 +381,8 @@ class ColumnBuffer:
         self._signals, self._devices = signals, devices
         self.keys = list(zip(signals, devices))
         self._frames: list[Columns] = []
+        self.refused = 0
+        """Values so far that no signal has; they count as not available."""
 
     def matches(self, columns: Columns) -> bool:
         """Return whether a frame has this set of columns."""
@@ -419,6 +421,11 @@ class ColumnBuffer:
             if index in masked:
                 values[np.concatenate([_decode_mask(frame, index) for frame in frames])] = np.nan
             values = values if order is None else values[order]
+            impossible = find_impossible_values(values)
+            if impossible.any():
+                values[impossible] = np.nan
+                inside = (t_ns >= start_ns) & (t_ns < end_ns)
+                self.refused += int(np.count_nonzero(impossible[low:high] & inside))
             series_by_key[key] = Series(t_ns, values[low:high], key[0].endswith("_total"))
         self._frames = _select_needed_frames(frames, [frame.t_ns[-1] for frame in frames], end_ns)
         return series_by_key

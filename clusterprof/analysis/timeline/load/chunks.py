@@ -129,7 +129,7 @@ class NodeLoader:
             header=builder.header,
             first_ns=first_ns,
             last_ns=max(builder.latest_ns or first_ns, first_ns),
-            damage=self._reader.damage.with_refused_spans(builder.refused_spans),
+            damage=self._reader.damage.with_refused_values(builder.refused),
             dropped_spans=builder.dropped_spans,
             gaps=tuple(builder.gaps.values()),
             events=tuple(builder.kept_events),
@@ -195,9 +195,10 @@ class _ChunkBuilder:
         yield self._cut(start_ns, end_ns, first, last=True)
 
     @property
-    def refused_spans(self) -> int:
-        """Return the number of spans refused so far."""
-        return self._processes.refused_spans
+    def refused(self) -> int:
+        """Return the number of spans and values refused so far."""
+        values = sum(buffer.refused for buffer in chain.from_iterable(self._columns.values()))
+        return self._processes.refused_spans + values
 
     def build_stack_table(self) -> StackTable:
         """Build the table of all stacks defined so far."""
