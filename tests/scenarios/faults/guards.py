@@ -43,15 +43,6 @@ class Guard:
     """(file, old, new) of guards behind it, which keep the promise alone and go with it."""
 
 
-_RINGS = "agent/processes/span_rings.py"
-_ENDED_RING = (
-    _RINGS,
-    "the ring of a process that ended is read to its end",
-    "ring.ended = (ring.pid, ring.ticks) in ended",
-    "ring.ended = False",
-    4,
-    ((_RINGS, "            ring.look()\n            ring.look()\n", "            ring.look()\n"),),
-)
 GUARDS = (
     Guard(
         "file-cut",
@@ -83,14 +74,6 @@ GUARDS = (
         "types and ranges of events and headers are checked",
         "            check_record(record)\n",
         "",
-        24,
-    ),
-    Guard(
-        "recording-forged",
-        "trace/reader.py",
-        "times are compared with those of other frames",
-        "yield from times.filter_frames(self._decode(decode, count))",
-        "yield from self._decode(decode, count)",
         24,
     ),
     Guard(
@@ -138,8 +121,15 @@ GUARDS = (
         "CLOCK_INTERVAL_NS = 60_000_000_000",
         1,
     ),
-    Guard("kill-job", *_ENDED_RING),
-    Guard("kill-worker", *_ENDED_RING),
+    Guard(
+        "kill-job",
+        "agent/processes/registry.py",
+        "the exit of a process is recorded",
+        "        self._add_exit_event(pending_exit.ended_ns, pending_exit.pid, "
+        "pending_exit.ticks, status)\n",
+        "",
+        1,
+    ),
     Guard(
         "driver-lies",
         "agent/collectors/gpu/nvml_queries.py",
