@@ -27,7 +27,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -65,14 +65,6 @@ class Damage:
     implausible_example: str = ""
     """What is wrong with the first of them."""
 
-    def with_refused_values(self, refused: int) -> Damage:
-        """Return the damage with spans and values that no process and no signal has."""
-        if not refused:
-            return self
-        records = self.implausible_records + refused
-        example = self.implausible_example or "a span or a value"
-        return replace(self, implausible_records=records, implausible_example=example)
-
 
 class DamageCounter:
     """Counts damage over all segments of a node."""
@@ -85,15 +77,7 @@ class DamageCounter:
 
     def damage(self) -> Damage:
         """Return the damage counted so far."""
-        return Damage(
-            self.damaged_bytes,
-            self.damaged_places,
-            self.torn_tail_bytes,
-            self.frames_read,
-            self.unknown_frames,
-            self.implausible_records,
-            self.implausible_example,
-        )
+        return Damage(**{field.name: getattr(self, field.name) for field in fields(Damage)})
 
     def add_implausible(self, records: int, example: str) -> None:
         """Count records that say what no recorder writes."""

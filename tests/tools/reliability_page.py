@@ -161,7 +161,7 @@ def format_guard(guard: Guard, values: Mapping[str, Any] | None) -> str:
     if values is not None:
         seen = f"{values['date']}, {values['broken']} of {values['tried']}"
         seen = seen if values["noticed"] else f"not noticed ({seen})"
-        if values["not_possible"]:
+        if values.get("not_possible"):
             seen = f"{NOT_TRIED}: {values['not_possible']}"
         words = _escape(values["words"])
     return f"| `{guard.fault}` | `{guard.file}`: {guard.name} | {seen} | {words or '–'} |\n"

@@ -47,7 +47,7 @@ GUARDS = (
     Guard(
         "file-cut",
         "trace/reader.py",
-        "a frame that was being written is told from damage",
+        "a frame that was being written is no damage",
         "torn = size == _UNFINISHED",
         "torn = False",
         1,

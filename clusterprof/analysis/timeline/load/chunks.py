@@ -129,12 +129,21 @@ class NodeLoader:
             header=builder.header,
             first_ns=first_ns,
             last_ns=max(builder.latest_ns or first_ns, first_ns),
-            damage=self._reader.damage.with_refused_values(builder.refused),
+            damage=_add_refused_values(self._reader.damage, builder.refused),
             dropped_spans=builder.dropped_spans,
             gaps=tuple(builder.gaps.values()),
             events=tuple(builder.kept_events),
             stacks=builder.build_stack_table(),
         )
+
+
+def _add_refused_values(damage: Damage, refused: int) -> Damage:
+    """Return the damage with spans and values that no process and no signal has."""
+    if not refused:
+        return damage
+    records = damage.implausible_records + refused
+    example = damage.implausible_example or "a span or a value"
+    return replace(damage, implausible_records=records, implausible_example=example)
 
 
 def _make_empty_header(key: str) -> Header:
