@@ -428,8 +428,10 @@ def find_times(record: Any) -> tuple[int, int] | None:
             return None
         index = record.names.index("t_ns")
         columns = record.columns
-        is_packed = isinstance(columns, BlockColumns)
-        t_ns = columns.encoded_column(index) if is_packed else columns[index]
+        if isinstance(columns, BlockColumns):
+            t_ns = columns.encoded_column(index)
+        else:
+            t_ns = columns[index]
     elif isinstance(record, Clock):
         return record.monotonic_ns, record.monotonic_ns
     elif isinstance(record, Event | Gap):
