@@ -35,7 +35,7 @@ NAMED_FOLDERS = ("clusterprof", "bench", "lab")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_TEST_FUNCTION_LINES = 120  # tests and their factories contain whole records
-MAX_MODULES = 455
+MAX_MODULES = 456
 """Modules of the package, without `__init__.py` files that hold only a docstring."""
 MAX_CHILDREN = 14
 """Files and folders in one folder of the package; more need a subfolder."""

@@ -36,6 +36,7 @@ from clusterprof.trace.column_decoder import (
     unpack_blocks,
 )
 from clusterprof.trace.frame import Frame, FrameError, UnknownFrameError
+from clusterprof.trace.plausibility import check_record, check_span_parts
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
     Clock,
@@ -215,8 +216,7 @@ class Decoder:
         simple = _SIMPLE.get(source.kind)
         if simple is not None:
             record = _decode_header(simple, source.header)
-            if isinstance(record, Event):
-                _check_event(record)
+            check_record(record)
             return [record]
         try:
             if source.kind == frame.KIND_SPANS:
@@ -236,6 +236,7 @@ class Decoder:
 
     def _spans(self, source: Frame, packed: bool) -> list[Record | PackedSpans]:
         header = _decode_header(_SPANS_HEADER, source.header)
+        check_span_parts(header.parts)
         planes = self._planes(source, header)
         folded = pack_span_frame(header, planes) if packed else None
         if folded is not None:
@@ -347,21 +348,6 @@ def _unpack_mask(mask: bytes, rows: int) -> bytes:
     return np.unpackbits(np.frombuffer(mask, np.uint8), count=rows).tobytes()
 
 
-def _check_event(event: Event) -> None:
-    """Check that the numbers by which processes are looked up are whole numbers or unknown.
-
-    Raises: FrameError for an event that no recorder writes.
-    """
-    for name in _EVENT_NUMBERS:
-        value = event.attributes.get(name)
-        if value is not None and not isinstance(value, int):
-            raise FrameError(f"{name} of an event is no whole number")
-    if event.kind == "group-announced":
-        group, ranks = event.attributes.get("group"), event.attributes.get("ranks")
-        if not isinstance(group, int) or not isinstance(ranks, list | tuple):
-            raise FrameError("a group without a number or ranks")
-
-
 def _decode_header(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     try:
         return decoder.decode(data)
@@ -369,7 +355,6 @@ def _decode_header(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
         raise FrameError(str(error)) from error
 
 
-_EVENT_NUMBERS = ("pid", "started_ticks", "exit_code", "signal", "wait_status", "start_ns")
 _COLUMNS_HEADER = msgspec.msgpack.Decoder(frame.ColumnsHeader)
 _SPANS_HEADER = msgspec.msgpack.Decoder(frame.SpansHeader)
 _COLUMNS_LAYOUT = msgspec.msgpack.Decoder(frame.ColumnsLayout)

@@ -31,7 +31,7 @@ def export_records(*paths: Path) -> Iterator[str]:
 def _iterate_lines(folders: tuple[Path, ...]) -> Iterator[str]:
     totals: dict[str, int] = {}
     for folder in folders:
-        reader = NodeReader(folder)
+        reader = NodeReader(folder, keeps_far_times=True)
         for record in reader:
             yield _format_json(
                 {
@@ -41,7 +41,11 @@ def _iterate_lines(folders: tuple[Path, ...]) -> Iterator[str]:
                 }
             )
         for field in fields(reader.damage):
-            totals[field.name] = totals.get(field.name, 0) + getattr(reader.damage, field.name)
+            value = getattr(reader.damage, field.name)
+            if field.name == "implausible_records" and not value:
+                continue  # the summary of a healthy recording stays as it was
+            if isinstance(value, int):
+                totals[field.name] = totals.get(field.name, 0) + value
     yield _format_json({"record": "summary", "nodes": len(folders), **totals})
 
 

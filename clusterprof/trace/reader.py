@@ -27,7 +27,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -35,9 +35,10 @@ from typing import BinaryIO, TypeVar
 from clusterprof.errors import NoRecording
 from clusterprof.trace import frame
 from clusterprof.trace.decoder import Decoder, PackedSpans, UnknownLayoutError
+from clusterprof.trace.plausibility import ImplausibleError, TimeFilter
 from clusterprof.trace.remote import RemotePath, resolve_path
 from clusterprof.trace.schema import Header, Record
-from clusterprof.trace.segments import SUFFIX, is_segment
+from clusterprof.trace.segments import SUFFIX, format_segment_name, is_segment
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_BUDGET_BYTES = 64 << 20
@@ -59,6 +60,10 @@ class Damage:
     frames_read: int = 0
     unknown_frames: int = 0
     """Whole frames that this version cannot interpret, or that are invalid."""
+    implausible_records: int = 0
+    """Records of valid frames that say what no recorder writes (trace.plausibility)."""
+    implausible_example: str = ""
+    """What is wrong with the first of them."""
 
 
 class DamageCounter:
@@ -66,18 +71,18 @@ class DamageCounter:
 
     def __init__(self) -> None:
         self.damaged_bytes = self.damaged_places = self.torn_tail_bytes = 0
-        self.frames_read = self.unknown_frames = 0
+        self.frames_read = self.unknown_frames = self.implausible_records = 0
+        self.implausible_example = ""
         self.bytes_read = self.bytes_searched = 0
 
     def damage(self) -> Damage:
         """Return the damage counted so far."""
-        return Damage(
-            self.damaged_bytes,
-            self.damaged_places,
-            self.torn_tail_bytes,
-            self.frames_read,
-            self.unknown_frames,
-        )
+        return Damage(**{field.name: getattr(self, field.name) for field in fields(Damage)})
+
+    def add_implausible(self, records: int, example: str) -> None:
+        """Count records that say what no recorder writes."""
+        self.implausible_records += records
+        self.implausible_example = self.implausible_example or example
 
     def may_search(self, size: int) -> bool:
         """Return whether another candidate frame of this size may be checked.
@@ -332,8 +337,12 @@ class NodeReader:
     repeatedly.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Take the folder of a node, or a single segment; nothing is opened yet."""
+    def __init__(self, folder: Path, keeps_far_times: bool = False) -> None:
+        """Take the folder of a node, or a single segment; nothing is opened yet.
+
+        keeps_far_times: return also records whose times disagree with those of all others.
+        """
+        self._keeps_far_times = keeps_far_times
         self.path = folder
         self._count = DamageCounter()
         self._segment: tuple[int, FileIO | None] = (0, None)
@@ -355,18 +364,33 @@ class NodeReader:
 
     def frames(self) -> Iterator[list[Record]]:
         """Yield the records of each frame together; never raises for invalid bytes."""
-        return self._decode(Decoder.records)
+        return self._filter(Decoder.records)
 
     def packed(self) -> Iterator[list[Record | PackedSpans]]:
         """Yield the records of each frame, leaving columns encoded that are cheaper to decode in
         bulk.
         """
-        return self._decode(Decoder.packed)
+        return self._filter(Decoder.packed)
 
-    def _decode(
+    def _filter(
         self, decode: Callable[[Decoder, frame.Frame], list[_Kind]]
     ) -> Iterator[list[_Kind]]:
+        """Yield the records whose times agree with those of other frames."""
         count = self._count = DamageCounter()
+        if self._keeps_far_times:
+            yield from self._decode(decode, count)
+            return
+        times = TimeFilter(self._has_first_segment())
+        yield from times.filter_frames(self._decode(decode, count))
+        count.add_implausible(times.refused, times.example)
+
+    def _has_first_segment(self) -> bool:
+        segments = [self.path] if self.path.is_file() else list_segments(self.path)
+        return not segments or segments[0].name == format_segment_name(1)
+
+    def _decode(
+        self, decode: Callable[[Decoder, frame.Frame], list[_Kind]], count: DamageCounter
+    ) -> Iterator[list[_Kind]]:
         decoder = Decoder()
         searched = False
         for source in self._scan(count):
@@ -380,6 +404,9 @@ class NodeReader:
                     for definition in self._scan(DamageCounter()):
                         decoder.add_layouts(definition)
                     records = decode(decoder, source)
+            except ImplausibleError as error:
+                count.add_implausible(1, str(error))
+                continue
             except frame.FrameError:
                 count.unknown_frames += 1
                 continue

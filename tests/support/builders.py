@@ -190,7 +190,8 @@ def process(
 
 def is_whole(damage: Damage) -> bool:
     """Whether a reader skipped nothing."""
-    return not (damage.damaged_places or damage.torn_tail_bytes or damage.unknown_frames)
+    lost = damage.unknown_frames + damage.implausible_records
+    return not (damage.damaged_places or damage.torn_tail_bytes or lost)
 
 
 class _RecordsInMemory:

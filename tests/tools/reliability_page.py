@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.scenarios.faults.guards import GUARDS, Guard
 from tests.scenarios.faults.model import Fault
 from tests.scenarios.faults.promises import GROUPS, Promise
 from tests.scenarios.faults.registry import FAULTS
@@ -31,6 +32,15 @@ FAULTS_HEAD = """## The faults
 | fault | how injected | measured | {unit} | further figures |
 |---|---|---|---|---|
 """
+GUARDS_HEAD = """
+## Guards
+
+Each guard was removed in a copy of the source, and its fault injected there: the promise must
+break, or the fault would notice nothing.
+
+| fault | guard | seen to break on | first broken |
+|---|---|---|---|
+"""
 TAIL = """
 ## Again
 
@@ -38,8 +48,8 @@ TAIL = """
     make faults-long     # hours
     make docs            # writes this page from bench/results/faults.json
 
-`python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone. That
-a fault is noticed at all is tried by taking a guard away by hand and injecting it again.
+`python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone, and
+with `--guards` it removes their guards.
 
 ## Not covered
 
@@ -68,6 +78,10 @@ def pages() -> dict[str, str]:
         for fault in FAULTS
         if fault.name in document["faults"]
     ]
+    lines.append(GUARDS_HEAD)
+    for guard in GUARDS:
+        values = document.get("guards", {}).get(f"{guard.fault}: {guard.name}")
+        lines.append(format_guard(guard, values))
     lines.append(TAIL)
     return {PAGE: "".join(lines)}
 
@@ -139,6 +153,18 @@ def format_fault(fault: Fault, values: Mapping[str, Any]) -> str:
         f"| {fault.title} (`{fault.name}`) | {fault.injection} | {measured} |"
         f" {format_tried(values, fault)} | {further or '–'} |\n"
     )
+
+
+def format_guard(guard: Guard, values: Mapping[str, Any] | None) -> str:
+    """Return the row of a guard."""
+    seen, words = NOT_TRIED, ""
+    if values is not None:
+        seen = f"{values['date']}, {values['broken']} of {values['tried']}"
+        seen = seen if values["noticed"] else f"not noticed ({seen})"
+        if values.get("not_possible"):
+            seen = f"{NOT_TRIED}: {values['not_possible']}"
+        words = _escape(values["words"])
+    return f"| `{guard.fault}` | `{guard.file}`: {guard.name} | {seen} | {words or '–'} |\n"
 
 
 def _escape(text: str) -> str:

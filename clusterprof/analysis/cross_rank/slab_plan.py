@@ -100,7 +100,10 @@ def _plan_job(entries: Sequence[RankEntry], directory: ChannelDirectory) -> list
     cut_channel, numbers = find_common_cuts(channel[known], number[known], len(entries))
     if not numbers.size:
         return []
+    ranks = np.arange(1, len(entries) + 1)
     own = _find_entries(directory, cut_channel)
+    if not np.array_equal(np.searchsorted(directory.base, own, side="right"), ranks):
+        return []  # a rank that sampled an operation twice stands for one that has no such channel
     block = np.stack(
         [
             np.searchsorted(entry.operations.lowest[:-1, at], numbers, side="right") - 1

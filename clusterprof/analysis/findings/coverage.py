@@ -162,6 +162,13 @@ def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
     if damage.unknown_frames:
         message = f"{damage.unknown_frames:,} frames are not understood"
         out.append(CoverageGap(what, "lost", message, "analyze with a newer clusterprof"))
+    if damage.implausible_records:
+        message = (
+            f"{damage.implausible_records:,} records say what no recorder writes, and are left"
+            f" out; the first: {damage.implausible_example}"
+        )
+        remedy = "the recording was changed after it was written: analyze the original"
+        out.append(CoverageGap(what, "lost", message, remedy))
     if node.loaded.dropped_spans:
         message = f"{node.loaded.dropped_spans:,} spans were dropped before they could be stored"
         out.append(CoverageGap("spans", "lost", message, "give the recorder more CPU time"))

@@ -168,7 +168,7 @@ class NetworkMeter:
         if self._off:
             return
         if self._made_up is None:
-            nics = chunk.header.host.get("nics", ())
+            nics = chunk.header.host.get("nics") or ()
             self._made_up = frozenset(str(n.get("name")) for n in nics if not n.get("physical"))
         self._join_operations(chunk)
         if self._throughout and self._end.size:

@@ -2,11 +2,14 @@
 
     python -m tests.scenarios.faults [NAME…] [--long] [--trials N] [--seconds S] [--store FILE]
     python -m tests.scenarios.faults --tests [--store FILE]
+    python -m tests.scenarios.faults [NAME…] --guards [--store FILE]
     python -m tests.scenarios.faults --list
 
 Results are merged into bench/results/faults.json, from which `make docs` makes the page
 docs/reliability.md: a fault that is injected again replaces its figures. `--tests` runs the tests
-that the page names for each promise and counts their cases. Returns 1 when a promise was broken.
+that the page names for each promise and counts their cases. `--guards` removes each guard in a copy
+of the source and injects its fault there, which must notice it. Returns 1 when a promise was
+broken, or a guard not missed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.scenarios.faults import results
+from tests.scenarios.faults.guards import try_guards
 from tests.scenarios.faults.model import Fault, NotPossible, Outcome, choose_faults
 from tests.scenarios.faults.registry import FAULTS
 from tests.support.killed_jobs import remove_run_dirs
@@ -38,12 +42,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600, help="at most, of each fault")
     parser.add_argument("--store", type=Path, default=results.STORE)
     parser.add_argument("--tests", action="store_true", help="run the tests of the promises")
+    parser.add_argument("--guards", action="store_true", help="remove the guards of the faults")
     parser.add_argument("--list", action="store_true", help="print the names of the faults")
     asked = parser.parse_args()
     if asked.list:
         for fault in FAULTS:
             print(f"{fault.name:24} {fault.title}")
         return 0
+    if asked.guards:
+        return try_guards(asked.names, asked.store)
     if asked.tests:
         return results.store_tests(asked.store)
     broken = False

@@ -14,22 +14,18 @@ import random
 import resource
 import shutil
 import signal
-import struct
 import sys
 import traceback
-import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from clusterprof.trace import frame
 from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
 from clusterprof.trace.segments import format_segment_name
 from tests.scenarios.faults.model import Fault, Trial
+from tests.scenarios.fuzz.forge import MUTATIONS, read_raw_frames, write_raw_frames
 from tests.support.trace_samples import boundaries, read_frames, second, simple_records, write
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
@@ -42,11 +38,6 @@ GOOD_STATUS = range(7)
 FLIPS = 500
 FUZZED = 100
 """Mutated files of each format in a trial."""
-HEAD = struct.Struct("<4sIIBBBB")
-NUMBERS = (0, -1, 1 << 62, -(1 << 62), (1 << 63) - 1, 1 << 31, 10**9, 10**18, 3, 1e308, -0.5)
-WORDS = ("", "=cmd|1", "\x1b[2J", "../../etc/passwd", "<script>", "x" * 5000, "1e999", "\ud800")
-Frame = tuple[int, int, int, bytes]
-"""kind, schema, codec, payload."""
 
 
 def list_commands(run: Path, healthy: Path, out: Path) -> list[list[str]]:
@@ -73,7 +64,7 @@ def damage_recording(folder: Path, number: int) -> Trial:
 
 def forge_recording(folder: Path, number: int) -> Trial:
     """Change what valid frames hold; then every command."""
-    return _run_commands(folder, number, (forge_values, forge_values, forge_values, forge_bytes))
+    return _run_commands(folder, number, MUTATIONS)
 
 
 def _run_commands(folder: Path, number: int, mutations: Sequence[Callable[..., None]]) -> Trial:
@@ -207,78 +198,6 @@ def rename(path: Path, draw: random.Random) -> None:
         target.symlink_to("/etc/passwd")
     elif not target.exists():
         os.mkfifo(target)
-
-
-def forge_bytes(path: Path, draw: random.Random) -> None:
-    """Change bytes of a frame and set its checksum right."""
-    frames = read_raw_frames(path)
-    if not frames:
-        return
-    at = draw.randrange(len(frames))
-    kind, schema, codec, payload = frames[at]
-    data = bytearray(payload)
-    for _ in range(draw.choice((1, 2, 8)) if data else 0):
-        data[draw.randrange(len(data))] = draw.randrange(256)
-    frames[at] = kind, schema, codec, bytes(data)
-    write_raw_frames(path, frames)
-
-
-def forge_values(path: Path, draw: random.Random) -> None:
-    """Change values in the header of a frame: a number far away, another type, nothing."""
-    frames = read_raw_frames(path)
-    if not frames:
-        return
-    at = draw.randrange(len(frames))
-    kind, schema, codec, payload = frames[at]
-    size = int.from_bytes(payload[:4], "little")
-    try:
-        header = msgspec.msgpack.decode(payload[4 : 4 + size])
-    except msgspec.DecodeError:
-        return
-    for _ in range(draw.choice((1, 1, 3))):
-        header = replace_value(header, draw)
-    encoded = msgspec.msgpack.encode(header)
-    body = len(encoded).to_bytes(4, "little") + encoded + payload[4 + size :]
-    frames[at] = kind, schema, codec, body
-    write_raw_frames(path, frames)
-
-
-def replace_value(value: Any, draw: random.Random, depth: int = 0) -> Any:
-    """Return the value with one thing in it replaced, somewhere below."""
-    if isinstance(value, dict) and value and draw.random() < 0.9:
-        key = draw.choice(list(value))
-        if draw.random() < 0.1:
-            return {name: item for name, item in value.items() if name != key}
-        return {**value, key: replace_value(value[key], draw, depth + 1)}
-    if isinstance(value, list) and value and draw.random() < 0.9:
-        at = draw.randrange(len(value))
-        if draw.random() < 0.1:
-            return value[:at] + value[at + 1 :] if draw.random() < 0.5 else [*value, *value]
-        return [*value[:at], replace_value(value[at], draw, depth + 1), *value[at + 1 :]]
-    words = [word.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for word in WORDS]
-    return draw.choice((*NUMBERS, *words, None, True, [], {}, [[]], {"": {}}))
-
-
-def read_raw_frames(path: Path) -> list[Frame]:
-    """Return the frames of a segment, without checks of what they hold."""
-    data, frames, at = path.read_bytes(), [], 0
-    while at + HEAD.size <= len(data):
-        magic, size, checksum, kind, schema, codec, _ = HEAD.unpack_from(data, at)
-        rest = data[at + 12 : at + HEAD.size + size]
-        if magic != frame.MAGIC or zlib.crc32(rest) != checksum:
-            break
-        frames.append((kind, schema, codec, rest[4:]))
-        at += HEAD.size + size
-    return frames
-
-
-def write_raw_frames(path: Path, frames: Sequence[Frame]) -> None:
-    """Write frames with valid lengths and checksums."""
-    out = []
-    for kind, schema, codec, payload in frames:
-        rest = struct.pack("<BBBB", kind, schema, codec, 0) + payload
-        out.append(struct.pack("<4sII", frame.MAGIC, len(payload), zlib.crc32(rest)) + rest)
-    path.write_bytes(b"".join(out))
 
 
 # --- the reader alone ---

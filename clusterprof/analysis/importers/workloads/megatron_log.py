@@ -66,6 +66,8 @@ _MIN_PAUSE_NS = 2_000_000_000
 _TIMERS_SHOWN = 6
 _MIN_SPREAD = 1.2
 _MAX_NS = 1 << 61
+_MAX_NUMBER = 1 << 62
+"""Greatest number of an iteration; a column of int64 holds it."""
 
 
 @dataclass(slots=True)
@@ -217,14 +219,17 @@ def _place_steps(log: _Log, account: Account) -> tuple[np.ndarray, np.ndarray, n
         count = number - before[0] if is_next and before else max(min(interval, number), 1)
         restarts += before is not None and not is_next
         length_ns = round(mean_ms * 1e6)
-        if len(spans) + count > _MAX_STEPS or at + count * length_ns > _MAX_NS:
+        length_of_all_ns = count * length_ns
+        pause_ns = 0
+        if before is not None and min(before[1], line_ns) >= 0:
+            pause_ns = line_ns - before[1] - length_of_all_ns
+            pause_ns = pause_ns if pause_ns >= _MIN_PAUSE_NS else 0
+        is_long = len(spans) + count > _MAX_STEPS or at + pause_ns + length_of_all_ns > _MAX_NS
+        if is_long or number > _MAX_NUMBER:
             account.skipped["iterations beyond the limit"] += 1
             continue
-        if before is not None and min(before[1], line_ns) >= 0:
-            pause_ns = line_ns - before[1] - count * length_ns
-            if pause_ns >= _MIN_PAUSE_NS:
-                at += pause_ns
-                paused_ns += pause_ns
+        at += pause_ns
+        paused_ns += pause_ns
         for place in range(count):
             spans.append((at, at + length_ns, number - count + 1 + place))
             at += length_ns

@@ -104,6 +104,8 @@ def select_joint_waits(
     gaps: rank -> start and end of its time without work, ns. ranks: how many there are. Empty if
     fewer than four in five of them, or fewer than three, go on at the same instant.
     """
+    if not gaps:
+        return {}
     resumed = median(end for _, end in gaps.values())
     joint = {r: gap for r, gap in gaps.items() if abs(gap[1] - resumed) <= SAME_INSTANT_NS}
     starts = [start for start, _ in joint.values()]

@@ -164,6 +164,8 @@ MAX_ROWS_AT_ONCE = 1_000_000
 MAX_PENDING_ISSUES = 4096
 """Limit of issued asynchronous operations of a rank whose end has not been seen."""
 NO_NUMBER = np.iinfo(np.int64).max
+_MAX_NUMBER = 1 << 62
+"""Greatest number of an operation; those of real jobs stay below 2**40, and `NO_NUMBER` is none."""
 SPAN_ROWS = 7
 START, END, GROUP, NUMBER, SIZE, CODE, BLOCKED_TIME = range(SPAN_ROWS)
 """Rows of a table of spans: the fields of a span, and the lost time inside it."""
@@ -349,7 +351,7 @@ class RankRowBuilder:
         duration = spans[END] - spans[START]
         backwards, unnumbered = (
             (spans[BLOCKED_TIME] < 0) | (spans[BLOCKED_TIME] > duration),
-            spans[NUMBER] < 0,
+            (spans[NUMBER] < 0) | (spans[NUMBER] > _MAX_NUMBER),
         )
         if backwards.any() or unnumbered.any():
             self._leave_out("backwards", int(np.count_nonzero(backwards)))

@@ -46,6 +46,7 @@ from clusterprof.probe.layout import (
 )
 from clusterprof.trace.column_decoder import BlockColumns, concat_columns
 from clusterprof.trace.decoder import PackedSpans, SpanColumns
+from clusterprof.trace.plausibility import find_impossible_spans, find_impossible_values
 from clusterprof.trace.schema import SPAN_FIELDS, Column, Columns, Rows, Spans
 
 LOOKBACK_NS = 2_000_000_000
@@ -94,7 +95,8 @@ class ChunkSpans:
 class SpanBuffer:
     """Collects spans of all processes and returns those of a chunk by process and kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, checks_ends: bool = False) -> None:
+        """checks_ends: spans with times that no process has are refused at the end."""
         self._frames: list[Spans | PackedSpans] = []
         # For each part of each frame: process, number of spans, sequence number of the first.
         self._owners: list[int] = []
@@ -104,6 +106,9 @@ class SpanBuffer:
         self._ticks: dict[int, int] = {}
         self._named: dict[int, set[int]] = {}  # number -> its kinds that are named "fetch"
         self._next = 0
+        self._checks_ends = checks_ends
+        self.refused = 0
+        """Spans refused so far."""
         no_spans = np.zeros((_SEQUENCE + 1, 0), np.int64)
         self._waiting = self._recent = _OwnedSpans(no_spans, no_spans[0])
 
@@ -158,6 +163,10 @@ class SpanBuffer:
         fields[_KIND][fetches] = FETCH
         kind = np.clip(fields[_KIND], -1, _KIND_LIMIT).astype(np.int16)
         kind[(kind < 0) | (owner < 0) | (end < start)] = _KIND_LIMIT
+        if last and self._checks_ends:
+            impossible = find_impossible_spans(start, end, end_ns)
+            kind[impossible] = _KIND_LIMIT
+            self.refused += int(np.count_nonzero(impossible))
         late = np.flatnonzero(end >= end_ns) if not last else np.zeros(0, np.int64)
         kind[late] = _KIND_LIMIT
         late = late[owner[late] >= 0]
@@ -372,6 +381,8 @@ class ColumnBuffer:
         self._signals, self._devices = signals, devices
         self.keys = list(zip(signals, devices))
         self._frames: list[Columns] = []
+        self.refused = 0
+        """Values so far that no signal has; they count as not available."""
 
     def matches(self, columns: Columns) -> bool:
         """Return whether a frame has this set of columns."""
@@ -410,6 +421,11 @@ class ColumnBuffer:
             if index in masked:
                 values[np.concatenate([_decode_mask(frame, index) for frame in frames])] = np.nan
             values = values if order is None else values[order]
+            impossible = find_impossible_values(values)
+            if impossible.any():
+                values[impossible] = np.nan
+                inside = (t_ns >= start_ns) & (t_ns < end_ns)
+                self.refused += int(np.count_nonzero(impossible[low:high] & inside))
             series_by_key[key] = Series(t_ns, values[low:high], key[0].endswith("_total"))
         self._frames = _select_needed_frames(frames, [frame.t_ns[-1] for frame in frames], end_ns)
         return series_by_key

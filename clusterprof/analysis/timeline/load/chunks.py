@@ -107,7 +107,7 @@ class NodeLoader:
         folder_reader = NodeReader(folder)
         self._reader: Reader = reader or folder_reader
         self._whole = folder_reader if reader is None else None
-        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows)
+        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows, reader is None)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks in order of time; can be called once."""
@@ -129,12 +129,21 @@ class NodeLoader:
             header=builder.header,
             first_ns=first_ns,
             last_ns=max(builder.latest_ns or first_ns, first_ns),
-            damage=self._reader.damage,
+            damage=_add_refused_values(self._reader.damage, builder.refused),
             dropped_spans=builder.dropped_spans,
             gaps=tuple(builder.gaps.values()),
             events=tuple(builder.kept_events),
             stacks=builder.build_stack_table(),
         )
+
+
+def _add_refused_values(damage: Damage, refused: int) -> Damage:
+    """Return the damage with spans and values that no process and no signal has."""
+    if not refused:
+        return damage
+    records = damage.implausible_records + refused
+    example = damage.implausible_example or "a span or a value"
+    return replace(damage, implausible_records=records, implausible_example=example)
 
 
 def _make_empty_header(key: str) -> Header:
@@ -153,7 +162,9 @@ def _find_first_start(spans: PackedSpans) -> int:
 class _ChunkBuilder:
     """Sorts records into buffers and cuts chunks from them."""
 
-    def __init__(self, chunk_ns: int, key: str, max_rows: int = 0) -> None:
+    def __init__(
+        self, chunk_ns: int, key: str, max_rows: int = 0, checks_ends: bool = False
+    ) -> None:
         self._chunk_ns, self._most = chunk_ns, max_rows
         self.header = _make_empty_header(key)
         self.first_ns: int | None = None
@@ -162,7 +173,7 @@ class _ChunkBuilder:
         self.gaps: dict[tuple[str, str, str], Gap] = {}
         self.kept_events: list[Event] = []
         self._columns: dict[str, list[ColumnBuffer]] = {}
-        self._processes = ProcessBuffer()
+        self._processes = ProcessBuffer(checks_ends)
         self._users = DeviceUsers()
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []
@@ -191,6 +202,12 @@ class _ChunkBuilder:
             return
         end_ns = max(start_ns, (self.latest_ns if self.latest_ns is not None else start_ns) + 1)
         yield self._cut(start_ns, end_ns, first, last=True)
+
+    @property
+    def refused(self) -> int:
+        """Return the number of spans and values refused so far."""
+        values = sum(buffer.refused for buffer in chain.from_iterable(self._columns.values()))
+        return self._processes.refused_spans + values
 
     def build_stack_table(self) -> StackTable:
         """Build the table of all stacks defined so far."""

@@ -108,10 +108,11 @@ _IDENTITY_COLUMNS = ("pid", "parent_pid", "started_ticks", "name")
 class ProcessBuffer:
     """All process data that were read and not yet assigned to a chunk."""
 
-    def __init__(self) -> None:
+    def __init__(self, checks_ends: bool = False) -> None:
+        """checks_ends: spans that end long after the last record are refused, and counted."""
         self._threads = RowBuffer([*_THREAD_COLUMNS.values(), "pid", "tid", "name"])
         self._rows = RowBuffer([*_IO_COLUMNS.values(), *_IDENTITY_COLUMNS])
-        self._spans = SpanBuffer()
+        self._spans = SpanBuffer(checks_ends)
         self._placements = PlacementBuffer()
         self._registered: dict[int, Mapping[str, Any]] = {}
         self._exited_ns: dict[int, int] = {}
@@ -133,6 +134,11 @@ class ProcessBuffer:
             self._names = _choose_longer(self._names, rows.strings.get("name"))
         elif rows.table == "placement":
             self._placements.add(rows)
+
+    @property
+    def refused_spans(self) -> int:
+        """Return the number of spans refused so far."""
+        return self._spans.refused
 
     def add_spans(self, spans: Spans | PackedSpans) -> None:
         """Add a frame of spans."""
@@ -198,7 +204,8 @@ class ProcessBuffer:
         if span_ticks is not None:
             ticks = span_ticks
         elif ticks < 0:
-            ticks = int(registration.get("started_ticks", -1))
+            registered_ticks = registration.get("started_ticks")
+            ticks = -1 if registered_ticks is None else int(registered_ticks)
         placement = self._placements.find(pid)
         return Process(pid, ticks, parent, name, registration, spans, threads, io, placement)
 

@@ -1,0 +1,242 @@
+"""Guards: what in the source keeps a promise. With it removed, its fault must be noticed.
+
+A guard is a text in a file of the package and what stands there without it. The package and its
+tests are copied, the text is replaced in the copy, and the fault is injected there: a fault that
+breaks no promise now would never have noticed anything.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.scenarios.faults.results import ROOT, load_results, write_results
+
+COPIED = ("clusterprof", "lab", "tests", "bench", "pyproject.toml", "README.md")
+TIMEOUT_S = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A guard, and the fault that notices its absence."""
+
+    fault: str
+    file: str
+    """Below the package."""
+    name: str
+    """What it does, in words."""
+    old: str
+    """Occurs exactly once in the file."""
+    new: str
+    trials: int = 4
+    """So many injections notice the absence of the guard surely."""
+    also: tuple[tuple[str, str, str], ...] = ()
+    """(file, old, new) of guards behind it, which keep the promise alone and go with it."""
+
+
+GUARDS = (
+    Guard(
+        "file-cut",
+        "trace/reader.py",
+        "a frame that was being written is no damage",
+        "torn = size == _UNFINISHED",
+        "torn = False",
+        1,
+    ),
+    Guard(
+        "bit-flipped",
+        "trace/frame.py",
+        "the checksum of a frame is compared",
+        "return bool(zlib.crc32(covered) == crc)",
+        "return True",
+        1,
+    ),
+    Guard(
+        "block-overwritten",
+        "trace/reader.py",
+        "what is skipped between two frames is counted",
+        "                    self._count.damaged_bytes += skipped\n                    skipped = 0",
+        "                    skipped = 0",
+        1,
+    ),
+    Guard(
+        "recording-forged",
+        "trace/decoder.py",
+        "types and ranges of events and headers are checked",
+        "            check_record(record)\n",
+        "",
+        24,
+    ),
+    Guard(
+        "kill-recorder",
+        "agent/sampling/scheduler.py",
+        "frames are written every 0.8 s",
+        "FLUSH_INTERVAL_NS = 800_000_000",
+        "FLUSH_INTERVAL_NS = 30_000_000_000",
+    ),
+    Guard(
+        "kill-both",
+        "agent/sampling/scheduler.py",
+        "frames are written every 0.8 s",
+        "FLUSH_INTERVAL_NS = 800_000_000",
+        "FLUSH_INTERVAL_NS = 30_000_000_000",
+    ),
+    Guard(
+        "end-recorder",
+        "agent/__main__.py",
+        "SIGTERM and SIGINT are handled",
+        "        for number in (signal.SIGTERM, signal.SIGINT):\n",
+        "        for number in ():\n",
+    ),
+    Guard(
+        "call-fails",
+        "trace/writer.py",
+        "an error of the disk is kept, and the frames wait",
+        "        except OSError as error:\n            self._fail(error, now_ns)\n\n    def _check",
+        "        except ZeroDivisionError as error:\n"
+        "            self._fail(error, now_ns)\n\n    def _check",
+    ),
+    Guard(
+        "disk-full",
+        "trace/writer.py",
+        "an error of the disk is kept, and the frames wait",
+        "        except OSError as error:\n            self._fail(error, now_ns)\n\n    def _check",
+        "        except ZeroDivisionError as error:\n"
+        "            self._fail(error, now_ns)\n\n    def _check",
+    ),
+    Guard(
+        "clock-step",
+        "agent/sampling/scheduler.py",
+        "the clocks are read together every 10 s",
+        "CLOCK_INTERVAL_NS = 10_000_000_000",
+        "CLOCK_INTERVAL_NS = 60_000_000_000",
+        1,
+    ),
+    Guard(
+        "kill-job",
+        "agent/processes/registry.py",
+        "the exit of a process is recorded",
+        "        self._add_exit_event(pending_exit.ended_ns, pending_exit.pid, "
+        "pending_exit.ticks, status)\n",
+        "",
+        1,
+    ),
+    Guard(
+        "driver-lies",
+        "agent/collectors/gpu/nvml_queries.py",
+        "a utilization lies between 0 and 100 %",
+        "if not 0 <= value <= 100:",
+        "if False:",
+        16,
+    ),
+    Guard(
+        "planted-files",
+        "agent/launch/election.py",
+        "the run directory is a folder of this user with mode 0700",
+        "if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:",
+        "if False:",
+    ),
+    Guard(
+        "secrets",
+        "agent/launch/launcher.py",
+        "of an environment, the launcher's variables alone are kept",
+        "variables = identity.select_launcher_variables(environ)",
+        "variables = dict(environ)",
+        1,
+        (
+            (
+                "agent/processes/registry.py",
+                "for name in LAUNCHER_VARIABLES\n",
+                "for name in raw_variables or {}\n",
+            ),
+        ),
+    ),
+    Guard(
+        "redacted",
+        "agent/sampling/service.py",
+        "the names in a header are replaced",
+        "return header if self._redactor is None else self._redactor.redact_header(header)",
+        "return header",
+        1,
+    ),
+)
+
+
+def try_guards(names: Sequence[str], store: Path) -> int:
+    """Remove each guard of these faults, all without names; 1 = an absence was not noticed."""
+    unseen = 0
+    for guard in GUARDS:
+        if names and guard.fault not in names:
+            continue
+        values = try_guard(guard)
+        document = load_results(store)
+        document.setdefault("guards", {})[f"{guard.fault}: {guard.name}"] = values
+        write_results(store, document)
+        unseen += not (values["noticed"] or values["not_possible"])
+        words = values["words"] or values["not_possible"] or "NOT NOTICED"
+        print(f"{guard.fault}: {guard.name}: {words}", flush=True)
+    return int(unseen > 0)
+
+
+def try_guard(guard: Guard) -> dict[str, Any]:
+    """Inject the fault into a copy of the package without the guard."""
+    with tempfile.TemporaryDirectory(prefix="clusterprof-guards-") as name:
+        tree = Path(name)
+        for part in COPIED:
+            if (ROOT / part).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / part, tree / part, symlinks=True, ignore=ignored)
+            elif (ROOT / part).is_file():
+                shutil.copy(ROOT / part, tree / part)
+        remove_guard(guard, tree / "clusterprof")
+        store = tree / "faults.json"
+        command = [sys.executable, "-m", "tests.scenarios.faults", guard.fault]
+        subprocess.run(
+            [*command, "--trials", str(guard.trials), "--store", str(store)],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": f"{tree}:{tree / 'lab'}"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        values = json.loads(store.read_text())["faults"][guard.fault] if store.is_file() else {}
+    return describe_outcome(guard, values)
+
+
+def describe_outcome(guard: Guard, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a guard: whether its absence was noticed, when, and by which words."""
+    words = values["examples"][0].partition(": ")[2][:120] if values.get("examples") else ""
+    return {
+        "fault": guard.fault,
+        "file": guard.file,
+        "name": guard.name,
+        "date": datetime.date.today().isoformat(),
+        "noticed": bool(values.get("broken")),
+        "tried": values.get("trials", 0),
+        "broken": values.get("broken", 0),
+        "words": words,
+        "not_possible": values.get("not_possible", ""),
+    }
+
+
+def remove_guard(guard: Guard, package: Path) -> None:
+    """Remove a guard, and those behind it, from a copy of the package.
+
+    Raises: ValueError when a text does not stand in its file exactly once.
+    """
+    for file, old, new in ((guard.file, guard.old, guard.new), *guard.also):
+        path = package / file
+        text = path.read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise ValueError(f"{file} has {text.count(old)} times: {old}")
+        path.write_text(text.replace(old, new), encoding="utf-8")

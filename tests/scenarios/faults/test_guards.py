@@ -1,0 +1,33 @@
+"""The list of guards stays true: each stands in the source, and belongs to a fault."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.faults.guards import GUARDS, Guard, remove_guard
+from tests.scenarios.faults.registry import FAULTS
+from tests.scenarios.faults.results import ROOT
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.fault}-{guard.file}")
+def test_a_guard_stands_in_the_source_and_its_fault_exists(guard: Guard, tmp_path: Path) -> None:
+    for file, *_ in ((guard.file,), *guard.also):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "clusterprof" / file, tmp_path / file)
+    remove_guard(guard, tmp_path)
+    for file, *_ in ((guard.file,), *guard.also):
+        source, without = (ROOT / "clusterprof" / file).read_text(), (tmp_path / file).read_text()
+        assert without != source
+        compile(without, file, "exec")
+    assert guard.fault in {fault.name for fault in FAULTS}
+
+
+def test_a_guard_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / GUARDS[0].file
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    with pytest.raises(ValueError, match="0 times"):
+        remove_guard(GUARDS[0], tmp_path)

@@ -1,0 +1,127 @@
+"""Records that no recorder writes are refused where they enter, and counted."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.trace.plausibility import ImplausibleError, TimeFilter, check_record
+from clusterprof.trace.reader import NodeReader
+from clusterprof.trace.schema import Clock, Columns, Event, Gap, Record, Rows
+from tests.support.trace_samples import HEADER, SECOND_NS, write
+
+DAY_NS = 86_400 * SECOND_NS
+HOUR_NS = 3600 * SECOND_NS
+
+
+def columns(*t_ns: int) -> Columns:
+    """A frame of one signal."""
+    values = array("d", [1.0] * len(t_ns))
+    return Columns("cpu", ("cpu_busy",), ("",), array("q", t_ns), (values,), (None,))
+
+
+def rows(t_ns: int) -> Rows:
+    """A row of a table with times."""
+    return Rows("threads", ("t_ns", "pid"), (array("q", [t_ns]), array("q", [7])))
+
+
+def pass_times(frames: list[list[Record]]) -> tuple[list[Record], int]:
+    """Return the records that are accepted, and how many are refused."""
+    times = TimeFilter()
+    accepted = [record for records in times.filter_frames(frames) for record in records]
+    return accepted, times.refused
+
+
+SECONDS = [[columns(n * SECOND_NS)] for n in range(5, 15)]
+
+
+@pytest.mark.parametrize("far_ns", [30 * DAY_NS, -(1 << 62), 1 << 62, 4 * HOUR_NS])
+@pytest.mark.parametrize("place", [0, 1, 5, 10])
+def test_a_record_far_from_all_others_is_refused(far_ns: int, place: int) -> None:
+    for record in (
+        columns(far_ns),
+        Clock(far_ns, 0, 0),
+        Event(far_ns, "oom-kill", {}),
+        Gap(far_ns, "cpu", "", "", "failed", "", ""),
+        rows(far_ns),
+    ):
+        accepted, refused = pass_times([*SECONDS[:place], [record], *SECONDS[place:]])
+        assert accepted == [record for records in SECONDS for record in records]
+        assert refused == 1
+
+
+def test_a_recorder_that_was_stopped_for_an_hour_loses_nothing() -> None:
+    later = [[columns(HOUR_NS + n * SECOND_NS)] for n in range(3)]
+    accepted, refused = pass_times([*SECONDS, *later])
+    assert [record.t_ns[0] for record in accepted] == [
+        *(n * SECOND_NS for n in range(5, 15)),
+        *(HOUR_NS + n * SECOND_NS for n in range(3)),
+    ]
+    assert refused == 0
+
+
+def test_two_far_records_are_not_enough_for_a_jump() -> None:
+    # the third frame at that time is the second confirmation
+    far = [[columns(HOUR_NS + n * SECOND_NS)] for n in range(2)]
+    accepted, refused = pass_times([*SECONDS[:5], *far, *SECONDS[5:]])
+    assert (len(accepted), refused) == (10, 2)
+
+
+def test_columns_whose_times_go_far_back_within_a_frame_are_refused() -> None:
+    accepted, refused = pass_times([*SECONDS, [columns(1 << 61, 6 * SECOND_NS)]])
+    assert (len(accepted), refused) == (10, 1)
+
+
+def test_a_recording_of_one_frame_passes() -> None:
+    assert pass_times([[HEADER], [columns(6 * SECOND_NS)]])[1] == 0
+    assert pass_times([[HEADER]]) == ([HEADER], 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [
+        ("process-registered", {"pid": 7, "started_ticks": 1, "world_size": 10**9}),
+        ("process-registered", {"pid": 7, "started_ticks": 1, "rank": "=cmd|1"}),
+        ("process-registered", {"pid": 7, "started_ticks": 1, "variables": None}),
+        ("process-registered", {"pid": 7, "started_ticks": 1 << 62}),
+        ("process-exited", {"pid": []}),
+        ("process-exited", {"pid": 7, "signal": "KILL"}),
+        ("group-announced", {"group": 1, "ranks": [0, 1]}),
+        ("group-announced", {"pid": 7, "ranks": [0, 1]}),
+        ("group-announced", {"pid": 7, "group": 1, "ranks": [0, {}]}),
+        ("operation-under-way", {"pid": 7, "number": None}),
+        ("gpu-xid", {"code": [79]}),
+        ("device-appeared", {"id": {}}),
+        ("an event of a later version", {"pid": 0.5}),
+    ],
+)
+def test_events_with_other_types_and_ranges_are_refused(
+    kind: str, attributes: dict[str, Any]
+) -> None:
+    with pytest.raises(ImplausibleError, match=kind):
+        check_record(Event(5 * SECOND_NS, kind, attributes))
+
+
+def test_what_a_newer_recorder_adds_is_accepted() -> None:
+    check_record(Event(5, "process-registered", {"pid": 7, "started_ticks": 1, "new": [1]}))
+    check_record(Event(5, "a new kind", {"anything": {"a": []}}))
+    check_record(HEADER)
+
+
+def test_the_report_says_what_was_refused(tmp_path: Path) -> None:
+    seconds: list[list[Record]] = [[columns(n * SECOND_NS)] for n in range(6, 40)]
+    forged: list[Record] = [
+        columns(30 * DAY_NS),
+        Event(8 * SECOND_NS, "process-registered", {"pid": 7, "world_size": 10**9}),
+    ]
+    write(tmp_path / "node", [*seconds, forged])
+    reader = NodeReader(tmp_path / "node")
+    times = [record.t_ns[-1] for record in reader if isinstance(record, Columns)]
+    assert max(times) == 39 * SECOND_NS
+    assert reader.damage.implausible_records == 2
+    messages = [gap.message for gap in analyze(tmp_path).blinds]
+    assert any("2 records say what no recorder writes" in message for message in messages)
