@@ -48,10 +48,10 @@ def fill_more_cpus(context: AdviceContext) -> FilledRecommendation:
         "kubernetes": f"resources.requests.cpu and limits.cpu: {n} for each rank of the pod",
     }.get(
         context.machine.launcher,
-        f"leave each rank {n} CPUs: undo taskset, numactl --physcpubind or docker run"
+        f"leave the rank {n} CPUs: undo taskset, numactl --physcpubind or docker run"
         f" --cpuset-cpus, or name {n} CPUs in it",
     )
-    what = f"Give each rank {n} CPUs" if count is not None else ""
+    what = f"Give the rank {n} CPUs" if count is not None else ""
     return FilledRecommendation(change, tuple(describe_cpus(context)), what)
 
 

@@ -1,4 +1,4 @@
-"""There are more threads than CPUs.
+"""Threads wait for a free CPU.
 
 ## What it sees
 
@@ -76,7 +76,7 @@ class CpuContention:
     cause = Cause(
         "cpu-contention",
         "cpu",
-        "There are more threads than CPUs",
+        "Threads wait for a free CPU",
         "Give the job more cores, or run fewer workers and library threads on those it has",
         precedence=530,
         of_node=True,

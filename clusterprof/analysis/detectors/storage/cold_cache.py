@@ -1,4 +1,4 @@
-"""Data is read again that the page cache had evicted.
+"""Data that the page cache had dropped is read from disk again.
 
 ## What it sees
 
@@ -63,7 +63,7 @@ class StorageColdCache:
     cause = Cause(
         "storage-cold-cache",
         "storage",
-        "Data is read again that the page cache had evicted",
+        "Data that the page cache had dropped is read from disk again",
         "Give the page cache room: raise the job's memory limit, or shard the data over nodes",
         precedence=470,
         tone=1,
@@ -103,13 +103,13 @@ class StorageColdCache:
                 "memory.refaulted_ratio",
                 cold_ratio,
                 "ratio",
-                "of the bytes read had been in memory: what a cache that holds them saves",
+                "of the bytes read were read again after the page cache had dropped them",
             ),
             Evidence(
                 "disk.read_bytes_per_second",
                 read_bytes / waited_ns * 1e9,
                 "bytes/s",
-                "is what the disk gave in those waits, to first reads too",
+                "read from the disk in those waits, first reads included",
             ),
             Evidence(
                 "memory.refaulted_bytes_total",

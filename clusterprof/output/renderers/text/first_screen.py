@@ -147,6 +147,8 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
         return
     if report.main_cause is None:
         yield ScreenRow("Main cause", wording.describe_unknown_cause(report))
+        if wording.has_small_parts_only(report):
+            return
         yield ScreenRow("Try next", f"{wording.describe_what_would_tell(report)}.")
         if first is not None:
             yield ScreenRow("", f"Largest known cause: {_describe_cause(first, report)}")
@@ -215,7 +217,13 @@ def _describe_cause(finding: Finding, report: Report) -> str:
     at_most = "at most " if finding.upper_bound and wording.is_device_measured(report) else ""
     if not report.has_time_unit:
         return f"{title}: {at_most}{part}."
-    return f"{title}: {at_most}{format_quantity(finding.lost_ns, 'ns')}, {part}."
+    is_device_time = wording.is_device_measured(report)
+    format_time = wording.format_gpu_time if is_device_time else _format_rank_time
+    return f"{title}: {at_most}{format_time(finding.lost_ns)}, {part}."
+
+
+def _format_rank_time(ns: int) -> str:
+    return format_quantity(ns, "ns")
 
 
 def _describe_group(report: Report, finding: Finding) -> str:
@@ -268,7 +276,7 @@ def _describe_gain(report: Report, finding: Finding) -> str:
     begin = "At most " if bounded else "About "
     if saved and job_ns:
         part = format_quantity(saved / job_ns, "ratio")
-        whole = "the recorded window" if report.window_only else "the job's time"
+        whole = "the recorded window" if report.window_only else "the time in steps"
         amount = f"{format_quantity(saved, 'ns')}, " if report.has_time_unit else ""
         return f"{begin}{amount}{part} of {whole}."
     if finding.recoverable_ns is None:

@@ -222,13 +222,15 @@ def describe_unknown_cause(report: Report) -> str:
     part = format_share(report.unattributed_ns, report.lost_ns)
     reasons = [describe_unattributed_reason(code) for code, _ in report.unattributed_reasons[:1]]
     why = f" ({reasons[0]})" if reasons else ""
-    if _has_small_parts_only(report):
+    if has_small_parts_only(report):
         share = format_share(report.unattributed_ns, report.in_step_ns)
-        return f"None stands out. The largest part, {share}, has no known cause{why}."
+        return (
+            f"None stands out: little is lost. The largest part, {share}, has no known cause{why}."
+        )
     return f"Not known: {part} of the loss has no known cause{why}."
 
 
-def _has_small_parts_only(report: Report) -> bool:
+def has_small_parts_only(report: Report) -> bool:
     """Return whether little was lost, in parts of which each is small."""
     findings = select_in_step_findings(report)
     parts = (report.unattributed_ns, *(finding.lost_ns for finding in findings))
@@ -490,9 +492,9 @@ def format_evidence_value(item: Evidence) -> str:
 
 
 _GRADES = {
-    "A": "a marker and a counter agree",
-    "B": "one direct signal",
-    "C": "correlation only",
+    "A": "measured in two independent ways",
+    "B": "measured in one way",
+    "C": "inferred from a correlation",
     "D": "prior knowledge, nothing observed",
 }
 
