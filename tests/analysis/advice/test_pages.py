@@ -132,5 +132,7 @@ def test_without_a_name_all_are_listed() -> None:
         "parts of a report:\n"
         "  where                 the line of code in which the time of a finding was lost\n"
         "  flame-graph           the chart of lost device time by stack in the HTML report\n"
+        "  life                  the wall time of all devices, from submission to the last record,"
+        " over all restarts\n"
     )
     assert METRIC_DESCRIPTIONS

@@ -262,12 +262,12 @@ def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
     changes = {
         "slurm": "srun --cpus-per-task=8 --cpu-bind=cores",
         "kubernetes": "resources.requests.cpu and limits.cpu: 8",
-        "": "leave each rank 8 CPUs",
+        "": "leave the rank 8 CPUs",
     }
     for launcher, change in changes.items():
         context = scene("cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher)
         assert ids(context) == ["more-cpus"]
-        assert first(context).what == "Give each rank 8 CPUs"
+        assert first(context).what == "Give the rank 8 CPUs"
         assert first(context).change.startswith(change)
 
 

@@ -217,13 +217,10 @@ def _describe_cause(finding: Finding, report: Report) -> str:
     at_most = "at most " if finding.upper_bound and wording.is_device_measured(report) else ""
     if not report.has_time_unit:
         return f"{title}: {at_most}{part}."
-    is_device_time = wording.is_device_measured(report)
-    format_time = wording.format_gpu_time if is_device_time else _format_rank_time
-    return f"{title}: {at_most}{format_time(finding.lost_ns)}, {part}."
-
-
-def _format_rank_time(ns: int) -> str:
-    return format_quantity(ns, "ns")
+    if not wording.is_device_measured(report):
+        return f"{title}: {at_most}{format_quantity(finding.lost_ns, 'ns')}, {part}."
+    unit = wording.format_gpu_time(report.in_step_ns).split()[-1]
+    return f"{title}: {at_most}{wording.format_gpu_time(finding.lost_ns, unit)}, {part}."
 
 
 def _describe_group(report: Report, finding: Finding) -> str:

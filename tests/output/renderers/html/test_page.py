@@ -128,15 +128,15 @@ def test_the_verdict_comes_first_with_the_rows_of_the_first_screen() -> None:
             " 0.40 of 4.0 GPU-hours (10.1 %), caused by gpu-a1 rank 0",
             "17.1 % of device time in steps lost",
             "Lost 17.1 % of GPU time inside steps: 0.68 of 4.0 GPU-hours. That is about 1.71 EUR",
-            "Main cause The data path waits for a network file system: 24.2 min, 10.1 %."
+            "Main cause The data path waits for a network file system: 0.40 GPU-hours, 10.1 %."
             " storage-remote",
             "Where train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % ± 4",
             "gpu-a1 rank 0 (/data): 12.0 ms a read, the other node 400.0 µs; the same ranks",
             "Evidence worker blocked: 91.0 % of the fetch",
             "Try next Raise the number of requests that may be outstanding on /data.",
             "mount -o remount,nconnect=8 /data",
-            "Expected gain About 3.0 min, 5.0 % of the job's time.",
-            "Confidence 95 % (high): one direct signal.",
+            "Expected gain About 3.0 min, 5.0 % of the time in steps.",
+            "Confidence 95 % (high): measured in one way.",
             "Over time in bursts",
             "Causes, the largest first",
         )
@@ -185,7 +185,9 @@ def test_the_ledger_is_exact() -> None:
 
 def test_fill_stands_apart() -> None:
     text = page(underfilled()).text
-    assert "under-used 66.8 % 2.2 min" in text and "Raise the batch size (84 % sure: one" in text
+    assert (
+        "under-used 66.8 % 2.2 min" in text and "Raise the batch size (84 % sure: measured" in text
+    )
 
 
 class TestHostileNames:
