@@ -91,9 +91,8 @@ def spans_records(draw: Any) -> Spans:
     rows = draw(st.integers(0, 20))
     columns = {name: draw(ints(rows)) for name in SPAN_FIELDS}
     names = draw(st.dictionaries(st.integers(64, 127), NAMES, max_size=3))
-    count = st.integers(0, 2**62 - 1)
-    pid = draw(st.integers(0, 2**31 - 1))
-    return Spans(pid, draw(count), draw(count), draw(count), names, columns)
+    pid, count = st.integers(0, 2**31 - 1), st.integers(0, 2**62 - 1)  # others are refused
+    return Spans(draw(pid), draw(count), draw(count), draw(count), names, columns)
 
 
 PLACES = {"Columns": 1, "Rows": 2, "Spans": 3}
