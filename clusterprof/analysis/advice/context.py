@@ -140,7 +140,7 @@ class CodePath:
 _NO_MACHINE, _NO_SETUP = Machine(""), RankSetup()
 
 MIN_SINGLE_STEP_NS = 2_000_000_000
-"""Time in ns from which a single step, often a whole trace without marks, is more than its start."""
+"""Time in ns from which a single step, often a trace without marks, is more than a start."""
 
 
 @dataclass(frozen=True, slots=True)

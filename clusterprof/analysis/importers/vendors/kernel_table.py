@@ -64,7 +64,10 @@ from clusterprof.analysis.importers.kineto.tracks import (
     convert_time,
 )
 
-STEP_MARKS = ("steps", "the table has no steps: profile with marks, and export the database instead")
+STEP_MARKS = (
+    "steps",
+    "the table has no steps: profile with marks, and export the database instead",
+)
 _UNIT_NS = {
     **dict.fromkeys(("ns", "nsec"), 1),
     **dict.fromkeys(("us", "usec", "µs", "μs"), 1_000),
@@ -156,7 +159,9 @@ class KernelTable:
 def _import_table(source: Source, account: Account) -> NodeTables:
     gathered = GatheredEvents(account)
     work = _Work(TrackEvents(gathered))
-    lines = (line.decode("utf-8", "replace").replace("\0", "") for line in read_lines(source, account))
+    lines = (
+        line.decode("utf-8", "replace").replace("\0", "") for line in read_lines(source, account)
+    )
     layout = _find_head(lines)
     if layout is not None and layout.name_offset >= 0:
         for line in lines:
@@ -240,7 +245,9 @@ def _add_csv_rows(lines: Iterator[str], layout: _Layout, work: _Work) -> None:
             continue
         step = cells.get("step", "")
         number = int(step) if step.isdecimal() and len(step) < 10 else -1
-        work.add(cells["name"], cells.get("device", ""), cells["stream"], start_ns, length_ns, number)
+        work.add(
+            cells["name"], cells.get("device", ""), cells["stream"], start_ns, length_ns, number
+        )
 
 
 def _add_text_row(line: str, name_offset: int, work: _Work) -> None:
