@@ -84,8 +84,8 @@ def test_steps_and_communication_of_an_ascend_table(tmp_path: Path) -> None:
     ids=["sums", "plan", "calls"],
 )
 def test_other_tables_are_left_to_others(tmp_path: Path, text: str) -> None:
-    found = find_importer(text.encode(), tmp_path / "x.csv")
-    assert found is None or found.name != "kernel-table"
+    importer = find_importer(text.encode(), tmp_path / "x.csv")
+    assert importer is None or importer.name != "kernel-table"
 
 
 def test_a_table_without_units_or_rows_is_refused(tmp_path: Path) -> None:
