@@ -139,6 +139,9 @@ class CodePath:
 
 _NO_MACHINE, _NO_SETUP = Machine(""), RankSetup()
 
+MIN_SINGLE_STEP_NS = 2_000_000_000
+"""Time in ns from which a single step, often a trace without marks, is more than a start."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdviceContext:
@@ -192,8 +195,9 @@ class AdviceContext:
     @property
     def is_brief(self) -> bool:
         """True if less of the rank was seen than is needed to judge it."""
-        step_ns = self.setup.step_ns
-        return step_ns is not None and step_ns * self.setup.steps < MIN_JUDGED_NS
+        step_ns, steps = self.setup.step_ns, self.setup.steps
+        needed_ns = MIN_JUDGED_NS if steps > 1 else MIN_SINGLE_STEP_NS
+        return step_ns is not None and step_ns * steps < needed_ns
 
     @property
     def workers(self) -> int | None:

@@ -21,6 +21,7 @@ _IMPORTER_PATHS = (
     "nsys.report:NsysReport",
     "vendors.xplane:XPlane",
     "vendors.rocprof:Rocprof",
+    "vendors.kernel_table:KernelTable",
     "nccl.flight_recorder:FlightRecorder",
     "nccl.inspector:NcclInspector",
     "workloads.megatron:MegatronPipeline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,16 @@ _BY_MAGIC = (
 )
 _SCRIPT = FileKind("a Python script", "to record it: clusterprof record python {path}")
 _PROFILE = FileKind("settings", "to use it as a profile: --profile {path}")
+_NO_HEADER = FileKind(
+    "a table without a header",
+    "export it with the names of its columns: nvidia-smi --format=csv, without noheader;"
+    f" {FORMATS_HINT}",
+)
+_SUMS = FileKind(
+    "the sums of nsys stats, which have no times",
+    "give the profile itself: nsys export --type sqlite REPORT.nsys-rep",
+)
+_NSYS_SUMS = re.compile(r"Time ?\(%\)[ ,]+Total Time \(ns(?:ec)?\)")
 _BY_SUFFIX = {
     ".py": _SCRIPT,
     ".sh": FileKind("a shell script", "to record it: clusterprof record sh {path}"),
@@ -66,5 +77,9 @@ def _guess_text_kind(head: bytes) -> FileKind:
         return FileKind("binary data of another program", _GIVE_TRACE)
     lines = text.splitlines()
     if len(lines) > 1 and all(line.count(",") == lines[0].count(",") > 0 for line in lines[:-1]):
+        if all(cell.strip()[:1].isdigit() for cell in lines[0].split(",")):
+            return _NO_HEADER
         return FileKind("a table of another program", _GIVE_TRACE)
+    if _NSYS_SUMS.search(text):
+        return _SUMS
     return FileKind("plain text", _GIVE_TRACE)

@@ -207,6 +207,10 @@ def test_milliseconds_of_a_job_change_nothing_but_the_next_recording() -> None:
     brief = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=S // 1000, steps=20)
     assert first(brief).id == "record-longer"
     assert "too little was seen to judge the job" in first(brief).because
+    # a single step is perhaps only the start of the job, unless it lasts
+    single = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=S, steps=1)
+    lasting = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=2 * S, steps=1)
+    assert (first(single).id, first(lasting).id) == ("record-longer", "larger-batch")
 
 
 def test_a_family_is_looked_into_and_not_mended() -> None:

@@ -16,6 +16,16 @@ KINDS = {
     "my.yaml": (b"gate:\n", "settings", "--profile my.yaml"),
     "a.json": (b'{"a": 1}', "JSON of another program", "export it again"),
     "a.csv": (b"x,y\n1,2\n3,", "a table of another program", "analyze --help"),
+    "gpu.csv": (
+        b"2026/04/25 16:06:06.780, 0 %, 2 MiB\n2026/04/25 16:06:11.788, 9 %, 2 MiB\n",
+        "a table without a header",
+        "nvidia-smi --format=csv, without noheader",
+    ),
+    "stats.txt": (
+        b" Time (%)  Total Time (ns)  Instances  Name\n    100.0  5  1  gemm\n",
+        "the sums of nsys stats, which have no times",
+        "nsys export --type sqlite",
+    ),
     "notes": (b"slow since Monday\n", "plain text", "analyze --help"),
     "w.bin": (b"\x00\x01\x02", "binary data of another program", "analyze --help"),
 }

@@ -22,6 +22,7 @@ directory once, and the members are read by this module.
 
 from __future__ import annotations
 
+import codecs
 import io
 import struct
 import zipfile
@@ -36,6 +37,8 @@ from clusterprof.analysis.importers.core.base import HEAD_BYTES
 from clusterprof.errors import UsageError
 
 _READ_BYTES = 1 << 16
+_BOMS_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF_16_SAMPLE_BYTES = 66
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _WINDOW_BYTES = 1 << 27  # the window that `zstd --long` and `--ultra -22` need
 
@@ -104,16 +107,48 @@ class PackedFile:
 
 
 def unpack_stream(packed: PackedReader) -> PlainReader:
-    """Return a reader of the plain bytes behind a packed stream: gzip, zstd, or unchanged.
+    """Return a reader of the plain bytes behind a packed stream: gzip, zstd, UTF-16, or unchanged.
 
     Raises: UsageError when the file is zstd and the library is not installed.
     """
     magic = packed.peek(4)
     if magic[:2] == _GZIP:
-        return InflateReader(packed, 31)
+        return _Utf16Reader(InflateReader(packed, 31))
     if magic == _ZSTD:
-        return _ZstdReader(packed)
-    return packed
+        return _Utf16Reader(_ZstdReader(packed))
+    return _Utf16Reader(packed)
+
+
+class _Utf16Reader:
+    """Reader of UTF-16 text as UTF-8, as a redirection of PowerShell writes it; else unchanged."""
+
+    def __init__(self, plain: PlainReader) -> None:
+        self._plain = plain
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._is_started = False
+
+    @property
+    def unfinished(self) -> bool:
+        """True if more bytes should have followed."""
+        return self._plain.unfinished
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most twice `size` bytes, none at the end.
+
+        Raises: DamagedError when the data cannot be unpacked.
+        """
+        data = self._plain.read(size)
+        if not self._is_started:
+            self._is_started = True
+            if _is_utf_16(data):
+                self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        if self._decoder is None:
+            return data
+        text = self._decoder.decode(data, final=not data)
+        while data and not text:  # half a character
+            data = self._plain.read(size)
+            text = self._decoder.decode(data, final=not data)
+        return text.encode("utf-8", "replace")
 
 
 class InflateReader:
@@ -186,6 +221,15 @@ class _ZstdReader:
             raise DamagedError(str(error)) from error
         self._unpacked_bytes += len(data)
         return data
+
+
+def _is_utf_16(data: bytes) -> bool:
+    """Return whether bytes begin as UTF-16 text of mostly ASCII: every second byte is 0."""
+    if data[:2] not in _BOMS_UTF_16:
+        return False
+    high = data[2:_UTF_16_SAMPLE_BYTES][1 if data[:2] == codecs.BOM_UTF16_LE else 0 :: 2]
+    low = data[2:_UTF_16_SAMPLE_BYTES][0 if data[:2] == codecs.BOM_UTF16_LE else 1 :: 2]
+    return high.count(0) > len(high) // 2 and not low.count(0)
 
 
 def _import_zstandard() -> Any:

@@ -59,6 +59,7 @@ _CAPTURE = re.compile(r"(Begin|End)Capture")
 _COPY = re.compile(r"Memcpy|MemCopy", re.IGNORECASE)
 _NO_LAUNCH = re.compile(
     r"Get|Set[A-Z]|Query|Occupancy|Captur|Record|WaitEvent|Create|Destroy|Register|Attribute|Info"
+    r"|CallConfiguration"
 )
 
 
@@ -127,6 +128,7 @@ class HostActivity:
     sync: CoverageIndex
     memory: CoverageIndex
     copy: CoverageIndex
+    loading: CoverageIndex
     work: HostWork
 
 
@@ -187,6 +189,7 @@ def build_host_activity(
         CoverageIndex(*sync),
         CoverageIndex(*_join(memory)),
         CoverageIndex(*copy),
+        CoverageIndex(*loading),
         _mark_computation(work, counted),
     )
 
@@ -265,7 +268,7 @@ def _select_early(start: Int, end: Int, launches: Int, steps_end_ns: Int) -> Int
     if steps_end_ns.size > 1:
         until = int(steps_end_ns[0])
     else:
-        until = int(launches[launches.size // 2]) if launches.size else int(end[-1])
+        until = int(launches[launches.size // 2]) if launches.size > 1 else int(end[-1])
     early = start < until
     total_ns = int((end - start).sum())
     if int((end - start)[early].sum()) < _MIN_EARLY_RATIO * total_ns:

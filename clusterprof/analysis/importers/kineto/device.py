@@ -227,7 +227,9 @@ def _select_starved_gaps(
     most_ns = _WAITED_RATIO * (gaps.end - gaps.start)
     waited = host.sync.covered_within(gaps.start, gaps.end) >= most_ns
     waited &= gaps.end - gaps.start >= LONG_LAUNCH_NS
-    launching = host.launching.covered_within(gaps.start, gaps.end) >= most_ns
+    launching_ns = host.launching.covered_within(gaps.start, gaps.end)
+    launching_ns += host.loading.covered_within(gaps.start, gaps.end)
+    launching = launching_ns >= most_ns
     waited |= launching & (gaps.call == -1) & (gaps.end - gaps.start >= _MIN_UNKNOWN_NS)
     late_until = extend_waited_gaps(gaps.start, late_until, gaps.end, host.sync)
     is_late, late_until = is_late | waited, np.where(waited, gaps.end, late_until)

@@ -334,6 +334,8 @@ class GatheredEvents:
         self.comm_table = CommTable()
         self._comms: tuple[Column, Column] = (Column(), Column())
         self._rows = self._comm_count = 0
+        self.launches = 0
+        """Number of calls that launched work."""
         self._pairs = EventPairs(account)
 
     def take(self, events: Sequence[Event]) -> None:
@@ -509,6 +511,7 @@ class GatheredEvents:
                 args = [event_args or NO_ARGS for event_args in args]
             link = _convert_to_int64(map(_CORRELATION, args))
             self.calls.add(start[rows], end[rows], kind[rows], thread[rows], link)
+            self.launches += int(np.count_nonzero(kind[rows] == classify.LAUNCH))
         rows = np.flatnonzero((kind >= classify.STEP) & (kind < classify.TORCH_FUNCTION))
         if rows.size:
             number = [classify.parse_step_number(_get_event_name(events[i])) for i in rows.tolist()]

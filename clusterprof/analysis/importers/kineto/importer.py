@@ -228,6 +228,9 @@ def _import_file(source: Source, account: Account) -> NodeTables:
             )
         if math.isnan(gathered.origin_us) and names.unread:
             names.raise_unnamed()
+        if gathered.launches:
+            account.notes.append(f"{gathered.launches:,} {_ONLY_LAUNCHES}")
+            account.answers.append(account.notes[-1])
     text.set_eager_release()
     return build_node(gathered, document, source)
 
@@ -237,6 +240,10 @@ FIRST_EXTRA_DEVICE_PID = 1 << 23
 pids.
 """
 _EMPTY = np.zeros(0, np.int64)
+_ONLY_LAUNCHES = (
+    "launches and not one kernel: the device was used, but its work is not in the trace. Check"
+    " ProfilerActivity.CUDA, and that the driver permits tracing (CUPTI, rocprofiler)"
+)
 _DATA_WAITS = (classify.LOADER_WITHOUT_WORKERS, classify.LOADER_WITH_WORKERS)
 
 

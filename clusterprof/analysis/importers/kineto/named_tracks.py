@@ -18,6 +18,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import msgspec
@@ -27,6 +28,8 @@ from clusterprof.analysis.importers.kineto.event_stream import Document, Event, 
 from clusterprof.analysis.importers.kineto.gather import MAX_THREADS, GatheredEvents
 from clusterprof.analysis.importers.kineto.pairs import EventPairs
 from clusterprof.analysis.importers.kineto.tracks import (
+    AUTOGRAD_DEVICE,
+    DEVICE,
     DEVICE_ROLES,
     NUMBERED_GPU,
     Track,
@@ -38,10 +41,25 @@ from clusterprof.analysis.importers.kineto.tracks import (
 
 _COPIES = re.compile(r"(?:\d+ )?COPY$")
 """Process of rocprof for the copies of all devices."""
+_AUTOGRAD_NOTE = (
+    "the trace is of the first profiler of PyTorch (torch.autograd.profiler): its device times are"
+    " those between CUDA events around each operator, so idle time within an operator counts as"
+    " busy; record with torch.profiler to see kernels"
+)
 _MAX_TRACKS_NAMED = 3
 _WORK_PHASES = ("X", "B", "b")
 """Complete events, and the beginnings of others: each is one piece of work."""
+_MAX_ID_DIGITS = 16
 _MIN_EPOCH_NS = 10**18  # smaller times do not count from 1970
+
+
+def convert_id(value: int | str) -> int | str:
+    """Return an id of a process or thread as a number where it is one.
+
+    rocprof writes `"pid": "6"` into events and `"pid": 6` beside the name of the process.
+    """
+    is_number = isinstance(value, str) and value.isdecimal() and len(value) < _MAX_ID_DIGITS
+    return int(value) if is_number else value
 
 
 class TrackNames:
@@ -72,13 +90,15 @@ class TrackNames:
         if not isinstance(name, str) or len(self.threads) + len(self.processes) > MAX_THREADS:
             return
         if event.name == "process_name":
-            self.processes[event.pid] = name[:200]
+            self.processes[convert_id(event.pid)] = name[:200]
         elif event.name == "thread_name":
-            self.threads[event.pid, event.tid] = name[:200]
+            self.threads[convert_id(event.pid), convert_id(event.tid)] = name[:200]
 
     def track(self, pid: int | str, tid: int | str) -> Track:
         """Return a track with its names."""
-        return Track(pid, tid, self.processes.get(pid, ""), self.threads.get((pid, tid), ""))
+        pid, tid = convert_id(pid), convert_id(tid)
+        process = self.processes.get(pid, pid if isinstance(pid, str) else "")
+        return Track(pid, tid, process, self.threads.get((pid, tid), ""))
 
     def has_unread_device(self) -> bool:
         """Return whether a known track of an accelerator has events that nothing has read."""
@@ -142,6 +162,7 @@ class _TrackArgs(msgspec.Struct, gc=False):
     step: Any = msgspec.field(default=None, name="step_num")
     size: Any = msgspec.field(default=None, name="size(B)")
     bytes: Any = None
+    device: Any = msgspec.field(default=None, name="dev-id")
     begin_ns: Any = msgspec.field(default=None, name="BeginNs")
     end_ns: Any = msgspec.field(default=None, name="EndNs")
 
@@ -237,6 +258,8 @@ def read_tracks(
                 if len(roles) < MAX_THREADS:
                     roles[key] = known
             _add_event(tracks, event, *known)
+    if any(track.process == AUTOGRAD_DEVICE for _, track in roles.values()):
+        account.notes.append(_AUTOGRAD_NOTE)
     pairs.finish()
     tracks.finish()
     gathered.finish()
@@ -253,6 +276,8 @@ def _subtract_times(end: Any, start: Any) -> float:
 
 def _add_event(tracks: TrackEvents, event: Any, role: int | None, track: Track) -> None:
     args = event.args or _NO_ARGS
+    if _COPIES.match(track.process) and (device := convert_time(args.device, 1)) is not None:
+        role, track = DEVICE, replace(track, process=f"GPU {device}")
     start_ns, duration_ns = convert_time(event.ts), convert_time(event.dur)
     begin_ns, end_ns = convert_time(args.begin_ns, 1), convert_time(args.end_ns, 1)
     if begin_ns is not None and end_ns is not None and end_ns >= begin_ns:

@@ -55,7 +55,11 @@ _ACCELERATOR = re.compile(
     re.IGNORECASE,
 )
 _STREAM = re.compile(r"(?:stream|queue|hw queue)\b", re.IGNORECASE)
+AUTOGRAD_DEVICE, AUTOGRAD_HOST = "CUDA functions", "CPU functions"
+"""Processes of the profiler of PyTorch before 1.8; the thread of the first is the device."""
 _PROCESS_ROLES = (
+    (re.compile(AUTOGRAD_DEVICE), DEVICE),
+    (re.compile(AUTOGRAD_HOST), HOST),
     (re.compile(r"Ascend Hardware"), DEVICE),
     (re.compile(r"(?:HCCL|Communication)$"), COMMUNICATION),
     (re.compile(r"CANN$|.*\b(?:HIP|HSA)[ _]API"), CALLS),
@@ -257,9 +261,10 @@ class TrackEvents:
 
     def _device(self, track: Track) -> int | str:
         """Return the key of a track's device: its number, or its name."""
-        known = self._devices.get((track.pid, track.process))
+        key = (track.tid if track.process == AUTOGRAD_DEVICE else track.pid, track.process)
+        known = self._devices.get(key)
         if known is None:
-            known = self._devices[track.pid, track.process] = self._name_device(track)
+            known = self._devices[key] = self._name_device(track)
         return known
 
     def _name_device(self, track: Track) -> int | str:
@@ -268,6 +273,8 @@ class TrackEvents:
             return int(xla[2]) if xla[1].upper() == "GPU" else f"tpu{int(xla[2])}"
         if gpu is not None:
             return int(gpu[1])
+        if track.process == AUTOGRAD_DEVICE and isinstance(track.tid, int):
+            return track.tid
         if not track.process.startswith(("Ascend", "HCCL", "Communication")):
             return track.process[:40]
         # the communication of a device is a process of its own; its pid ends in the device's bits

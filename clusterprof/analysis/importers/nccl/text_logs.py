@@ -81,6 +81,15 @@ class TableRow:
 
 
 @dataclass(slots=True)
+class NcclTable:
+    """One table of nccl-tests; a file may hold several, of other operations."""
+
+    rows: list[TableRow] = field(default_factory=list)
+    average_gbps: float | None = None
+    """Bus bandwidth that the table states as its average, GB/s."""
+
+
+@dataclass(slots=True)
 class NcclText:
     """Content of one file."""
 
@@ -102,10 +111,14 @@ class NcclText:
     ranks: int = 0
     nodes: int = 0
     warnings: Counter[str] = field(default_factory=Counter)
-    rows: list[TableRow] = field(default_factory=list)
+    tables: list[NcclTable] = field(default_factory=list)
     test_ranks: int = 0
     """Ranks of the tables; 0 if unknown."""
-    average_gbps: float | None = None
+
+    @property
+    def rows(self) -> list[TableRow]:
+        """Rows of all tables."""
+        return [row for table in self.tables for row in table.rows]
 
     @property
     def network_channels(self) -> int:
@@ -207,17 +220,23 @@ def build_notes(content: NcclText) -> list[str]:
         )
     for text, times in content.warnings.most_common(3):
         notes.append(f"NCCL warned {times:,} times: {text}")
-    if content.rows:
-        notes.append(_describe_table(content))
+    tables = [table for table in content.tables if table.rows]
+    for table in tables[:_MAX_TABLES_NAMED]:
+        notes.append(_describe_table(table, content.test_ranks, len(tables) > 1))
+    if len(tables) > _MAX_TABLES_NAMED:
+        notes.append(f"{len(tables) - _MAX_TABLES_NAMED:,} more tables of nccl-tests were read")
     return notes
 
 
-def _describe_table(content: NcclText) -> str:
-    last = max(content.rows, key=lambda row: row.bytes)
-    ranks = f" of {content.test_ranks} ranks" if content.test_ranks else ""
-    average = f", {content.average_gbps} GB/s on average" if content.average_gbps else ""
+def _describe_table(table: NcclTable, test_ranks: int, names_operation: bool) -> str:
+    last = max(table.rows, key=lambda row: row.bytes)
+    ranks = f" of {test_ranks} ranks" if test_ranks else ""
+    average = f", {table.average_gbps} GB/s on average" if table.average_gbps else ""
+    operation = next((name for name, number in _PROGRAMS.items() if number == last.operation), "")
+    sizes = len({row.bytes for row in table.rows})
     return (
-        f"nccl-tests{ranks}, {len(content.rows)} sizes up to {last.bytes:,} bytes:"
+        f"nccl-tests{f' {operation}' * (names_operation and bool(operation))}{ranks},"
+        f" {sizes} sizes up to {last.bytes:,} bytes:"
         f" {last.time_us:,.1f} us, {last.algorithm_gbps} GB/s, bus {last.bus_gbps}"
         f" GB/s{average}; used as the expected transfer time where the link rate is unknown"
     )
@@ -256,7 +275,9 @@ _TABLE_ROW = re.compile(
 _ROW_BEGIN = re.compile(r"\d{1,18}\s+\d+\s+[a-z]\w*(?:\s+(?:[a-z]\w*|none))?\s+-?\d")
 _ROW_TIMES = re.compile(r"\s*([\d.]+\s+[\d.]+\s+[\d.]+)\s+(?:\d|N/A)")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
-_RANK = re.compile(r"#\s+Rank\s+\d+\s")
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
+_LAUNCHER_TAG = re.compile(r"\[[\w.@-]{1,64},\d{1,9}\]<std(?:out|err)>:")
+"""What `mpirun --tag-output` puts before each piece of output, also within a line."""
 _PROGRAMS = {
     "all_reduce": layout.ALL_REDUCE,
     "all_gather": layout.ALL_GATHER,
@@ -273,6 +294,7 @@ _PROGRAM = re.compile(
     r"sendrecv|reduce)_perf\b"
 )
 _MAX_ROWS = 4096
+_MAX_TABLES_NAMED = 6
 _MAX_HOSTS = 65_536
 _MAX_NAMES = 32
 
@@ -285,6 +307,8 @@ def read_text(lines: Iterator[bytes]) -> NcclText:
     row_parts: list[str] = []
     for raw in lines:
         line = raw.decode("utf-8", "replace").strip()
+        if "]<std" in line:
+            line = _LAUNCHER_TAG.sub("", line).strip()
         if table:
             row, line = _cut_row_parts(row_parts, line)
             if row:
@@ -331,12 +355,17 @@ def _infer_operation(text: NcclText) -> None:
 
     Its bus bandwidth is 2 (n - 1) / n times its bandwidth for n ranks.
     """
-    last = max(text.rows, key=lambda row: row.algorithm_gbps, default=None)
+    for table in text.tables:
+        _infer_table_operation(text, table)
+
+
+def _infer_table_operation(text: NcclText, table: NcclTable) -> None:
+    last = max(table.rows, key=lambda row: row.algorithm_gbps, default=None)
     if last is None or last.algorithm_gbps < 1:
         return
     ratio = last.bus_gbps / last.algorithm_gbps
     if last.operation == layout.OTHER_OPERATION and last.reduction and 1.05 < ratio < 2:
-        text.rows = [replace(row, operation=layout.ALL_REDUCE) for row in text.rows]
+        table.rows = [replace(row, operation=layout.ALL_REDUCE) for row in table.rows]
         last = replace(last, operation=layout.ALL_REDUCE)
     if last.operation == layout.ALL_REDUCE and not text.test_ranks and ratio < 2:
         ranks = 2 / (2 - ratio)
@@ -379,19 +408,26 @@ def _parse_log_line(content: NcclText, host: str, level: str, text: str) -> None
 def _parse_table_line(content: NcclText, line: str, operation: int) -> bool:
     """Parse a line of a table; True from its head on."""
     if _TABLE_HEAD.search(line):
+        if not content.tables or content.tables[-1].rows:
+            content.tables.append(NcclTable())
         return True
     if average := _AVERAGE.search(line):
-        content.average_gbps = parse_number(average[1])
-    elif _RANK.search(line):
-        content.test_ranks += 1
+        if content.tables:
+            content.tables[-1].average_gbps = parse_number(average[1])
+    elif rank := _RANK.search(line):
+        content.test_ranks = max(content.test_ranks, int(rank[1]) + 1)
     row = _TABLE_ROW.search(line)
-    if row is None or len(content.rows) >= _MAX_ROWS or len(row[1]) > 18:
+    if row is None or len(row[1]) > 18:
+        return False
+    if not content.tables:
+        content.tables.append(NcclTable())
+    if sum(len(table.rows) for table in content.tables) >= _MAX_ROWS:
         return False
     time_us, algorithm, bus = (parse_number(row[at]) for at in (4, 5, 6))
     in_place_us = parse_number(row[7] or "")
     if time_us is None or algorithm is None or bus is None:
         return False
-    content.rows.append(
+    content.tables[-1].rows.append(
         TableRow(operation, int(row[1]), row[2], row[3] or "", time_us, algorithm, bus, in_place_us)
     )
     return True

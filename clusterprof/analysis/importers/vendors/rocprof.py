@@ -20,7 +20,8 @@ With one process per GPU put the rank into the name: `-o rank%rank%`.
   beginning of their names (`4711_kernel_trace.csv`, `4711_hip_api_trace.csv`). Also `results.csv`
   of rocprof (`--timestamp on`) and of rocprofv2.
 
-The Chrome JSON of rocprof (`--hip-trace`, `results.json`) is read as a trace with named tracks.
+The first rocprof (`--hip-trace`) writes `results.db` and `results.json` of the same work: give one
+of them. The JSON is read as a trace with named tracks.
 Perfetto output (`.pftrace`) is refused with the way to convert it.
 
 ## How the numbers are computed
@@ -194,7 +195,9 @@ class Rocprof:
     def recognizes(self, head: bytes, path: Path) -> bool:
         """Return whether this is a rocpd database, rocprofv3's JSON, or a table of a trace."""
         if head.startswith(MAGIC):
-            return b"rocpd_kernel_dispatch" in head or b"rocpd_info_agent" in head
+            return (
+                b"rocpd_kernel_dispatch" in head or b"rocpd_info_agent" in head or _is_first(head)
+            )
         if head.lstrip()[:1] == b"{":
             return _JSON_KEY in head[:4096]
         return _match_columns(head.split(b"\n", 1)[0]) is not None
@@ -230,7 +233,10 @@ def _read_group(members: list[tuple[Source, Account]]) -> Iterator[Recording]:
     source, account = members[0]
     if source.head.startswith(MAGIC):
         with Database(source) as db:
-            yield from _read_database(db, account)
+            if db.has("OPS", "BeginNs", "EndNs"):
+                yield _read_first_database(db, account)
+            else:
+                yield from _read_database(db, account)
     elif source.head.lstrip()[:1] == b"{":
         yield from _read_json(source, account)
     else:
@@ -238,6 +244,31 @@ def _read_group(members: list[tuple[Source, Account]]) -> Iterator[Recording]:
         for member, member_account in members:
             _read_table(member, member_account, recording)
         yield recording
+
+
+def _is_first(head: bytes) -> bool:
+    """Return whether this is the database of the first rocprof (`results.db`)."""
+    return b"CREATE TABLE OPS" in head and b'"BeginNs"' in head
+
+
+def _read_first_database(db: Database, account: Account) -> Recording:
+    """Read kernels, copies and calls of the first rocprof; `Index` joins work and its call."""
+    recording = Recording(account)
+    work = ("BeginNs", "EndNs", "dev-id", "queue-id", "Name", "Index")
+    for table in ("OPS", "COPY"):
+        for rows in db.rows(table, work):
+            for start, end, device, queue, name, link in rows:
+                number, times = _parse_count(device), (_parse_count(start), _parse_count(end))
+                if table == "OPS":
+                    label = str(name or "")
+                    recording.add_kernel(max(number, 0), queue, label, times, _parse_count(link))
+                else:
+                    recording.add_copy(number, str(name or ""), times, _parse_count(link), -1)
+    for rows in db.rows("HIP", ("BeginNs", "EndNs", "tid", "Name", "Index")):
+        for start, end, thread, name, link in rows:
+            times = _parse_count(start), _parse_count(end)
+            recording.add_call(thread, str(name or ""), times, _parse_count(link))
+    return recording
 
 
 def _match_columns(line: bytes) -> dict[str, int] | None:

@@ -95,6 +95,11 @@ def _import_log(source: Source, account: Account) -> Iterator[NodeTables]:
         totals = "" if reads.by_rank else _describe_totals(report)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise CannotImportError(f"{source.path.name}: damaged log ({error!r:.200})") from error
+    if not reads.by_rank and account.skipped["writes"]:
+        raise CannotImportError(
+            f"{source.path.name}: the log traces {account.skipped['writes']:,} writes and no read;"
+            " only reads are analyzed"
+        )
     if not reads.by_rank:
         raise CannotImportError(
             f"{source.path.name}: the log has totals only ({totals}); {_TRACE_READS}"
@@ -113,6 +118,8 @@ def _import_log(source: Source, account: Account) -> Iterator[NodeTables]:
         yield node
     account.read["ranks"] += len(reads.hosts)
     account.notes.append(_describe_reads(reads, ended_ns - begun_ns))
+    account.answers.append(account.notes[-1])
+    account.notes.append("whether an accelerator waited for its reads is not in the log")
 
 
 def _open_report(source: Source) -> Any:
@@ -178,8 +185,7 @@ def _describe_reads(reads: _Reads, run_ns: int) -> str:
     return (
         f"reads took {sum_ns / 1e9:,.3f} s of {total_ns / 1e9:,.3f} s of all ranks"
         f" ({sum_ns / total_ns:.1%}) for {size / 1e6:,.1f} MB; longest on rank {longest}:"
-        f" {reading_ns[longest] / 1e9:,.3f} s. Whether an accelerator waited meanwhile is not in"
-        " the log"
+        f" {reading_ns[longest] / 1e9:,.3f} s"
     )
 
 

@@ -240,8 +240,15 @@ def has_small_parts_only(report: Report) -> bool:
     )
 
 
+_NO_SIGNAL = "no-signal"
+_RECORD_HOST = "To learn the cause: record the job with clusterprof, which samples its host, too"
+
+
 def describe_what_would_tell(report: Report) -> str:
     """Describe what would make an unknown cause known."""
+    is_imported = all(node.recorder_cpu_ratio is None for node in report.nodes)
+    if is_imported and any(code == _NO_SIGNAL for code, _ in report.unattributed_reasons[:1]):
+        return _RECORD_HOST
     remedies = [item.remedy for item in report.blinds if item.remedy and item.kind != "absent"]
     finding = next((f for f in select_in_step_findings(report) if f.advice), None)
     if remedies:
@@ -250,8 +257,8 @@ def describe_what_would_tell(report: Report) -> str:
         return f"To learn the cause: {escape_text(remedies[0], 300).rstrip('.')}{more}"
     if finding is not None and finding.advice[0].diagnose and finding.advice[0].id != _BY_HAND:
         return f"To learn the cause: {_lower_first(escape_text(finding.advice[0].what, 300))}"
-    if all(node.recorder_cpu_ratio is None for node in report.nodes):  # imported
-        return "To learn the cause: record the job with clusterprof, which samples its host, too"
+    if is_imported:
+        return _RECORD_HOST
     return "To learn the cause: see Unattributed, with --full"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,25 @@ def test_an_empty_file_is_an_empty_source(tmp_path: Path) -> None:
     path = tmp_path / "empty"
     path.write_bytes(b"")
     assert whole(path) == (b"", "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_utf_16_text_of_powershell_is_read_as_utf_8(
+    tmp_path: Path, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    text = "timestamp, utilization.gpu [%]\r\n" + "2026/08/01 03:59:40.361, 100 %, µs\r\n" * 9
+    path = tmp_path / "gpu.csv"
+    path.write_bytes(pack(f"\ufeff{text}".encode(encoding)))
+    (source,) = open_sources(path)
+    assert source.head == text.encode()
+    # blocks of 7 bytes end within a character
+    assert b"".join(source.blocks(7)) == text.encode()
+
+
+def test_bytes_that_only_begin_like_utf_16_are_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    for data in (b"\xff\xfe epoch 1\n", b"\xff\xfe\0\0a\0\0\0", b"\xff\xfe", b"\xff"):
+        path.write_bytes(data)
+        (source,) = open_sources(path)
+        assert source.head == data

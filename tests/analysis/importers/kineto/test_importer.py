@@ -312,6 +312,17 @@ def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> Non
     assert account.skipped["communication operations outside the training thread"] == 1
 
 
+def test_launches_without_a_kernel_say_that_the_device_was_not_recorded(tmp_path: Path) -> None:
+    host = [step(1, 0, 100), event("cpu_op", "aten::mul", 0, 50)]
+    launches = [call("cudaLaunchKernel", 10, 5, 1), call("cudaLaunchKernel", 20, 5, 2)]
+    waits = [call("cudaDeviceSynchronize", 60, 30, 3)]
+    _, account = read(written(tmp_path, document([*host, *launches, *waits])))
+    assert [answer[:30] for answer in account.answers] == ["2 launches and not one kernel:"]
+    assert account.answers[0] in account.notes
+    _, account = read(written(tmp_path, document([*host, *waits]), "rank1.json"))
+    assert account.answers == []
+
+
 @pytest.mark.parametrize(
     ("head", "is_one"),
     [

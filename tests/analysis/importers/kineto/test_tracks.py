@@ -257,3 +257,61 @@ def test_a_trace_without_names_is_refused_with_what_has_to_be_named(tmp_path: Pa
     # what the advice asks for suffices
     (node,), _ = imported([write(tmp_path, [*events, json.loads(line)], "named.json")])
     assert busy_ns(node, "gpu0")[-1] == (60 * US, 60 * US)
+
+
+def rocprof_event(pid: str, name: str, start_ns: int, end_ns: int, **more: str) -> dict[str, Any]:
+    args = {"BeginNs": str(start_ns), "EndNs": str(end_ns), **more}
+    times = {"ts": str(start_ns // US), "dur": str((end_ns - start_ns) // US)}
+    return {"ph": "X", "name": name, "pid": pid, "tid": "7", **times, "args": args}
+
+
+def rocprof_names(*processes: tuple[int, str]) -> list[dict[str, Any]]:
+    return [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        for pid, name in processes
+    ]
+
+
+def test_rocprof_writes_ids_as_text_and_the_device_of_a_copy_beside_it(tmp_path: Path) -> None:
+    names = rocprof_names((2, "CPU HIP API"), (1, "COPY"), (6, "GPU0"), (8, "GPU2"))
+    events = [
+        rocprof_event("1", "CopyHostToDevice", 1_000_000, 1_020_500, **{"dev-id": "2"}),
+        rocprof_event("8", "gemm", 1_050_000, 1_090_000, **{"dev-id": "2"}),
+        rocprof_event("2", "hipLaunchKernel", 1_030_000, 1_048_000),
+    ]
+    (node,), _ = imported([write(tmp_path, {"traceEvents": [{}, *names, *events]}, "results.json")])
+    assert ranks_of(node) == [(1, None, None, "gpu2")]
+    # the copy took 20.5 us and the kernel 40 us, both on the third device
+    assert busy_ns(node, "gpu2")[-1] == (90_000, 60_500)
+
+
+def test_a_slow_single_launch_loads_its_kernel_also_without_a_link_to_it(tmp_path: Path) -> None:
+    names = rocprof_names((2, "CPU HIP API"), (1, "COPY"), (6, "GPU0"))
+    events = [
+        rocprof_event("1", "CopyHostToDevice", 1_000_000, 1_020_000, **{"dev-id": "0"}),
+        rocprof_event("2", "__hipPushCallConfiguration", 1_021_000, 1_022_000),
+        rocprof_event("2", "hipLaunchKernel", 1_030_000, 9_030_000),
+        rocprof_event("6", "gemm", 9_040_000, 9_140_000, **{"dev-id": "0"}),
+    ]
+    (node,), _ = imported([write(tmp_path, {"traceEvents": [*names, *events]}, "results.json")])
+    # of the gap from 20 us to 9.04 ms the host loaded for 8 ms
+    assert [span[:2] for span in spans(node, layout.STARVED, 1)] == [(20_000, 8_040_000)]
+    work = [span for span in spans(node, layout.HOST_WORK, 1) if span[2] == layout.WARMING_UP]
+    assert [span[:2] for span in work] == [(30_000, 8_030_000)]
+
+
+def test_the_first_profiler_of_pytorch_names_its_device_by_the_thread(tmp_path: Path) -> None:
+    def function(place: str, name: str, at_us: float, length_us: float, thread: int) -> Any:
+        times = {"ts": at_us, "dur": length_us}
+        return {"ph": "X", "name": name, "pid": place, "tid": thread, **times, "args": {}}
+
+    events = [
+        function("CPU functions", "aten::zeros", 0, 90, 1),
+        function("CUDA functions", "aten::zeros", 10, 80, 0),
+        function("CUDA functions", "aten::zero_", 40, 30, 0),  # within the first
+        function("CUDA functions", "aten::mul", 100, 20, 0),
+    ]
+    (node,), (account,) = imported([write(tmp_path, events, "trace.json")])
+    assert ranks_of(node) == [(1, None, None, "gpu0")]
+    assert busy_ns(node)[-1][1] == 100 * US
+    assert any("idle time within an operator counts as busy" in note for note in account.notes)

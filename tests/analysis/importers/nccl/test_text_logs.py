@@ -91,7 +91,7 @@ def test_a_table_with_and_without_its_program() -> None:
     ]
     bare = text(TABLE)
     # Bus over algorithm bandwidth is 1.5, so it is an all_reduce of 2 / (2 - 1.5) = 4 ranks.
-    assert (bare.rows, bare.test_ranks, bare.average_gbps) == (rows, 4, 18.4)
+    assert (bare.rows, bare.test_ranks, bare.tables[0].average_gbps) == (rows, 4, 18.4)
     assert build_facts(bare) == {
         "transfer_expected": [
             [layout.ALL_REDUCE, 1048576, 98_000],
@@ -140,4 +140,47 @@ n1:10:10 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 - Destroy COMPLETE
         TableRow(layout.ALL_REDUCE, 1048576, "float", "sum", 100.0, 10.49, 10.49, 98.0),
         TableRow(layout.ALL_REDUCE, 2097152, "float", "sum", 150.0, 13.98, 13.98, 149.0),
     ]
-    assert (result.average_gbps, dict(result.channels), result.hosts) == (12.31, {"P2P": 1}, {"n1"})
+    assert result.tables[0].average_gbps == 12.31
+    assert (dict(result.channels), result.hosts) == ({"P2P": 1}, {"n1"})
+
+
+def test_two_tables_of_one_log_keep_their_ranks_sizes_and_averages() -> None:
+    devices = (
+        "#  Rank  0 Group  0 Pid 1 on n1 device  0\n#  Rank  1 Group  0 Pid 2 on n2 device  0\n"
+    )
+    head = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+    log = (
+        f"# Collective test starting: alltoall_perf\n{devices}{head}"
+        "     1048576        131072    double    none      -1  100.0   10.49    5.24       0\n"
+        "     2097152        262144    double    none      -1  150.0   13.98    6.99       0\n"
+        "# Avg bus bandwidth    : 6.12\n"
+        f"# Collective test starting: sendrecv_perf\n{devices}{head}"
+        "     1048576        131072    double     sum      -1  200.0    5.24    5.24       0\n"
+        "# Avg bus bandwidth    : 5.24\n"
+    )
+    result = text(log)
+    assert [[row.operation for row in table.rows] for table in result.tables] == [
+        [layout.ALL_TO_ALL, layout.ALL_TO_ALL],
+        [layout.SEND],
+    ]
+    assert (result.test_ranks, [table.average_gbps for table in result.tables]) == (2, [6.12, 5.24])
+    used = "; used as the expected transfer time where the link rate is unknown"
+    assert build_notes(result) == [
+        "nccl-tests alltoall of 2 ranks, 2 sizes up to 2,097,152 bytes: 150.0 us, 13.98 GB/s, bus"
+        f" 6.99 GB/s, 6.12 GB/s on average{used}",
+        "nccl-tests sendrecv of 2 ranks, 1 sizes up to 1,048,576 bytes: 200.0 us, 5.24 GB/s, bus"
+        f" 5.24 GB/s, 5.24 GB/s on average{used}",
+    ]
+
+
+def test_tags_of_the_launcher_within_a_row_are_not_part_of_it() -> None:
+    tag = "[1,0]<stdout>:"
+    log = (
+        f"{tag}#       size         count      type   redop    root     time   algbw   busbw #wrong"
+        "     time   algbw   busbw #wrong\n"
+        f"{tag}     1048576        262144     float     sum      -1{tag}   100.0   10.49   15.73"
+        f"      0{tag}    98.0   10.70   16.05      0\n"
+    )
+    assert text(log).rows == [
+        TableRow(layout.ALL_REDUCE, 1048576, "float", "sum", 100.0, 10.49, 15.73, 98.0)
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,24 @@ def test_the_chrome_trace_of_rocprof_is_read_by_its_tracks(tmp_path: Path) -> No
     assert (account.read["kernels"], account.read["copies"]) == (1, 1)
     assert ranks_of(node) == [(1, None, None, "gpu0")]
     assert busy_ns(node)[-1] == (65 * US, 40 * US)  # from the call at 5
+
+
+def test_the_database_of_the_first_rocprof_joins_work_and_call_by_index(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute('CREATE TABLE HIP ("BeginNs", "EndNs", "pid", "tid", "Name", "Index")')
+        for table in ("OPS", "COPY"):
+            db.execute(
+                f'CREATE TABLE {table} ("BeginNs" INTEGER, "EndNs" INTEGER, "dev-id" INTEGER,'
+                ' "queue-id" INTEGER, "Name" TEXT, "pid" INTEGER, "tid" INTEGER, "Index" INTEGER)'
+            )
+        db.execute("INSERT INTO HIP VALUES (1005000, 1010000, 70, 70, 'hipLaunchKernel', 11)")
+        db.execute("INSERT INTO OPS VALUES (1020000, 1050000, 2, 0, 'gemm', 70, 70, 11)")
+        row = "(1060000, 1070000, 2, 0, 'CopyDeviceToHost', 70, 70, 12)"
+        db.execute(f"INSERT INTO COPY VALUES {row}")
+        db.commit()
+    (node,), (account,) = imported([path])
+    assert ranks_of(node) == [(1, None, None, "gpu2")]
+    # 1070 us is 65 us after the call; the kernel ran for 30 us and the copy for 10 us
+    assert busy_ns(node, "gpu2")[-1] == (65 * US, 40 * US)
+    assert [account.read[kind] for kind in ("kernels", "copies", "runtime calls")] == [1, 1, 1]

@@ -107,9 +107,18 @@ def test_reads_of_a_rank_are_its_waits_and_no_device_is_claimed(
     assert readings_of(nodes[0], "gpu.busy_ns_total", "unseen-0") == {}
     assert account.skipped == {"writes": 2, "reads without a usable time": 1}
     assert account.notes == [
-        "reads took 0.900 s of 4.000 s of all ranks (22.5%) for 0.0 MB; longest on rank 0: 0.800 s."
-        " Whether an accelerator waited meanwhile is not in the log"
+        "reads took 0.900 s of 4.000 s of all ranks (22.5%) for 0.0 MB; longest on rank 0: 0.800 s",
+        "whether an accelerator waited for its reads is not in the log",
     ]
+    assert account.answers == account.notes[:1]
+
+
+def test_a_log_that_traces_writes_alone_is_refused_with_that_reason(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, {"DXT_POSIX": Records([record(0, "node-a", [], writes=3)])})
+    with pytest.raises(CannotImportError, match="traces 3 writes and no read; only reads"):
+        imported([log])
 
 
 def test_totals_without_times_are_refused_with_what_they_say(
