@@ -32,6 +32,7 @@ def record(
     on_hang: Annotated[str | None, declare_option(options.ON_HANG)] = None,
     hang_after: Annotated[str | None, declare_option(options.HANG_AFTER)] = None,
     redact: Annotated[bool, declare_option(options.REDACT)] = False,
+    dive: Annotated[str, declare_option(options.DIVE)] = "off",
 ) -> None:
     """Record this node while CMD runs unchanged: record -- CMD.
 
@@ -42,4 +43,4 @@ def record(
 
     values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks, mode)
     watched = (metrics, nccl, on_hang, hang_after)
-    run_record(options.RecordOptions(command or (), *values, *watched, redact))
+    run_record(options.RecordOptions(command or (), *values, *watched, redact, dive))
