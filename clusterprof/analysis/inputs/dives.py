@@ -37,7 +37,14 @@ _MAX_NOTES = 6
 _MAX_NAME_CHARACTERS = 80
 _OPERATORS = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-_OPERATION_NAMES = ("nccl", "gloo:", "c10d::", "record_param_comms", "rccl", "DistributedDataParallel")
+_OPERATION_NAMES = (
+    "nccl",
+    "gloo:",
+    "c10d::",
+    "record_param_comms",
+    "rccl",
+    "DistributedDataParallel",
+)
 OUTSIDE = "outside of all operators"
 """Name of the time that no operator covers: Python, or a wait."""
 _KINDS = {"operator": "", "kernel": "kernel "}

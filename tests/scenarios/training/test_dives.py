@@ -116,7 +116,15 @@ def test_no_probe_asks_for_a_window_without_the_option(tmp_path: Path) -> None:
     )
     env = environment(own_job("dive"), PYTHONPATH=str(Path(__file__).parents[3]))
     for options, expected in (((), "False\n"), (("--dive", "auto"), "True\n")):
-        command = [*RECORD, "-o", str(tmp_path / "out"), *options, "--", sys.executable, str(script)]
+        command = [
+            *RECORD,
+            "-o",
+            str(tmp_path / "out"),
+            *options,
+            "--",
+            sys.executable,
+            str(script),
+        ]
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=60, check=True
         )
