@@ -113,6 +113,12 @@ HANG_AFTER = Option(
     "Ranks stand still after this time. Default: 3 times the longest pause so far, 30 s to 5 min.",
 )
 
+DIVE = Option(
+    ("--dive",),
+    "auto|off|TIME",
+    "Profile some steps of a rank that works longer than the others for 2 min, or this time.",
+)
+
 REDACT = Option(
     ("--redact",),
     None,
@@ -132,8 +138,7 @@ RECORD_OPTIONS = (
     *(OUT, PROFILE, DURATION, HZ, INJECT, PID, GPU_EVENTS, KEEP_FREE, STACKS, MODE),
     METRICS,
     *(NCCL, ON_HANG, HANG_AFTER),
-    REDACT,
-    EXPORT,
+    *(REDACT, EXPORT, DIVE),
 )
 HELP = ("-h", "--help")
 _MAX_DIGITS = 9
@@ -229,6 +234,7 @@ class RecordOptions(NamedTuple):
     hang_after: str | None = None
     redact: bool = False
     export: str | None = None
+    dive: str = "off"
 
 
 def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
@@ -240,7 +246,7 @@ def parse_record_arguments(words: Sequence[str]) -> RecordOptions | None:
     parser = Parser("clusterprof record", add_help=False)
     for option in RECORD_OPTIONS:
         parser.add_option(option)
-    parser.set_defaults(inject="auto", gpu_events=True, nccl="auto")
+    parser.set_defaults(inject="auto", gpu_events=True, nccl="auto", dive="off")
     options, command = _split_arguments(words)
     if options is None:
         return None
@@ -301,7 +307,7 @@ class Plan(NamedTuple):
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
     recording: Mapping[str, int] = _NOTHING
     """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders;
-    hang_after_ns: when ranks stand still;
+    hang_after_ns: when ranks stand still; dive_after_ns: when a rank stands out;
     redact: 1 = names are replaced."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
@@ -417,6 +423,11 @@ def with_hang_options(plan: Plan, on_hang: str, hang_after_ns: int | None) -> Pl
     if hang_after_ns is not None:
         recording["hang_after_ns"] = hang_after_ns
     return plan._replace(recording=recording, on_hang=on_hang)
+
+
+def with_dive(plan: Plan, dive_after_ns: int) -> Plan:
+    """Return the plan with profiler windows of a rank that stands out for this time."""
+    return plan._replace(recording={**plan.recording, "dive_after_ns": dive_after_ns})
 
 
 def with_redaction(plan: Plan) -> Plan:

@@ -28,6 +28,7 @@ from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.findings.report import RunContext, build_report
 from clusterprof.analysis.importers.nccl.inspector import describe_inspector_logs
+from clusterprof.analysis.inputs.dives import describe_dives
 from clusterprof.analysis.inputs.profiler_traces import describe_dumps
 from clusterprof.analysis.node.selection import (
     ENTIRE_RUN,
@@ -239,7 +240,9 @@ def _run_analysis(
     job_request = JobRequest(limits, request.history, not request.part.whole, request.on_progress)
     job = engine.analyze_job(sources.folders, windows, job_request)
     dumps = describe_dumps(job.dumps, job.unread_dumps)
-    notes = (*inputs.notes, *dumps, *describe_inspector_logs(job.folders))
+    logs = describe_inspector_logs(job.folders)
+    dives = describe_dives(job.folders, job.across.nodes)
+    notes = (*inputs.notes, *dives, *dumps, *logs)
     left_out = (*sources.skipped, *job.skipped, *inputs.left_out)
     context = RunContext(
         left_out,

@@ -33,6 +33,7 @@ def record(
     hang_after: Annotated[str | None, declare_option(options.HANG_AFTER)] = None,
     redact: Annotated[bool, declare_option(options.REDACT)] = False,
     export: Annotated[str | None, declare_option(options.EXPORT)] = None,
+    dive: Annotated[str, declare_option(options.DIVE)] = "off",
 ) -> None:
     """Record this node while CMD runs unchanged: record -- CMD.
 
@@ -44,4 +45,4 @@ def record(
 
     values = (out, profile, duration, hz, inject, pid, gpu_events, keep_free, stacks, mode)
     watched = (metrics, nccl, on_hang, hang_after)
-    run_record(options.RecordOptions(command or (), *values, *watched, redact, export))
+    run_record(options.RecordOptions(command or (), *values, *watched, redact, export, dive))

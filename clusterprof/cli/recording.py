@@ -15,6 +15,9 @@ from clusterprof.agent.options import Plan, RecordOptions
 if TYPE_CHECKING:
     from clusterprof.agent.launch.launcher import LaunchRequest
 
+_DIVE_AFTER_NS = 120_000_000_000
+"""Time for which a rank stands out before `--dive auto` profiles it, ns: no passing disturbance."""
+
 
 def run_record(requested: RecordOptions) -> NoReturn:
     """Elect a recorder, start it, and become the command; or record in the foreground.
@@ -29,6 +32,7 @@ def run_record(requested: RecordOptions) -> NoReturn:
     from clusterprof.agent.options import parse_duration
 
     _check_choices(requested)
+    dive_after_ns = parse_dive(requested)
     duration_ns = parse_duration(requested.duration) if requested.duration is not None else None
     plan = _make_plan_builder(requested)
     stacks: Mapping[str, Any] = {}
@@ -56,6 +60,7 @@ def run_record(requested: RecordOptions) -> NoReturn:
         paths,
         duration_ns,
         requested.nccl == "auto",
+        dive_after_ns is not None,
     )
     if requested.export is not None and requested.pid is not None:
         _print_exports(request, requested.pid, requested.export)
@@ -83,6 +88,7 @@ def _make_plan_builder(requested: RecordOptions) -> Callable[[], Plan]:
         build_plan,
         parse_duration,
         parse_mode,
+        with_dive,
         with_hang_options,
         with_hz,
         with_metrics,
@@ -94,6 +100,7 @@ def _make_plan_builder(requested: RecordOptions) -> Callable[[], Plan]:
     keep_free = _parse_size(requested.keep_free) if requested.keep_free is not None else None
     mode = None if requested.mode is None else parse_mode(requested.mode)
     hang_after_ns = None if requested.hang_after is None else parse_duration(requested.hang_after)
+    dive_after_ns = parse_dive(requested)
     targets = requested.metrics or ()
     # Every rank rejects a rate or a target that is invalid.
     given = with_metrics(Plan(), targets, os.environ, Path())
@@ -105,6 +112,7 @@ def _make_plan_builder(requested: RecordOptions) -> Callable[[], Plan]:
         built = with_hang_options(built, requested.on_hang or "", hang_after_ns)
         built = with_metrics(built, targets, os.environ, Path.cwd())
         built = built if mode is None else with_mode(built, mode)
+        built = built if dive_after_ns is None else with_dive(built, dive_after_ns)
         return with_redaction(built) if requested.redact else built
 
     return plan
@@ -138,6 +146,26 @@ def _check_choices(requested: RecordOptions) -> None:
         )
     if requested.command and requested.pid is not None:
         raise UsageError("--pid attaches to a running process: leave the command out")
+
+
+def parse_dive(requested: RecordOptions) -> int | None:
+    """Parse `--dive`: for how long a rank stands out before it is profiled, ns; None = never.
+
+    Raises: UsageError for anything else, and where no window can be taken.
+    """
+    from clusterprof.agent.options import parse_duration
+    from clusterprof.errors import UsageError
+
+    if requested.dive == "off":
+        return None
+    if not requested.command or requested.inject == "off":
+        raise UsageError(
+            "--dive: windows are taken by the probe alone",
+            "give the command of the job, and do not use --inject off",
+        )
+    if requested.redact:
+        raise UsageError("--redact: profiler traces hold names", "leave out --dive")
+    return _DIVE_AFTER_NS if requested.dive == "auto" else parse_duration(requested.dive)
 
 
 def choose_stacks(option: str | None, profile: Mapping[str, Any]) -> Any:

@@ -17,6 +17,9 @@ from . import handle_error, layout, ring, stacks
 before_step_end: List[Callable[[], None]] = []
 """Callbacks that record their spans before the step that contains them ends."""
 
+after_step_end: List[Callable[[int, int], None]] = []
+"""Callbacks run on the thread that trains after a step has ended, with its start and end, ns."""
+
 UNKNOWN = -1
 OPTIMIZER, FRAMEWORK, USER = 0, 2, 1  # source of the end of a step: field b of its span
 
@@ -124,8 +127,10 @@ def _finish_step(end_ns: int) -> None:
             ring.emit(layout.STEP_COUNTER, end_ns, end_ns, _job_step, _number)
             _counters += 1
         _job_step = UNKNOWN
-    _began_ns = end_ns
+    began_ns, _began_ns = _began_ns, end_ns
     _number += 1
+    for callback in tuple(after_step_end):
+        callback(began_ns, end_ns)
 
 
 def _clear_steps() -> None:

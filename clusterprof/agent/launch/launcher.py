@@ -192,6 +192,8 @@ _PROBE_SOURCE = Path(__file__).resolve().parents[2] / "probe"
 
 # Commands that start another command given in their own arguments.
 _NODE_LAUNCHERS = ("srun", "mpirun", "mpiexec", "numactl", "taskset", "chrt", "nice", "ionice")
+# PyTorch's profiler prints lines of its own where it begins and ends; from 6 on it prints none.
+_PROFILER_LOG_VARIABLE, _QUIET = "KINETO_LOG_LEVEL", "6"
 _LAUNCHERS = {*_NODE_LAUNCHERS, "env", "nohup", "setsid", "stdbuf", "time", "timeout", "uv"}
 _OPTIONS_WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 
@@ -201,14 +203,19 @@ _STACK_PATHS: tuple[StackPaths, ...] = ("full", "hash", "names")  # in the order
 
 
 def install_probe(
-    run_dir: Path, *, gpu_events: bool, strict: bool, stacks: StackPaths | None = "full"
+    run_dir: Path,
+    *,
+    gpu_events: bool,
+    strict: bool,
+    stacks: StackPaths | None = "full",
+    dive: bool = False,
 ) -> None:
     """Copy the probe into the run directory, unless another rank has done so.
 
     run_dir: existing and owned by us. gpu_events: let the probe record events on the job's
     CUDA stream. stacks: how files are named in sampled Python stacks (by path, by its hash, or by
     the base name alone); None = no stacks are sampled. strict: written to the configuration
-    for its readers; the probe itself never enforces it.
+    for its readers; the probe itself never enforces it. dive: let the probe use PyTorch's profiler.
     Raises: CannotStart when the files cannot be written.
     """
     target = run_dir / "probe"
@@ -224,7 +231,7 @@ def install_probe(
         shutil.copy(_PROBE_SOURCE / "sitecustomize.py", temporary / "sitecustomize.py")
         for name in _COMPILED_FILES:
             py_compile.compile(str(temporary / name))
-        (temporary / "config.json").write_text(_format_config(gpu_events, strict, stacks))
+        (temporary / "config.json").write_text(_format_config(gpu_events, strict, stacks, dive))
         os.rename(temporary, target)  # target missing or an empty folder: atomic
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -236,7 +243,7 @@ def install_probe(
         ) from error
 
 
-def _format_config(gpu_events: bool, strict: bool, stacks: StackPaths | None) -> str:
+def _format_config(gpu_events: bool, strict: bool, stacks: StackPaths | None, dive: bool) -> str:
     """Return config.json: one key and one plain value per line, as the probe parses it."""
     words = {True: "true", False: "false"}
     major, minor = MINIMUM_PYTHON
@@ -245,6 +252,7 @@ def _format_config(gpu_events: bool, strict: bool, stacks: StackPaths | None) ->
         f'"format": {CONFIG_FORMAT},\n'
         f'"minimum_python": [{major}, {minor}],\n'
         f'"gpu_events": {words[gpu_events]},\n'
+        f'"dive": {words[dive]},\n'
         f'"stacks": {words[stacks is not None]},\n'
         f'"stack_paths": {_STACK_PATHS.index(stacks or "full")},\n'
         f'"strict": {words[strict]}\n'
@@ -358,6 +366,8 @@ class LaunchRequest:
     duration_ns: int | None = None
     nccl: bool = False
     """Let PyTorch and NCCL record their operations, where the user has not set that up."""
+    dive: bool = False
+    """Let the probe use PyTorch's profiler where a rank stands out."""
 
 
 def record_command(
@@ -502,7 +512,10 @@ def build_environment(
         gpu_events=request.gpu_events,
         strict=request.inject == "strict",
         stacks=request.stacks,
+        dive=request.dive,
     )
+    if request.dive:
+        environ = {_PROFILER_LOG_VARIABLE: _QUIET, **environ}
     return with_probe_path(run_dir, environ)
 
 

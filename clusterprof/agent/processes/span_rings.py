@@ -68,6 +68,10 @@ class RankProgress:
     steps: int = 0
     waits_since_ns: int = 0
     """Start of the operation it has been in for seconds; 0 = it is in none."""
+    step_ns: int = 0
+    operation_ns: int = 0
+    """Time in its steps, and in operations with other ranks; only if `measures_work`."""
+    measures_work: bool = False
     is_rank: bool = False
     """Whether it has ever ended a step or an operation with other ranks."""
 
@@ -86,9 +90,26 @@ class RankProgress:
             return
         steps = kinds.count(layout.STEP)
         self.steps += steps
+        if self.measures_work:
+            self._add_work(spans)
         if steps or layout.COLLECTIVE in kinds:
             self.waits_since_ns = 0  # an operation that failed has no span, but a step ended
             self.is_rank = True
+
+    def _add_work(self, spans: Spans) -> None:
+        """Add time in steps and in operations: on the host, or on the device that waited."""
+        columns = spans.columns
+        for kind, start_ns, end_ns, b, d in zip(
+            *(columns[name] for name in ("kind", "start_ns", "end_ns", "b", "d"))
+        ):
+            if kind == layout.STEP:
+                self.step_ns += end_ns - start_ns
+            elif kind == layout.EXPOSED_COLLECTIVE:
+                self.operation_ns += b
+            elif kind == layout.COLLECTIVE:
+                form = d >> layout.FORM_SHIFT & layout.FORM_MASK
+                if form != layout.ISSUE and not d & layout.OTHER_THREAD:
+                    self.operation_ns += end_ns - start_ns
 
 
 @dataclass(slots=True)
@@ -378,6 +399,8 @@ class SpanRings:
         self._switched_off: set[str] = set()
         self._pending: list[Record] = []
         self._repeated: list[str] = []  # rings whose definitions are still to be repeated
+        self.measures_work = False
+        """Whether the progress of ranks says how long they work by themselves."""
         self.ended_ns = 0
         """When a rank was last seen to have ended, ns; 0 = none has."""
 
@@ -470,6 +493,7 @@ class SpanRings:
             return
         if self._skip_old:
             ring.skip_to_end()
+        ring.progress.measures_work = self.measures_work
         self._rings[name] = ring
         self._bytes += size
 

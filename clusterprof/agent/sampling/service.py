@@ -46,6 +46,7 @@ from clusterprof.agent.options import (
     UnavailableCollector,
 )
 from clusterprof.agent.processes.autopsy import Autopsies
+from clusterprof.agent.processes.dives import Dives
 from clusterprof.agent.processes.registry import (
     FlightRecorderDumps,
     ProcessGroups,
@@ -318,11 +319,13 @@ class Service:
         )
         if self._redactor is not None:  # the others write files that hold paths and names
             return own
+        after_ns = plan.recording.get("dive_after_ns")
         return (
             *own,
             FlightRecorderDumps(run_dir, folder, proc),
             InspectorOutput(run_dir, folder, self._note),
             autopsies,
+            *(Dives(run_dir, folder, self._rings, ns, self._note) for ns in (after_ns,) if ns),
         )
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ def install(module: ModuleType) -> bool:
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
     optimizers._is_clusterprof_hooked = True
+    if _probe.config.get("dive"):  # type: ignore[attr-defined]
+        from .. import dive  # noqa: F401 - joins the probe's thread by itself
     return True
 
 

@@ -1,0 +1,133 @@
+"""A real job of two ranks, one of which runs an operator more: its profiler window names it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.trace.schema import Event
+from tests.support.recording_runs import (
+    RECORD,
+    environment,
+    events_of,
+    own_job,
+    wait_for_end,
+    wait_until,
+)
+
+pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+pytestmark = pytest.mark.torch
+
+SCRIPT = Path(__file__).parent / "scripts" / "extra_operator.py"
+PATIENCE_S = 60.0
+
+
+def run_job(tmp_path: Path, fault: str = "", until: str = "dive-finished") -> tuple[Path, str, int]:
+    """Record a job until there is an event; return the recording, its output and exit status."""
+    out, stop, die = tmp_path / "run", tmp_path / "stop", tmp_path / "die"
+    env = environment(
+        own_job("dive"),
+        PYTHONPATH=str(Path(__file__).parents[3]),
+        OMP_NUM_THREADS="1",
+        JOB_SECONDS="60",
+        JOB_STOP=str(stop),
+        JOB_DIE=str(die),
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), fault]
+    with (tmp_path / "job.log").open("w") as log:
+        job = subprocess.Popen(
+            [*RECORD, "-o", str(out), "--dive", "4s", "--", *command],
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            wait_until(lambda: events_of(out, until), PATIENCE_S)
+            if fault == "dies":
+                die.touch()
+            stop.touch()
+            status = job.wait(PATIENCE_S)
+        finally:
+            job.kill()
+            job.wait()
+    wait_for_end(out)
+    return out, (tmp_path / "job.log").read_text(), status
+
+
+def finished_dive(out: Path) -> Event:
+    [dive] = events_of(out, "dive-finished")
+    return dive
+
+
+def find_note(out: Path) -> str:
+    [note] = [note for note in analyze(out).notes if note.startswith("profiler window")]
+    return note
+
+
+def test_the_operator_that_only_one_rank_runs_is_named(tmp_path: Path) -> None:
+    out, log, status = run_job(tmp_path)
+    assert status == 0, log
+    assert "rank 0: " in log and "rank 1: " in log
+    assert "USDT" not in log and "profil" not in log.lower()  # nothing of ours in the job's output
+    dive = finished_dive(out)
+    late, healthy = dive.attributes["windows"]
+    assert (late["rank"], healthy["rank"]) == (1, 0)
+    assert late["reason"] == healthy["reason"] == ""
+    assert 1 <= late["steps"] <= 10 and 0 < late["events"] <= 80_000
+    assert sorted(path.name for path in out.glob("*/dives/*")) == sorted(
+        (late["file"], healthy["file"])
+    )
+    note = find_note(out)
+    # 20 calls in each step of rank 1, none in rank 0
+    assert "of rank 1 " in note and "it spent more than rank 0 in aten::cumsum " in note, note
+    assert " in 20 calls (there: not called)" in note, note
+
+
+def test_a_window_is_refused_while_the_job_profiles_itself(tmp_path: Path) -> None:
+    out, log, status = run_job(tmp_path, "profiled")
+    assert status == 0, log
+    reasons = {window["reason"] for window in finished_dive(out).attributes["windows"]}
+    assert reasons == {"another profiler was active"}
+    assert not list(out.glob("*/dives"))
+    assert "none of rank 1: another profiler was active" in find_note(out)
+
+
+def test_a_rank_that_is_killed_meanwhile(tmp_path: Path) -> None:
+    out, _, status = run_job(tmp_path, "dies", until="dive-begun")
+    assert status != 0  # torchrun ends the others
+    late, _ = finished_dive(out).attributes["windows"]
+    note = find_note(out)
+    if not late["file"]:  # else its window was over before
+        assert "the process ended before its window did" in late["reason"]
+        assert "none of rank 1: the process ended before its window did" in note
+
+
+def test_no_probe_asks_for_a_window_without_the_option(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import sys, torch\nprint(any(name.endswith('.dive') for name in sys.modules))\n"
+    )
+    env = environment(own_job("dive"), PYTHONPATH=str(Path(__file__).parents[3]))
+    for options, expected in (((), "False\n"), (("--dive", "auto"), "True\n")):
+        command = [
+            *RECORD,
+            "-o",
+            str(tmp_path / "out"),
+            *options,
+            "--",
+            sys.executable,
+            str(script),
+        ]
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout == expected, (options, done.stderr)
+        time.sleep(0.1)
+    assert os.path.exists(tmp_path / "out")
