@@ -4,9 +4,9 @@
     rank 1   step 45 ms = 44 ms own work +  1 ms in operations                     stands out
 
 All ranks of a job end a step together, so a late rank does not have longer steps: it waits less.
-Its own work is compared with the median of the others every few seconds. If the same rank stands out
-for minutes, the probe of it and of the other rank nearest to that median is asked for a window of
-PyTorch's profiler (`probe.dive`), at most once an hour.
+Its own work is compared with the median of the others every few seconds. If the same rank stands
+out for minutes, the probe of it and of the other rank nearest to that median is asked for a window
+of PyTorch's profiler (`probe.dive`), at most once an hour.
 
 Events: `dive-begun`, then `dive-finished` with what each probe answered. The traces are compressed
 into the folder `dives` of the node's recording, a mebibyte at every flush: nothing here waits.
