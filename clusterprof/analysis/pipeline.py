@@ -28,8 +28,8 @@ from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.findings.report import RunContext, build_report
 from clusterprof.analysis.importers.nccl.inspector import describe_inspector_logs
-from clusterprof.analysis.inputs.dives import describe_dives
 from clusterprof.analysis.inputs.profiler_traces import describe_dumps
+from clusterprof.analysis.job.dives import describe_dives
 from clusterprof.analysis.node.selection import (
     ENTIRE_RUN,
     PartOfRun,
