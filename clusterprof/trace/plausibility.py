@@ -5,7 +5,7 @@ valid checksums. What no recorder writes is refused here and counted as damage, 
 analysis may rely on the types and ranges below.
 
     types, ranges    attributes of events and facts of headers have the types that the analysis
-                     reads; ranks are below 1,048,576; times lie between 0 and 30 years of uptime
+                     reads; ranks are below 1,048,576; times lie between 0 and 100 years
     times            one record far from all others is refused. A jump of more than ten minutes,
                      such as after a suspended recorder, is accepted when the frames that follow
                      agree with it:
@@ -32,8 +32,9 @@ from clusterprof.trace.column_decoder import BlockColumns
 from clusterprof.trace.frame import FrameError, SpansPart
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Header, Rows
 
-MAX_TIME_NS = 30 * 365 * 86_400 * 10**9
-"""Longest uptime of a node that is believed, ns."""
+MAX_TIME_NS = 100 * 365 * 86_400 * 10**9
+"""Latest time that is believed, ns: imported logs count from 1970, recorders from the start of a
+node."""
 MAX_RANKS = 1 << 20
 """Ranks of a job; about ten times the largest that has been published."""
 MAX_VALUE = float(1 << 64)
@@ -310,14 +311,24 @@ class TimeFilter:
         self.example = ""
         """The first record that was refused, in words; "" when none was."""
         self._has_start = has_start
+        self._is_imported = False
         self._started: Mapping[str, int] | None = None
         self._first_ns = self._last_ns = 0
         self._early: list[list[Any]] | None = []
         self._clusters: list[_Cluster] = []
 
     def filter_frames(self, frames: Iterable[list[_Any]]) -> Iterator[list[_Any]]:
-        """Yield the records that are accepted, frame by frame."""
+        """Yield the records that are accepted, frame by frame.
+
+        All of what an importer wrote: its frames are slices of a file, hours apart or long.
+        """
         for records in frames:
+            header = records[0] if records and not self._is_imported else None
+            if isinstance(header, Header) and "importer" in header.versions:
+                self._is_imported = True
+            if self._is_imported:
+                yield records
+                continue
             if self._early is None:
                 yield self._filter_records(records)
                 continue
@@ -326,7 +337,7 @@ class TimeFilter:
                 if cluster.frames > CONFIRMATIONS:
                     yield from self._start(cluster)
                     break
-        if self._early is not None:
+        if self._early is not None and not self._is_imported:
             # Too short for a confirmation: most frames decide, of equals the earliest time.
             largest = max(self._clusters, key=lambda c: (c.frames, -c.first_ns), default=None)
             yield from self._start(largest)
