@@ -77,7 +77,7 @@ class RegistrationAttributes(ProcessAttributes):
     variables: Variables = {}
     frameworks: Text = None
     framework: Text = None
-    host_functions: Text = None
+    host_functions: list[str] | None = None
 
 
 class ExitAttributes(ProcessAttributes):
