@@ -26,8 +26,12 @@ from tests.support.recording_runs import (
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
-import time
+import os, pathlib, time
 import clusterprof
+run_dir = pathlib.Path(os.environ.get("CLUSTERPROF_RUN_DIR", "/nowhere"))
+end = time.monotonic() + 20
+while run_dir.exists() and not (run_dir / "agent.pid").exists() and time.monotonic() < end:
+    time.sleep(0.05)  # on a busy machine the recorder starts late
 with clusterprof.span("work"):
     time.sleep(0.3)
 print("done", flush=True)

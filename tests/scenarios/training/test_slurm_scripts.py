@@ -26,8 +26,12 @@ from tests.support.recording_runs import environment, wait_until
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "deploy/slurm"
 TRAIN = """
-import os, time
+import os, pathlib, time
 import clusterprof
+run_dir = pathlib.Path(os.environ.get("CLUSTERPROF_RUN_DIR", "/nowhere"))
+end = time.monotonic() + 20
+while run_dir.exists() and not (run_dir / "agent.pid").exists() and time.monotonic() < end:
+    time.sleep(0.05)  # on a busy machine the recorder starts late
 with clusterprof.span("work"):
     time.sleep(0.5)
 print(os.environ.get("SLURM_PROCID"), "PYTHONPATH" in os.environ, flush=True)
