@@ -48,7 +48,7 @@ _OTHER_PROFILERS = (
 _MODULE = "torch.autograd.profiler"
 _PATCHED = ("_prepare_profiler", "_enable_profiler")
 
-ARMED, CALIBRATING, RUNNING, TAKEN, OVER = range(5)
+ARMED, CALIBRATING, RUNNING, ENDED, TAKEN = range(5)
 
 _probe: Any = sys.modules[__name__.rpartition(".")[0]]
 _looked_ns = 0
@@ -111,6 +111,10 @@ class Window:
         reason = find_obstacle(self.folder)
         if self.step_ns > MAX_STEP_NS:
             reason = "its steps take longer than %d s" % (MAX_STEP_NS // 10**9)
+        elif get_ident() != _probe.main_thread[0]:
+            # If the job ended within the window, nobody could end the profiler any more, and the
+            # process might crash.
+            reason = "another thread than the main one trains"
         if reason:
             self.give_up(reason)
             return
@@ -151,6 +155,7 @@ class Window:
 
     def _end(self) -> None:
         begun_ns = monotonic_ns()
+        self.state = ENDED  # first: whatever fails, the profiler is ended only once
         self._unwatch()
         module = sys.modules[_MODULE]
         if get_ident() != self.thread:

@@ -201,7 +201,7 @@ def describe_dives(folders: Sequence[Path], nodes: Sequence[NodeResult]) -> tupl
         finished = [event for event in node.loaded.events if event.kind == FINISHED]
         begun = [event for event in node.loaded.events if event.kind == BEGUN]
         for event in finished:
-            notes += _describe_dive(folder, event.attributes, event.t_ns - start_ns)
+            notes += _describe_dive(folder, event.attributes, event.t_ns, start_ns)
         if len(begun) > len(finished):
             notes.append(
                 f"profiler windows on {node.facts.name}: the recording ended before they did"
@@ -209,9 +209,16 @@ def describe_dives(folders: Sequence[Path], nodes: Sequence[NodeResult]) -> tupl
     return tuple(notes[:_MAX_NOTES])
 
 
-def _describe_dive(folder: Path, dive: Mapping[str, Any], at_ns: int) -> list[str]:
+def _describe_dive(
+    folder: Path, dive: Mapping[str, Any], finished_ns: int, start_ns: int
+) -> list[str]:
+    """Describe a dive in a note.
+
+    finished_ns: time of its event, for a window that never began. start_ns: of the recording.
+    """
     try:
         late, healthy = dive["windows"]
+        at_ns = int(late.get("begun_ns") or finished_ns) - start_ns
         names = f"rank {int(late['rank'])}", f"rank {int(healthy['rank'])}"
         head = f"profiler window {format_quantity(at_ns, 'ns')} into the run of {names[0]}"
         own = [format_quantity(int(dive[key]), "ns") for key in ("own_ns", "healthy_own_ns")]
