@@ -1,4 +1,4 @@
-"""Windows of PyTorch's profiler in a real process: they are kept, refused, or give way to the job."""
+"""Windows of PyTorch's profiler in a real process: kept, refused, or giving way to the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed (pip install torch==
 pytestmark = pytest.mark.torch
 
 ROOT = str(Path(__file__).parents[2])
-# `window` waits for the end of a step; `save` does what the probe's thread does, which does not look.
+# `window` waits for the end of a step. `save` is left to the test: the thread does not look.
 HEAD = """
 import json, os, sys, time
 import torch
@@ -93,7 +93,7 @@ def run_probe(tmp_path: Path, code: str, **variables: str) -> dict[str, Any]:
 def test_a_window_holds_whole_steps(tmp_path: Path) -> None:
     answer = run_probe(tmp_path, "window = begin()\nrun_until(dive.TAKEN, window)")
     assert answer["reason"] == "" and 1 <= answer["steps"] <= 10
-    assert 0 < answer["cost_ns"] and answer["begun_ns"] < answer["ended_ns"]
+    assert answer["cost_ns"] > 0 and answer["begun_ns"] < answer["ended_ns"]
     names = [event.get("name") for event in answer["trace"]["traceEvents"]]
     assert names.count("aten::cumsum") == 3 * answer["steps"]
 

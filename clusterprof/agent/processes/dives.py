@@ -47,6 +47,7 @@ MAX_TRACE_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _ANSWER_KEYS = ("steps", "begun_ns", "ended_ns", "step_ns", "events", "cost_ns")
 _ENDED = "the process ended before its window did"
+_NOT_RECORDED = "the recording ended before its window did"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ class Dives:
             return []
         dive, self._dive = self._dive, None
         try:
-            return [Event(now_ns, "dive-finished", dive.finish())]
+            dive.poll(now_ns, {rank.pid for rank in self._rings.list_progress()})
+            return [Event(now_ns, "dive-finished", dive.finish(_NOT_RECORDED))]
         except Exception as error:
             self._note("dive", error)
             return []
@@ -218,11 +220,14 @@ class _Dive:
             window.poll(window.pid in alive)
         return now_ns >= self._end_ns or all(window.is_over for window in self._windows)
 
-    def finish(self) -> dict[str, Any]:
-        """Return the attributes of the event, and ask for no more windows."""
+    def finish(self, reason: str = "it did not answer in time") -> dict[str, Any]:
+        """Return the attributes of the event, and ask for no more windows.
+
+        reason: why those windows are missing that are still awaited.
+        """
         with contextlib.suppress(OSError):
             os.unlink(self._wanted)
-        windows = [window.finish() for window in self._windows]
+        windows = [window.finish(reason) for window in self._windows]
         return {**describe_straggler(self._straggler), "windows": windows}
 
 
@@ -258,14 +263,14 @@ class _WindowFiles:
         elif not is_alive:
             self._end(_ENDED)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, reason: str) -> dict[str, Any]:
         """Move the rest of the trace, and return what is known of the window."""
         if not self.is_over and self._source is None and self._done.exists():
             self._begin()
         while not self.is_over and self._source is not None:
             self._move_chunk()
         if not self.is_over:
-            self._end("it did not answer in time")
+            self._end(reason)
         self.discard()
         return self._answer
 

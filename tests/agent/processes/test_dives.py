@@ -1,4 +1,4 @@
-"""Which rank stands out, when windows are asked for, and how their traces get into the recording."""
+"""Which rank stands out, when windows are asked for, and how traces get into the recording."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_the_end_of_the_recording_ends_a_dive(tmp_path: Path) -> None:
     [finished] = node.dives.finish(node.now_s * SECOND)
     assert isinstance(finished, Event)
     late, healthy = finished.attributes["windows"]
-    assert late["file"] and healthy["reason"] == "it did not answer in time"
+    assert late["file"] and healthy["reason"] == "the recording ended before its window did"
     assert node.dives.finish(node.now_s * SECOND) == []
 
 
