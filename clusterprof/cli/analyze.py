@@ -21,6 +21,7 @@ KNOWN_FORMATS = (
     "Nsight Systems report (nsys-rep)",
     "JAX or XLA profile (xplane.pb)",
     "rocprof trace (AMD)",
+    "table of kernels (nsys stats, nvprof, Ascend)",
     "PyTorch flight recorder dump",
     "NCCL Inspector log",
     "Megatron pipeline trace (MegatronApp)",

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from clusterprof.analysis.findings.coverage import list_coverage_gaps
+from clusterprof.trace.reader import Damage
 from clusterprof.trace.schema import Gap
 from tests.support.builders import header
 
@@ -16,10 +17,7 @@ EMULATED = {"id": "emulated-0", "emulated": True}
 
 def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
     loaded = SimpleNamespace(
-        header=replace(header(), devices=devices),
-        gaps=gaps,
-        damage=SimpleNamespace(damaged_places=0, torn_tail_bytes=0, unknown_frames=0),
-        dropped_spans=0,
+        header=replace(header(), devices=devices), gaps=gaps, damage=Damage(), dropped_spans=0
     )
     return SimpleNamespace(loaded=loaded, facts=SimpleNamespace(name=name))
 

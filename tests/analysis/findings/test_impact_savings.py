@@ -117,7 +117,7 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
         )
     text = " ".join(text.split())
     # The first screen names the time of the job there, not of the devices.
-    first_screen = rf"Expected gain (?:About|At most) {AMOUNT}, [\d.]+ % of the job's time\."
+    first_screen = rf"Expected gain (?:About|At most) {AMOUNT}, [\d.]+ % of the time in steps\."
     ends_sooner = re.findall(first_screen, text)
     text = re.sub(first_screen, "", text)
     first = report.findings[0]
