@@ -17,7 +17,8 @@ DATA = {"hosts", "golden", "recordings", "analysis/importers/seeds", "analysis/i
 DATA |= {"lab/rivals/fixtures", "scenarios/training/scripts", "support/accelerators/site"}
 """Folders of files that tests read or run in a process of their own: no packages."""
 OTHER_FOLDERS = {"deploy", "docs", "lab", "scenarios", "support", "tools"}
-"""Files to deploy, the manual, the lab beside the package, whole stories, shared factories, scripts."""
+"""Files to deploy, the manual, the lab beside the package, whole stories, shared factories,
+scripts."""
 FREE_BELOW = {"scenarios", "support"}
 """Folders whose subfolders need no folder of the package."""
 

@@ -142,4 +142,4 @@ def test_a_cold_cache_says_what_a_cache_saves_and_what_the_disk_gives(tmp_path: 
     assert evidence["disk.read_bytes_per_second"].value == pytest.approx(2 << 20, rel=0.05)
     text = Plain().render(report)
     assert "were read again after the page cache had dropped them" in text
-    assert "is what the disk gave in those waits, to first reads too" in text
+    assert "read from the disk in those waits, first reads included" in text
