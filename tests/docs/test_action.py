@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterprof.output.renderers.json import Json
 from tests.support.commands import environment
-from tests.support.gate_runs import run, steady
+from tests.support.gate_runs import write_reports
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "tests/recordings/h200/sleep"
@@ -87,10 +86,7 @@ def run_gate(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for number in range(4):
-        name = f"base{number}" if number else "report"
-        report = run(name, steady(seed=number), 0.02, started=10 - number)
-        (tmp_path / f"{name}.json").write_text(Json().render(report))
+    write_reports(tmp_path)
     return tmp_path
 
 

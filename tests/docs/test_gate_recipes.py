@@ -86,7 +86,7 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
     tools = folder / "bin"
     tools.mkdir()
     clusterprof = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m clusterprof "$@"\n'
-    sacctmgr = f'#!/bin/sh\nprintf "%s|" "$@" > {shlex.quote(str(folder / "told"))}\n'
+    sacctmgr = f'#!/bin/sh\nprintf "%s|" "$@" > {shlex.quote(str(folder / "arguments"))}\n'
     for name, text in (("clusterprof", clusterprof), ("sacctmgr", sacctmgr)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
@@ -95,7 +95,7 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
     path = f"{tools}:/usr/bin:/bin"
     changed = {"CLUSTERPROF_RUNS": str(folder / "runs"), "CLUSTERPROF_PATH": path}
     for job, stated in (("4711", True), ("4712", False)):
-        (folder / "told").unlink(missing_ok=True)
+        (folder / "arguments").unlink(missing_ok=True)
         done = subprocess.run(
             [str(RECIPES / "slurm-epilog.sh")],
             env={**os.environ, **changed, "SLURM_JOB_ID": job},
@@ -105,8 +105,8 @@ def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> No
             check=False,
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert (folder / "told").exists() == stated
+        assert (folder / "arguments").exists() == stated
         if stated:
-            words = (folder / "told").read_text().split("|")
+            words = (folder / "arguments").read_text().split("|")
             assert words[:6] == ["-i", "modify", "job", "where", "jobid=4711", "set"]
             assert words[6].startswith("Comment=clusterprof: ")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
+from clusterprof.output.renderers.json import Json
 from clusterprof.report.history import StepStats
 from clusterprof.report.model import (
     Cause,
@@ -142,3 +144,11 @@ def _metrics(share: float | None, lengths: Sequence[int]) -> tuple[Metric, ...]:
         Metric("step.count", float(RANKS * len(lengths)), "count"),
         Metric("stall.checkpoint_ratio", 0.0, "ratio"),
     )
+
+
+def write_reports(folder: Path) -> None:
+    """Write `report.json`, and those of three runs before it, `base1.json` to `base3.json`."""
+    for number in range(4):
+        name = f"base{number}" if number else "report"
+        report = run(name, steady(seed=number), 0.02, started=10 - number)
+        (folder / f"{name}.json").write_text(Json().render(report))

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,12 +164,8 @@ class Autopsies:
         proc: str = "/proc",
         hang_after_ns: int | None = None,
         on_hang: str = "",
-        note: Callable[[str, BaseException], None] = lambda name, error: None,
     ) -> None:
-        """folder: of the node's recording. on_hang: the user's command, "" = none.
-
-        note: writes to the recorder's log.
-        """
+        """folder: of the node's recording. on_hang: the user's command, "" = none."""
         self._run_dir, self._folder, self._rings, self._proc = run_dir, folder, rings, proc
         self._watch = ProgressWatch(hang_after_ns)
         self._hook = HangHook(on_hang, folder)
@@ -177,20 +173,9 @@ class Autopsies:
         self._standstill: Standstill | None = None
         self._autopsies = 0
         self._collecting: _Collection | None = None
-        self._note, self._is_off = note, False
 
     def take(self, now_ns: int) -> list[Record]:
-        """Return the events since the last call; after an error of its own there are no more."""
-        if self._is_off:
-            return []
-        try:
-            return self._take(now_ns)
-        except Exception as error:
-            self._is_off = True
-            self._note("autopsy", error)
-            return []
-
-    def _take(self, now_ns: int) -> list[Record]:
+        """Return the events since the last call."""
         records: list[Record] = []
         self._hook.check()
         alive = self._rings.list_progress()
@@ -208,7 +193,7 @@ class Autopsies:
 
     def finish(self, now_ns: int) -> list[Record]:
         """Return the last events; the user's command keeps running within its time."""
-        if self._collecting is None or self._is_off:
+        if self._collecting is None:
             return []
         return [Event(now_ns, "autopsy-finished", self._collecting.finish())]
 

@@ -18,7 +18,7 @@ import contextlib
 import os
 import stat
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -129,49 +129,24 @@ def find_straggler(work: Sequence[_Work]) -> tuple[_Work, _Work] | None:
 class Dives:
     """A source: it watches the ranks, and asks for windows."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        folder: Path,
-        rings: SpanRings,
-        after_ns: int,
-        note: Callable[[str, BaseException], None] = lambda name, error: None,
-    ) -> None:
-        """folder: of the node's recording. after_ns: for how long a rank stands out before.
-
-        note: writes to the recorder's log.
-        """
+    def __init__(self, run_dir: Path, folder: Path, rings: SpanRings, after_ns: int) -> None:
+        """folder: of the node's recording. after_ns: for how long a rank stands out before."""
         self._run_dir, self._folder, self._rings = run_dir, folder, rings
         self._watch = StragglerWatch(after_ns)
-        self._note, self._is_off = note, False
         self._begun_ns = self._dives = 0
         self._dive: _Dive | None = None
         rings.measures_work = True
 
-    def take(self, now_ns: int) -> list[Record]:
-        """Return the events since the last call; after an error of its own there are no more."""
-        if self._is_off:
-            return []
-        try:
-            return self._take(now_ns)
-        except Exception as error:
-            self._is_off = True
-            self._note("dive", error)
-            return []
-
     def finish(self, now_ns: int) -> list[Record]:
         """Return what there is of a dive that is under way."""
-        if self._is_off or self._dive is None:
+        if self._dive is None:
             return []
         dive, self._dive = self._dive, None
-        try:
-            dive.poll(now_ns, {rank.pid for rank in self._rings.list_progress()})
-            return [Event(now_ns, "dive-finished", dive.finish(_NOT_RECORDED))]
-        except Exception as error:
-            self._note("dive", error)
-            return []
+        dive.poll(now_ns, {rank.pid for rank in self._rings.list_progress()})
+        return [Event(now_ns, "dive-finished", dive.finish(_NOT_RECORDED))]
 
-    def _take(self, now_ns: int) -> list[Record]:
+    def take(self, now_ns: int) -> list[Record]:
+        """Return the events since the last call."""
         ranks = self._rings.list_progress()
         if self._dive is not None:
             if not self._dive.poll(now_ns, {rank.pid for rank in ranks}):

@@ -289,6 +289,34 @@ class Source(Protocol):
         ...
 
 
+class OptionalSource:
+    """A source without which the recording goes on: its first error ends it, and is logged."""
+
+    def __init__(
+        self, name: str, source: Source, note: Callable[[str, BaseException], None]
+    ) -> None:
+        """name: of the source in the log. note: writes to the recorder's log."""
+        self._name, self._source, self._note, self._is_off = name, source, note, False
+
+    def take(self, now_ns: int) -> Sequence[Record]:
+        """Return the records since the last call; after an error there are no more."""
+        return self._call(self._source.take, now_ns)
+
+    def finish(self, now_ns: int) -> Sequence[Record]:
+        """Return all remaining records, none after an error."""
+        return self._call(self._source.finish, now_ns)
+
+    def _call(self, method: Callable[[int], Sequence[Record]], now_ns: int) -> Sequence[Record]:
+        if self._is_off:
+            return ()
+        try:
+            return method(now_ns)
+        except Exception as error:
+            self._is_off = True
+            self._note(self._name, error)
+            return ()
+
+
 def record_batches(
     runners: Sequence[CollectorRunner],
     sources: Sequence[Source],

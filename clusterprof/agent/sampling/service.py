@@ -69,6 +69,7 @@ from clusterprof.agent.sampling.live_settler import (
 from clusterprof.agent.sampling.scheduler import (
     NEVER_NS,
     Budget,
+    OptionalSource,
     Schedule,
     Source,
     SystemClock,
@@ -308,9 +309,7 @@ class Service:
         request, run_dir = self._order, self._order.run_dir
         plan, proc = request.plan, str(request.roots.proc)
         hang_after_ns = plan.recording.get("hang_after_ns")
-        autopsies = Autopsies(
-            run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang, self._note
-        )
+        autopsies = Autopsies(run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang)
         own = (
             self._registry,
             self._rings,
@@ -324,8 +323,12 @@ class Service:
             *own,
             FlightRecorderDumps(run_dir, folder, proc),
             InspectorOutput(run_dir, folder, self._note),
-            autopsies,
-            *(Dives(run_dir, folder, self._rings, ns, self._note) for ns in (after_ns,) if ns),
+            OptionalSource("autopsy", autopsies, self._note),
+            *(
+                OptionalSource("dive", Dives(run_dir, folder, self._rings, ns), self._note)
+                for ns in (after_ns,)
+                if ns
+            ),
         )
 
     def close(self) -> None:

@@ -136,17 +136,6 @@ def test_dumps_that_the_probe_writes_are_kept_by_rank(tmp_path: Path) -> None:
     assert not (run_dir / "dumps" / "wanted").exists()
 
 
-def test_an_error_of_its_own_ends_it_and_is_logged(tmp_path: Path) -> None:
-    run_dir, folder, proc = node(tmp_path, 11)
-    broken: SpanRings = None  # type: ignore[assignment]
-    errors: list[str] = []
-    autopsies = Autopsies(
-        run_dir, folder, broken, str(proc), note=lambda name, error: errors.append(name)
-    )
-    assert autopsies.take(0) == autopsies.take(1) == autopsies.finish(2) == []
-    assert errors == ["autopsy"]
-
-
 def test_the_address_of_ras_is_that_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

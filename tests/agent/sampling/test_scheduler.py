@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
-from clusterprof.agent.sampling.scheduler import Budget, Schedule, record_batches
+from clusterprof.agent.sampling.scheduler import Budget, OptionalSource, Schedule, record_batches
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import CPU_USER
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Record, Rows
@@ -303,3 +303,22 @@ def test_registrations_are_looked_at_before_the_first_sample_and_before_the_end(
     )
     assert len(list(batches)) == 2
     assert source.looks == [T0, T0 + TICK_NS, T0 + 2 * TICK_NS]
+
+
+@pytest.mark.parametrize("method", ["take", "finish"])
+def test_the_first_error_of_an_optional_source_ends_it_and_is_logged(method: str) -> None:
+    class Broken:
+        calls = 0
+
+        def take(self, now_ns: int) -> list[Record]:
+            self.calls += 1
+            raise OSError("no space left")
+
+        finish = take
+
+    broken, errors = Broken(), []
+    source = OptionalSource(
+        "autopsy", broken, lambda name, error: errors.append((name, str(error)))
+    )
+    assert [*getattr(source, method)(0), *source.take(1), *source.finish(2)] == []
+    assert (broken.calls, errors) == (1, [("autopsy", "no space left")])

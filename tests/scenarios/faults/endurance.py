@@ -22,7 +22,7 @@ STEPPER = """
 import mmap, os, sys, time
 import _clusterprof_probe as probe
 probe.prepare()
-stop, said, page = sys.argv[1:4]
+stop, answer, page = sys.argv[1:4]
 with open(page, "r+b") as file:
     done = mmap.mmap(file.fileno(), 8)
 steps = 0
@@ -33,7 +33,7 @@ while not os.path.exists(stop) if steps % 500 == 0 else True:
     if steps % 20 == 0:
         done[:8] = steps.to_bytes(8, "little")
         time.sleep(0.004)
-with open(said, "w") as file:
+with open(answer, "w") as file:
     file.write("0 1")
 sys.exit(7)
 """

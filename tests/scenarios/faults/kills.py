@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clusterprof.probe import layout
-from clusterprof.trace.schema import Event
+from clusterprof.trace.schema import Event, Record
 from tests.scenarios.faults.model import Fault, Trial
 from tests.scenarios.faults.rig import (
     RecordedJob,
@@ -39,7 +39,7 @@ FORKER = """
 import mmap, os, sys, time
 import _clusterprof_probe as probe
 probe.prepare()
-stop, said, page = sys.argv[1:4]
+stop, answer, page = sys.argv[1:4]
 with probe.span("work"):
     pass
 shared = mmap.mmap(-1, 8)
@@ -58,12 +58,19 @@ marked = int.from_bytes(shared[:8], "little")
 steps, value = 0, 1
 while not os.path.exists(stop):
     time.sleep(0.01)
-with open(said, "w") as file:
+with open(answer, "w") as file:
     file.write("%d %d" % (steps, value))
-with open(said + ".worker", "w") as file:
+with open(answer + ".worker", "w") as file:
     file.write(str(marked))
 sys.exit(7)
 """
+
+
+def _check_loss(records: list[Record], killed_ns: int, delayed_ns: int) -> Trial:
+    """Return how much was lost before a kill; time without a CPU does not count."""
+    lost_s = (lost_ns(records, killed_ns) - delayed_ns) / 1e9
+    assert lost_s <= LOST_AT_MOST_S, f"{lost_s:.2f} s were lost"
+    return Trial(max(lost_s, 0.0))
 
 
 def kill_recorder(folder: Path, number: int) -> Trial:
@@ -80,9 +87,7 @@ def kill_recorder(folder: Path, number: int) -> Trial:
         job.end()
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
-    lost_s = (lost_ns(records, killed_ns) - delayed_ns) / 1e9
-    assert lost_s <= LOST_AT_MOST_S, f"{lost_s:.2f} s were lost"
-    return Trial(max(lost_s, 0.0))
+    return _check_loss(records, killed_ns, delayed_ns)
 
 
 def kill_both(folder: Path, number: int) -> Trial:
@@ -99,9 +104,7 @@ def kill_both(folder: Path, number: int) -> Trial:
         assert job.process.wait() == -signal.SIGKILL
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
-    lost_s = (lost_ns(records, killed_ns) - delayed_ns) / 1e9
-    assert lost_s <= LOST_AT_MOST_S, f"{lost_s:.2f} s were lost"
-    return Trial(max(lost_s, 0.0))
+    return _check_loss(records, killed_ns, delayed_ns)
 
 
 def kill_job(folder: Path, number: int) -> Trial:
@@ -135,7 +138,7 @@ def kill_worker(folder: Path, number: int) -> Trial:
         agent = job.find_recorder()
         job.end()
         wait_until_gone(agent)
-        marked = int((folder / "said.worker").read_text())
+        marked = int((folder / "answer.worker").read_text())
     records, _ = read_recording(job.out)
     kept, dropped = count_spans(records, WORK)
     kept -= 1  # the parent's own

@@ -28,7 +28,7 @@ STORM = """
 import os, sys, time
 import _clusterprof_probe as probe
 probe.prepare()
-forks, stop, said, page = int(sys.argv[1]), *sys.argv[2:5]
+forks, stop, answer, page = int(sys.argv[1]), *sys.argv[2:5]
 for batch in range(forks // 10):
     children = []
     for _ in range(10):
@@ -44,7 +44,7 @@ with open(page, "r+b") as file:
     file.write((1).to_bytes(8, "little"))
 while not os.path.exists(stop):
     time.sleep(0.01)
-with open(said, "w") as file:
+with open(answer, "w") as file:
     file.write("0 1")
 sys.exit(7)
 """
@@ -52,7 +52,7 @@ sys.exit(7)
 # Holds so many threads and children that sleep.
 CROWD = """
 import os, subprocess, sys, threading, time
-threads, children, stop, said, page = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+threads, children, stop, answer, page = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
 threading.stack_size(65536)
 held = threading.Event()
 for _ in range(threads):
@@ -70,7 +70,7 @@ while not os.path.exists(stop):
     time.sleep(0.01)
 for child in kids:
     os.kill(child, 9)
-with open(said, "w") as file:
+with open(answer, "w") as file:
     file.write("0 1")
 os._exit(7)
 """

@@ -46,7 +46,7 @@ try:
     span = probe.span
 except ImportError:  # this job is not recorded
     from contextlib import nullcontext as span
-stop, said, page = sys.argv[1:4]
+stop, answer, page = sys.argv[1:4]
 with open(page, "r+b") as file:
     done = mmap.mmap(file.fileno(), 8)
 steps, value, end = 0, 1, time.monotonic() + 90
@@ -56,7 +56,7 @@ while time.monotonic() < end and not os.path.exists(stop):
         time.sleep(0.002)
     steps += 1
     done[:8] = steps.to_bytes(8, "little")
-with open(said, "w") as file:
+with open(answer, "w") as file:
     file.write("%d %d" % (steps, value))
 sys.exit(7)
 """
@@ -77,9 +77,11 @@ class RecordedJob:
         """Start it. prefix: command before `clusterprof record`. variables: of its environment."""
         self.folder, self.out = folder, folder / "out"
         self.job = own_job(f"fault{number}")
-        self._stop, self._said, self._page = (folder / name for name in ("stop", "said", "page"))
+        self._stop, self._answer, self._page = (
+            folder / name for name in ("stop", "answer", "page")
+        )
         self._page.write_bytes(bytes(8))
-        arguments = [str(path) for path in (self._stop, self._said, self._page)]
+        arguments = [str(path) for path in (self._stop, self._answer, self._page)]
         command = [*prefix, *RECORD, "-o", str(self.out), *options, "--", PYTHON, "-c", program]
         self._errors = (folder / "stderr").open("wb")
         self.process = subprocess.Popen(
@@ -121,7 +123,7 @@ class RecordedJob:
             self.process.kill()
             raise AssertionError("the job did not end") from None
         assert status == EXIT_CODE, f"exit status {status}: {self.messages[-500:]}"
-        steps, value = map(int, self._said.read_text().split())
+        steps, value = map(int, self._answer.read_text().split())
         assert value == pow(6364136223846793005, steps, MODULUS), "the result is another"
         assert "Traceback" not in self.messages, self.messages[-500:]
 

@@ -115,7 +115,7 @@ def analyze_recording(run: Path, words: Sequence[str]) -> tuple[str, str]:
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Return what tells one defect from another, and the trace."""
+    """Name a defect by its error and place, and return the trace too."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/clusterprof/" in frame.filename] or frames
     where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
