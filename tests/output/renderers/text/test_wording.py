@@ -8,6 +8,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text import wording
+from clusterprof.output.renderers.text.first_screen import build_first_screen
 from tests.support.kineto_traces import call, document, on_device, step, written
 
 MS = 1_000
@@ -42,6 +43,8 @@ def test_a_small_loss_without_a_cause_is_not_the_verdict(
         else wording.describe_no_loss(report)
     )
     assert text.startswith(verdict)
+    labels = [row.label for row in build_first_screen(report).rows]
+    assert ("Try next" in labels) == (idle_ms == 6)  # little in small parts needs no advice
 
 
 def test_the_function_that_the_host_was_in_is_named_without_control_characters() -> None:
