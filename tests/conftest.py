@@ -55,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.alone)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name packed bytes by their argument: gzip writes the time, and names must not vary."""
+    packed = isinstance(val, bytes) and not (val.isascii() and val.decode("ascii").isprintable())
+    return argname if packed else None
+
+
 @pytest.fixture
 def host() -> Callable[[str], Roots]:
     """Return the roots of a fixture machine of tests/hosts, to be read only."""
