@@ -48,6 +48,23 @@ class CodeLine:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkLine:
+    """A line of the user's own code, and the step time that the training thread worked in it."""
+
+    place: Place
+    """As in `CodeLine`."""
+    library: Place | None
+    """As in `CodeLine`."""
+    worked_ns: int
+    """Step time that was not lost while this line ran, over all ranks, in ns."""
+    share_ratio: float
+    """Part of the step time of these ranks, 0 to 1."""
+    error_ratio: float
+    """Half width of the 95 % interval of `share_ratio`, from the number of samples."""
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class StackTime:
     """Device time lost under one stack."""
 
@@ -74,6 +91,9 @@ class CodeProfile:
     """Largest first; small ones are merged into their common outer frames."""
     samples: int = 0
     """Number of samples of all processes."""
+    work: tuple[WorkLine, ...] = ()
+    """Lines in which the training threads worked longest, of ranks whose device was not measured:
+    what they compute counts as work, whatever it is. Largest first."""
     why_missing: str = ""
     """Why there are no stacks; "" where there are some."""
     notes: tuple[str, ...] = field(default=())

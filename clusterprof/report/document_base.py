@@ -31,7 +31,7 @@ def limit_to(characters: int) -> Meta:
 FORMAT = "clusterprof-report"
 MAX_TEXT_CHARACTERS = 4096  # limit of a string without a mark
 MAX_BINS, MAX_CAUSES, MAX_SLOW_STEPS, MAX_WAITS = 240, 16, 20, 20
-MAX_LINES, MAX_LINE_TOTALS, MAX_STACKS, MAX_FRAMES = 20, 30, 500, 64
+MAX_LINES, MAX_LINE_TOTALS, MAX_STACKS, MAX_FRAMES, MAX_WORK_LINES = 20, 30, 500, 64, 5
 
 
 class Document(Struct, frozen=True):
@@ -83,6 +83,18 @@ class LineTime(Document, frozen=True):
     samples: Count
 
 
+class WorkLine(Document, frozen=True):
+    """A line of code, and the step time that training threads worked in it."""
+
+    place: Place
+    library: Place | None
+    worked_ns: Ns
+    share_ratio: Ratio
+    """Part of the step time of the ranks whose device was not measured."""
+    error_ratio: Ratio
+    samples: Count
+
+
 class StackTime(Document, frozen=True):
     cause: str
     rank: Count
@@ -120,6 +132,8 @@ class CodeProfile(Document, frozen=True):
     samples: Count
     why_missing: str
     notes: tuple[str, ...]
+    work: Annotated[tuple[WorkLine, ...], Meta(max_length=MAX_WORK_LINES)] = ()
+    """Lines in which the training threads worked longest, of ranks without a measured device."""
 
 
 class UtilizationLevels(Document, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
 from clusterprof.report.model import Report
 from tests.support.reports import storage_verdict
 
@@ -48,6 +48,12 @@ def with_code(
     first, *rest = report.findings
     findings = (dataclasses.replace(first, lines=lines), *rest)
     return dataclasses.replace(report, findings=findings, code=code)
+
+
+def with_work(report: Report, share: float) -> Report:
+    """The report with a line in which its training thread worked for this part of step time."""
+    work = (WorkLine(AUGMENT, None, int(share * report.in_step_ns), share, 0.041, 300),)
+    return dataclasses.replace(report, code=CodeProfile(samples=300, work=work))
 
 
 def storage_in_code() -> Report:

@@ -23,11 +23,13 @@ from clusterprof.analysis.attribution.rank.claims import JITTER, PEERS_UNKNOWN
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals, choose_reported_ids
 from clusterprof.analysis.findings.impact import collect_leaves
 from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackTable
-from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
 from clusterprof.report.model import UNATTRIBUTED, Finding
 
 MAX_LINES = 20
 """Most lines of a finding."""
+MAX_WORK_LINES = 5
+"""Most lines of work."""
 MAX_STACKS = 5000
 """Most stacks of a report; the smallest are merged into the functions that called them."""
 MIN_SAMPLES = 8
@@ -183,7 +185,8 @@ def build_code(
         for finding in findings
     )
     samples = sum(rank.code.samples for rank in ranks if rank.code is not None)
-    return with_lines, _build_profile(by_cause, stacks, samples)
+    profile = _build_profile(by_cause, stacks, samples)
+    return with_lines, replace(profile, work=_list_work_lines(ranks, reader, stacks))
 
 
 def _count_samples(weights: Weights) -> int:
@@ -221,6 +224,14 @@ class _RankReader:
         for leaf in leaves:
             if leaf in code.lost:
                 self._merge(weights, rank, code.lost[leaf])
+        return weights
+
+    def read_work(self, rank: int) -> Weights:
+        """Return the stacks in which a rank without a device worked; empty without samples."""
+        code = self._ranks[rank].code
+        weights: Weights = {}
+        if code is not None:
+            self._merge(weights, rank, code.worked)
         return weights
 
     def _merge(self, weights: Weights, rank: int, sums: StackSums) -> None:
@@ -319,6 +330,13 @@ def _sum_waited(rank: RankResult, id_: str, names: Mapping[str, str]) -> int:
 
 def _with_lines(finding: Finding, code: _CauseCode, stacks: JobStacks) -> Finding:
     """Return a finding with the lines in which its time was lost."""
+    is_compared = 2 * code.compared_ns > sum(code.ns.values())
+    lines = tuple(_list_lines(code, stacks)[:MAX_LINES])
+    return replace(finding, lines=lines, lines_compared=is_compared)
+
+
+def _list_lines(code: _CauseCode, stacks: JobStacks) -> list[CodeLine]:
+    """List the lines behind some time, with their shares of it, largest first."""
     total_ns = sum(code.ns.values())
     ns_by_line: dict[CodePlace, int] = {}
     stacks_by_line: dict[CodePlace, set[int]] = {}
@@ -339,8 +357,7 @@ def _with_lines(finding: Finding, code: _CauseCode, stacks: JobStacks) -> Findin
         lines.append(
             CodeLine(key.place, library, ns, share, error, samples, key.stage, key.transform)
         )
-    is_compared = 2 * code.compared_ns > total_ns
-    return replace(finding, lines=tuple(lines[:MAX_LINES]), lines_compared=is_compared)
+    return lines
 
 
 def _choose_library(members: set[int], code: _CauseCode, stacks: JobStacks) -> Place | None:
@@ -362,6 +379,32 @@ def _estimate_error(share: float, total_ns: float, squares: float) -> float:
     z2 = _Z95**2
     spread = math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return min(_Z95 * spread / (1 + z2 / n), 1.0)
+
+
+def _list_work_lines(
+    ranks: Sequence[RankResult], reader: _RankReader, stacks: JobStacks
+) -> tuple[WorkLine, ...]:
+    """List the lines in which ranks without a measured device worked longest."""
+    sums = _CauseCode()
+    step_ns = worked_ns = 0
+    for index, rank in enumerate(ranks):
+        if weights := reader.read_work(index):
+            step_ns += rank.ledger.in_step_ns
+            worked_ns += rank.ledger.productive_ns
+            sums.add(index, weights, rank.ledger.productive_ns, False)
+    lines = [
+        WorkLine(
+            line.place,
+            line.library,
+            line.lost_ns,
+            line.lost_ns / step_ns,
+            line.error_ratio * worked_ns / step_ns,
+            line.samples,
+        )
+        for line in _list_lines(sums, stacks)
+        if line.lost_ns > 0
+    ]
+    return tuple(lines[:MAX_WORK_LINES])
 
 
 def _build_profile(

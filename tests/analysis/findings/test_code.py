@@ -157,6 +157,25 @@ def test_a_transfer_is_where_the_ranks_waited() -> None:
     assert [(line.place, line.lost_ns) for line in finding.lines] == [(AUGMENT, 3 * S), (MAIN, S)]
 
 
+def test_work_is_shared_out_among_the_samples_of_ranks_without_a_device() -> None:
+    # 200 s in steps, 160 of them worked. Rank 0: 80 s, 3 of 4 samples in resize; rank 1: 80 s.
+    ranks = [_rank(0), _rank(1)]
+    for at, sums in enumerate((_sums(s1=1, s3=3), _sums(s4=2))):
+        ranks[at] = replace(ranks[at], code=RankCode({}, _sums(), 4, sums))
+    _, code = _build([], ranks, [CulpritTotals({}, {})] * 2)
+    assert [
+        (line.place, line.library, line.worked_ns, line.share_ratio, line.samples)
+        for line in code.work
+    ] == [
+        (PAD, None, 80 * S, 0.4, 2),
+        (AUGMENT, RESIZE, 60 * S, 0.3, 3),
+        (MAIN, None, 20 * S, 0.1, 1),
+    ]
+    # The squares of the scaled samples, 4 * 20² + 2 * 40², make n = 160² / 4,800 = 5.33;
+    # Wilson for 0.5 of 160 s: 1.96 * sqrt(0.25 / n + 3.8416 / (4 * n²)) / (1 + 3.8416 / n).
+    assert code.work[0].error_ratio == pytest.approx(0.3236 * 0.8, abs=2e-4)
+
+
 def test_nothing_is_said_without_samples() -> None:
     findings = [_finding(20)]
     with_lines, code = build_code(findings, [books(0)], [TABLE], [CulpritTotals({}, {})], ())

@@ -59,6 +59,9 @@ _LATE_NS = 300_000
 _GROUP_NS = 1_000_000_000
 """Lost intervals are grouped to find where in a step they are lost: samples of devices are longer
 than many steps."""
+_MIN_WAIT_DENSITY = 0.5
+"""Where more of the time is lost, a sleeping thread waits; elsewhere its own threads may compute
+for it."""
 ANY_THREAD, ON_CPU, ASLEEP = range(3)
 _WRITING_STATES = {"eval-host": ASLEEP}
 """State of a thread that writes or sends, of causes that may also be its own computation."""
@@ -89,6 +92,8 @@ class RankCode:
     in_steps: StackSums = field(default_factory=lambda: NO_SUMS)
     """Time of the training thread in steps outside waits for peers."""
     samples: int = 0
+    worked: StackSums = field(default_factory=lambda: NO_SUMS)
+    """The part of `in_steps` that was not lost, where no device was measured; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +168,11 @@ class CodeSums:
         """Return the sums; None where no stack was sampled."""
         lost = dict(self._sums)
         in_steps = lost.pop(_IN_STEPS, NO_SUMS)
+        worked = lost.pop(_WORKED, NO_SUMS)
         if not in_steps.size and not lost:
             return None
         samples = max(self._samples, int(sum(sums[2].sum() for sums in lost.values())))
-        return RankCode(lost, in_steps, samples)
+        return RankCode(lost, in_steps, samples, worked)
 
     def _add_main(
         self,
@@ -185,6 +191,11 @@ class CodeSums:
         counts = inside.copy()
         counts[inside] = counted[row[inside]]
         density = _compute_density(rank.main, samples.t_ns, lost, row, inside)
+        if not rank.device:
+            worked_ns = samples.interval_ns * (1 - density)
+            is_wait = (samples.state == ASLEEP) & (density > _MIN_WAIT_DENSITY)
+            rows = ~in_collective & ~is_wait & (worked_ns > 0)
+            self._put(_WORKED, samples.stack[rows], worked_ns[rows])
         counts &= density > 0
         at, density = row[counts], density[counts]
         chosen = _select_rows(samples, counts)
@@ -261,7 +272,7 @@ class CodeSums:
             self._pending.append((key, merge_stack_sums(sums)))
 
 
-_IN_STEPS = "in steps"
+_IN_STEPS, _WORKED = "in steps", "worked"
 
 
 def _split_loss(lost: LostTime, shares: Mapping[str, Int], unclaimed: Int) -> dict[str, Float]:

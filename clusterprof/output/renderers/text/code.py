@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.wording import format_share
-from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
 from clusterprof.report.model import Finding, Report
 from clusterprof.units import format_quantity
 
@@ -23,6 +23,7 @@ LINE_HEADS = ("line", "share", "lost", "function", "calls")
 """Columns of `list_line_rows`; the second and third are numbers."""
 MAX_SHOWN_LINES = 5
 """Lines of a finding in text outputs; JSON and HTML have all."""
+_MIN_WORK_RATIO = 0.1
 UNKNOWN_STACK = "stack not known"
 _ARROW = "→"
 _MAX_FILE_CHARACTERS = 60  # of a short file name; its beginning is cut
@@ -70,9 +71,10 @@ class LineTotals:
 def build_file_names(report: Report) -> dict[str, str]:
     """Build short names for all files in the stacks and lines of a report."""
     places = [*report.code.places] if report.code is not None else []
-    for finding in report.findings:
-        for line in finding.lines:
-            places += [line.place] if line.library is None else [line.place, line.library]
+    lines: list[CodeLine | WorkLine] = [*report.code.work] if report.code is not None else []
+    lines += [line for finding in report.findings for line in finding.lines]
+    for line in lines:
+        places += [line.place] if line.library is None else [line.place, line.library]
     names: dict[str, str] = {}
     own: list[str] = []
     for file in dict.fromkeys(place.file for place in places):
@@ -138,7 +140,19 @@ def describe_where(report: Report, finding: Finding) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def describe_line(line: CodeLine, names: FileNames) -> str:
+def describe_work(report: Report) -> str:
+    """Describe the line in which training threads without a device worked longest; "" = not known.
+
+    A line below a tenth of the step time is not worth a sentence.
+    """
+    line = report.code.work[0] if report.code is not None and report.code.work else None
+    if line is None or line.share_ratio < _MIN_WORK_RATIO:
+        return ""
+    place = describe_line(line, build_file_names(report))
+    return f"{place}: {format_line_share(line)} of step time"
+
+
+def describe_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Describe a line, its function, and the line of a library that it called."""
     text = f"{format_place(line.place, names)} in {format_function(line.place)}"
     called = format_called_line(line, names)
@@ -151,7 +165,7 @@ def describe_line_in_full(line: CodeLine, names: FileNames) -> str:
     return describe_line(line, names) + (f", {stage}" if stage else "")
 
 
-def format_called_line(line: CodeLine, names: FileNames) -> str:
+def format_called_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Format the line of a library that was called; "" where none was."""
     if line.library is None:
         return ""
@@ -165,8 +179,8 @@ def describe_stage(line: CodeLine) -> str:
     return _STAGES.get(line.stage, "")
 
 
-def format_line_share(line: CodeLine) -> str:
-    """Format a line's share of the lost time with its sampling error: "71 % ± 4"."""
+def format_line_share(line: CodeLine | WorkLine) -> str:
+    """Format a line's share with its sampling error: "71 % ± 4"."""
     if not math.isfinite(line.share_ratio):
         return "an unknown share"
     share, error = 100 * line.share_ratio, 100 * line.error_ratio

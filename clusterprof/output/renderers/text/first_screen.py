@@ -22,7 +22,16 @@ from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.report.model import Advice, Evidence, Finding, Report
 from clusterprof.units import format_quantity
 
-LABELS = ("Lost", "Main cause", "Where", "Evidence", "Try next", "Expected gain", "Confidence")
+LABELS = (
+    "Lost",
+    "Main cause",
+    "Where",
+    "Evidence",
+    "Try next",
+    "Expected gain",
+    "Confidence",
+    "Busiest line",
+)
 """Labels of the rows, in their order."""
 NOT_KNOWN = "not known"
 _MAX_CAUSES, _MAX_EVIDENCE, _MAX_GAP_NAMES = 5, 2, 3
@@ -96,7 +105,7 @@ def build_first_screen(
         escape_text(report.title),
         summary.describe_scope(report),
         tuple(_list_warnings(report)),
-        tuple(_build_rows(report, price_per_hour, currency)),
+        (*_build_rows(report, price_per_hour, currency), *_build_work_row(report)),
         "GPU time in steps" if wording.is_device_measured(report) else "step time",
         tuple(_rank_causes(report)),
         tuple(trend.split_run(report, bins)),
@@ -166,6 +175,12 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
     grade = wording.describe_evidence_grade(first.grade).partition(" (class")[0]
     certain = f"{wording.format_confidence(first)} ({_name_confidence(first)}): {grade}."
     yield ScreenRow("Confidence", certain)
+
+
+def _build_work_row(report: Report) -> Iterator[ScreenRow]:
+    """Yield where a job without a device works: what its steps spend there counts as no loss."""
+    if report.in_step_ns and (text := code.describe_work(report)):
+        yield ScreenRow("Busiest line", f"{text}.")
 
 
 def _has_no_steps(report: Report) -> bool:

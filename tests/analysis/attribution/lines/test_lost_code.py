@@ -183,6 +183,18 @@ def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
     assert code.in_steps[0].tolist() == [8]
 
 
+def test_what_is_not_lost_counts_as_work_where_no_device_was_measured() -> None:
+    samples = [(0.5, 1, "R"), (1.5, 2, "R"), (1.6, 2, "S"), (2.5, 3, "S"), (3.5, 4, "R")]
+    main = _with_stacks(process(100), samples)
+    # Lost: 20 % of 1 to 2 s, 90 % of 2 to 3 s, where the thread sleeps; 3 to 4 s is a collective.
+    pieces = lost(
+        (1, 2, 0.2, PHASE_COMPUTE), (2, 3, 0.9, PHASE_DATA_WAIT), (3, 4, 0.5, PHASE_COLLECTIVE)
+    )
+    without_device = _share(rank(10, main, device=""), pieces, host_asleep=[1.0, 1.0, 1.0])
+    assert without_device.worked[:3].tolist() == [[1, 2], [50 * MS, 80 * MS], [1, 2]]
+    assert _share(rank(10, main), pieces, host_asleep=[1.0, 1.0, 1.0]).worked.size == 0
+
+
 def test_a_provisional_segment_counts_only_when_another_step_ends() -> None:
     main = _with_stacks(process(100), [(1.5, 1, "")])
     timeline, pieces = rank(10, main), lost((1, 2, 1.0, PHASE_COMPUTE))

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import HEAD_LINES, Terminal
@@ -25,8 +26,9 @@ from tests.support.code_profiles import (
     S,
     storage_in_code,
     with_code,
+    with_work,
 )
-from tests.support.reports import clean, storage_verdict
+from tests.support.reports import ALL, clean, storage_verdict
 
 SITE = "site-packages"
 WHERE = "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % ± 4 of it"
@@ -88,6 +90,15 @@ def test_the_first_screen_names_the_line() -> None:
         "                loader's transform Resize",
     ]
     assert screen[at - 1].startswith(" Ranks ") and screen[at + 2].startswith(" Evidence ")
+
+
+def test_the_first_screen_names_the_busiest_line() -> None:
+    report = with_work(ALL["upper-bound"](), 0.82)
+    text = " ".join(Terminal(80, full=False).render(report).split())
+    assert "Busiest line train.py:42 in Images.augment: 82 % ± 4 of step time." in text
+    assert '"share_ratio": 0.82' in Json().render(report)
+    for without in (with_work(report, 0.09), storage_in_code()):
+        assert "Busiest line" not in Terminal(80, full=False).render(without)
 
 
 def test_without_lines_nothing_is_said_about_code() -> None:
