@@ -65,7 +65,7 @@ def render_chart(values: str) -> list[dict[str, Any]]:
         assert done.returncode == 0, done.stderr
         texts = [done.stdout]
     else:
-        helm = pytest.importorskip("helm_python")
+        helm = pytest.importorskip("helm_python", reason="needs helm, or helm-python-sdk")
         chart = helm.Chart.load(str(CHART))
         rendered = chart.render(json.loads(values), name="rel", namespace="ops")
         texts = [text for name, text in rendered.items() if name.endswith(".yaml")]
