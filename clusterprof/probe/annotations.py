@@ -7,7 +7,9 @@ CPU time and disk reads of the calling thread, exact to the microsecond.
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 from _thread import get_ident, get_native_id
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
@@ -21,7 +23,7 @@ after_step_end: List[Callable[[int, int], None]] = []
 """Callbacks run on the thread that trains after a step has ended, with its start and end, ns."""
 
 UNKNOWN = -1
-OPTIMIZER, FRAMEWORK, USER = 0, 2, 1  # source of the end of a step: field b of its span
+OPTIMIZER, FRAMEWORK, USER, BATCHES = 0, 2, 1, 3  # what ended a step: field b of its span
 
 _began_ns = 0  # 0: no activity of the job seen yet
 _number = 0
@@ -37,6 +39,10 @@ _samples = _tokens = 0  # handed over since the last step
 _job_step = UNKNOWN  # the job's own number of the step that runs, if it is known
 _counters = 0  # numbers of the job that were recorded
 
+_loader = 0  # whose batches end steps; 0 = none yet
+_batches: Dict[int, int] = {}  # by loader: batches since a step ended
+
+MAX_UNMARKED_BATCHES = 4  # more in a row, and no optimizer has ever stepped: batches end steps
 MAX_COUNTERS = 2  # the second one shows whether the job counts the same steps as we do
 
 
@@ -63,14 +69,41 @@ def is_training_thread(thread: int) -> bool:
 
 def finish_optimizer_step(end_ns: int) -> None:
     """End a step after an optimizer step, unless a framework or the user marks steps."""
+    global _step_source
+    if _step_source == BATCHES:  # gradients of several batches were accumulated
+        _step_source = OPTIMIZER
     if _step_source == OPTIMIZER:
         _finish_step(end_ns)
+
+
+def note_batch(loader: int, start_ns: int) -> None:
+    """Note that the loop asks a loader for a batch: ends a step in a job without optimizer steps.
+
+    Loops that update parameters themselves, or by another package, mark no steps. Evaluations
+    compute no gradients, and threads that fetch ahead do not train: their batches end none.
+    """
+    global _step_source, _loader
+    if _step_source != BATCHES and (_step_source != OPTIMIZER or _number):
+        return
+    torch = sys.modules.get("torch")
+    if get_native_id() != os.getpid() or ring.is_helper():
+        return
+    if torch is not None and not torch.is_grad_enabled():
+        return
+    if loader != _loader:
+        _batches[loader] = _batches.get(loader, 0) + 1
+        if _batches[loader] <= MAX_UNMARKED_BATCHES:
+            return
+        _loader = loader
+    _batches.clear()
+    _step_source = BATCHES
+    _finish_step(start_ns)
 
 
 def begin_framework_steps() -> None:
     """Let the framework mark steps: one of its steps may contain many optimizer steps."""
     global _step_source
-    if _step_source == OPTIMIZER:
+    if _step_source in (OPTIMIZER, BATCHES):
         _step_source = FRAMEWORK
 
 
@@ -135,8 +168,9 @@ def _finish_step(end_ns: int) -> None:
 
 def _clear_steps() -> None:
     global _began_ns, _number, _step_source, _thread, _has_batches, _samples, _tokens
-    global training_thread, _job_step, _counters
-    _began_ns = _number = _thread = _samples = _tokens = _counters = 0
+    global training_thread, _job_step, _counters, _loader
+    _began_ns = _number = _thread = _samples = _tokens = _counters = _loader = 0
+    _batches.clear()
     _job_step = UNKNOWN
     _step_source = OPTIMIZER
     _has_batches = False

@@ -202,6 +202,70 @@ def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
     ]
 
 
+def test_batches_end_steps_where_no_optimizer_steps(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import annotations\n"
+        "annotations.begin_first_step(1_000)\n"
+        "for at in range(1, 8):\n"
+        "    annotations.note_batch(7, 1_000 * at)\n"
+        "    annotations.note_batch(8, 1_000 * at + 500)"  # a second loader in the same loop
+    )
+    assert [(s.start_ns, s.end_ns, s.a, s.b) for s in marked(run_dir, code).of(STEP)] == [
+        (1_000, 5_000, 0, 3),  # four batches may be accumulated; the fifth is too many
+        (5_000, 6_000, 1, 3),
+        (6_000, 7_000, 2, 3),
+    ]
+
+
+def test_another_loader_takes_over_when_the_first_is_asked_no_more(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import annotations\n"
+        "annotations.begin_first_step(1_000)\n"
+        "for at in range(1, 6): annotations.note_batch(7, 1_000 * at)\n"
+        "for at in range(6, 12): annotations.note_batch(8, 1_000 * at)"
+    )
+    steps = marked(run_dir, code).of(STEP)
+    assert [s.end_ns for s in steps] == [5_000, 10_000, 11_000]
+
+
+def test_an_optimizer_that_steps_ends_the_steps_instead_of_batches(run_dir: Path) -> None:
+    code = (
+        "from _clusterprof_probe import annotations\n"
+        "annotations.begin_first_step(1_000)\n"
+        "for at in range(1, 7): annotations.note_batch(7, 1_000 * at)\n"
+        "annotations.finish_optimizer_step(6_500)\n"
+        "for at in range(7, 20): annotations.note_batch(7, 1_000 * at)\n"
+        "annotations.finish_optimizer_step(19_500)"
+    )
+    assert [(s.end_ns, s.b) for s in marked(run_dir, code).of(STEP)] == [
+        (5_000, 3),
+        (6_000, 3),
+        (6_500, 0),
+        (19_500, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "class torch: is_grad_enabled = staticmethod(lambda: False)\nsys.modules['torch'] = torch",
+        "from _clusterprof_probe import ring; ring.helper = True",
+        "annotations.begin_framework_steps()",
+        "annotations.get_native_id = lambda: 1",
+    ],
+    ids=["evaluation", "worker", "framework", "another thread"],
+)
+def test_batches_that_train_nothing_end_no_steps(run_dir: Path, before: str) -> None:
+    code = (
+        f"from _clusterprof_probe import annotations\n{before}\n"
+        "annotations.begin_first_step(1_000)\n"
+        "for at in range(1, 9): annotations.note_batch(7, 1_000 * at)\n"
+        "with clusterprof.span('data_wait'): pass"
+    )
+    ring = marked(run_dir, code)
+    assert ring.of(STEP) == [] and len(ring.of(DATA_WAIT)) == 1
+
+
 def test_the_users_numbers_of_two_steps_are_recorded(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"

@@ -101,7 +101,7 @@ class StepSpans(SpanView):
     step: Int
     """Step number, from 0."""
     marked_by: Int
-    """0 = the optimizer, 1 = the user, 2 = a framework."""
+    """0 = the optimizer, 1 = the user, 2 = a framework, 3 = batches of a loader."""
     samples: Int
     """Number of samples of this rank."""
     tokens: Int

@@ -33,12 +33,20 @@ def _begin_loader_wait(iterator: Any, *arguments: Any, **keywords: Any) -> Tuple
 
 
 def _finish_loader_wait(
-    token: Tuple[Any, bool], start: int, end: int, data: Any, *arguments: Any, **keywords: Any
+    token: Tuple[Any, bool],
+    start: int,
+    end: int,
+    data: Any,
+    iterator: Any,
+    *arguments: Any,
+    **keywords: Any,
 ) -> None:
     if ring.is_helper():
         return  # a loader inside a worker of another loader
     mark, fresh = token
     annotations.begin_first_step(start)
+    if fresh:
+        annotations.note_batch(id(iterator), start)
     sequence = ring.emit(layout.DATA_WAIT, start, end, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
     cuda.finish_wait(mark, sequence, start, end)
     if fresh:
