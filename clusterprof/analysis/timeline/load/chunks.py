@@ -54,6 +54,9 @@ MAX_CHUNK_ROWS = (600_000, 50_000)
 """Number of values and spans at which a chunk ends early; the second value is for imported
 traces, which are dense.
 """
+BRIEF_RATIO = 0.05  # a column that was missing for less of the recording was measured
+GapKey = tuple[str, str, str]
+"""Collector, signal and device of a gap."""
 MAX_EVENTS = 10_000  # kept for the facts of a node
 
 
@@ -83,7 +86,8 @@ class LoadedNode:
     dropped_spans: int
     """Spans that were produced but not stored, as counted by the recorder."""
     gaps: tuple[Gap, ...]
-    """The last gap of each collector and column: what is missing, and why."""
+    """The last gap of each collector and column: what is missing, and why. Gaps that ended are left
+    out where the column was missing for at most BRIEF_RATIO of the time."""
     events: tuple[Event, ...]
     """All events except registrations and exits of processes, and definitions of stacks."""
     stacks: StackTable = field(default_factory=StackTable, compare=False)
@@ -131,7 +135,7 @@ class NodeLoader:
             last_ns=max(builder.latest_ns or first_ns, first_ns),
             damage=_add_refused_values(self._reader.damage, builder.refused),
             dropped_spans=builder.dropped_spans,
-            gaps=tuple(builder.gaps.values()),
+            gaps=tuple(builder.list_lasting_gaps()),
             events=tuple(builder.kept_events),
             stacks=builder.build_stack_table(),
         )
@@ -170,13 +174,15 @@ class _ChunkBuilder:
         self.first_ns: int | None = None
         self.latest_ns: int | None = None
         self.dropped_spans = 0
-        self.gaps: dict[tuple[str, str, str], Gap] = {}
+        self.gaps: dict[GapKey, Gap] = {}
         self.kept_events: list[Event] = []
         self._columns: dict[str, list[ColumnBuffer]] = {}
         self._processes = ProcessBuffer(checks_ends)
         self._users = DeviceUsers()
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []
+        self._missing_since: dict[GapKey, int] = {}
+        self._missing_ns: dict[GapKey, int] = {}
         self._rows = 0
 
     def chunks(self, frames: Iterable[Sequence[Record | PackedSpans]]) -> Iterator[Chunk]:
@@ -321,14 +327,37 @@ class _ChunkBuilder:
         )
 
     def _still_open(self, series: dict[Key, Series], end_ns: int) -> list[Gap]:
-        """List the gaps still open in the next chunk: no value of their column followed them."""
-        latest = {(gap.collector, gap.signal, gap.device): gap for gap in self._open_gaps}
-        open_gaps = []
-        for gap in latest.values():
-            readings = series.get((gap.signal, gap.device))
-            if readings is not None and gap.t_ns < end_ns:
-                after = (readings.t_ns > gap.t_ns) & (readings.t_ns < end_ns)
-                if not np.isnan(readings.values[after]).all():
-                    continue
-            open_gaps.append(gap)
-        return open_gaps
+        """List the gaps still open in the next chunk: no value of their column followed them.
+
+        Sums how long the columns of the others were missing.
+        """
+        open_gaps: dict[GapKey, Gap] = {}
+        seen_ns: dict[GapKey, int] = {}  # the first value that followed
+        for gap in self._open_gaps:
+            key = gap.collector, gap.signal, gap.device
+            if gap.t_ns < seen_ns.get(key, gap.t_ns):
+                continue  # another reason in the same gap
+            since_ns = self._missing_since.setdefault(key, gap.t_ns)
+            value_ns = _find_next_value(series.get((gap.signal, gap.device)), gap.t_ns, end_ns)
+            if value_ns is None:
+                open_gaps[key] = gap
+                continue
+            seen_ns[key] = value_ns
+            self._missing_ns[key] = self._missing_ns.get(key, 0) + value_ns - since_ns
+            del self._missing_since[key]
+        return list(open_gaps.values())
+
+    def list_lasting_gaps(self) -> Iterator[Gap]:
+        """Yield the last gap of each column, except of those that were hardly ever missing."""
+        whole_ns = (self.latest_ns or 0) - (self.first_ns or 0)
+        for key, gap in self.gaps.items():
+            if key in self._missing_since or self._missing_ns.get(key, 0) > BRIEF_RATIO * whole_ns:
+                yield gap
+
+
+def _find_next_value(readings: Series | None, t_ns: int, end_ns: int) -> int | None:
+    """Find the time of the first value after an instant and before another; None = none."""
+    if readings is None or t_ns >= end_ns:
+        return None
+    follows = (readings.t_ns > t_ns) & (readings.t_ns < end_ns) & ~np.isnan(readings.values)
+    return int(readings.t_ns[follows][0]) if follows.any() else None

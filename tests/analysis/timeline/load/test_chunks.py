@@ -258,6 +258,33 @@ def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
     assert is_whole(facts.damage)
 
 
+@pytest.mark.parametrize("chunk_s", [3, 10, 100])
+def test_gaps_that_hardly_lasted_are_no_fact(tmp_path: Path, chunk_s: int) -> None:
+    """100 s: vda is missing for 2 + 2 s, vdb for 4 + 2 s, vdc from 99 s on, vdd for ever."""
+
+    def gap(t: float, device: str, why: str = "no answer") -> Gap:
+        return Gap(ns(t), "disk", "disk.read_bytes_total", device, "failed", why, "")
+
+    times = {
+        "vda": [(10, 12), (50, 52)],
+        "vdb": [(10, 14), (60, 62)],
+        "vdc": [(99, 101)],
+        "vdd": [(0, 101)],
+    }
+    records: list[Record] = []
+    for t in range(101):
+        for device, missing in times.items():
+            if any(start == t for start, _ in missing):
+                records.append(gap(t, device))
+            if (device, t) == ("vdb", 12):
+                records.append(gap(t, device, "another reason in the same gap"))
+            if not any(start <= t < end for start, end in missing):
+                records.append(replace(disk((t, t)), devices=(device,)))
+    load = NodeLoader(written(tmp_path / "node-1", [[record] for record in records]), ns(chunk_s))
+    assert list(load.chunks())[-1].last
+    assert [item.device for item in load.facts().gaps] == ["vdd", "vdb", "vdc"]
+
+
 def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     batches: list[list[Record]] = [[disk((i, i))] for i in range(20)]
     folder = written(tmp_path / "node-1", batches)
