@@ -82,6 +82,7 @@ def test_a_save_needs_no_bytes_where_a_span_says_what_it_is() -> None:
     assert saved.grade == "B"
     values = {item.name: item.value for item in saved.evidence}
     assert values["thread.writing_ratio"] == pytest.approx(1.0)
+    assert values["checkpoint.mean_ns"] == pytest.approx(1e9)  # not the 0.1 s of its span
 
 
 @pytest.mark.parametrize("letter", ["F", "D"])  # in the journal, or in pages that are written
