@@ -113,9 +113,21 @@ def select_phases(lost: LostTime, *phases: int) -> NDArray[np.bool_]:
 
 def limit_to_data_wait(lost: LostTime, share: Float) -> Float:
     """Limit a share, float64[n], to segments in a data wait; 0 elsewhere."""
+    return _limit_to_phases(lost, share, PHASE_DATA_WAIT)
+
+
+def limit_to_reads(lost: LostTime, share: Float) -> Float:
+    """Limit a share of blocked reads, float64[n], to segments in a data wait or a step.
+
+    In a step the main thread itself reads.
+    """
+    return _limit_to_phases(lost, share, PHASE_DATA_WAIT, PHASE_COMPUTE)
+
+
+def _limit_to_phases(lost: LostTime, share: Float, *phases: int) -> Float:
     if not share.any():
         return np.zeros(lost.start_ns.size)
-    in_wait = select_phases(lost, PHASE_DATA_WAIT)
+    in_wait = select_phases(lost, *phases)
     return np.where(in_wait, np.minimum(np.maximum(share, 0.0), 1.0), 0.0)
 
 

@@ -12,7 +12,7 @@ from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
 from clusterprof.analysis.detectors.storage.local import StorageLocal
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START
 from clusterprof.report.model import Evidence
 from tests.support.builders import (
@@ -31,7 +31,10 @@ from tests.support.data_waits import feeding
 
 # Two waits of 1 s with all of it lost, and a piece of computing that no wait detector may touch.
 PIECES = lost(
-    (0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_DATA_WAIT), (4, 5, 1.0, PHASE_COMPUTE), step=3
+    (0, 1, 1.0, PHASE_DATA_WAIT),
+    (2, 3, 1.0, PHASE_DATA_WAIT),
+    (4, 5, 1.0, PHASE_COLLECTIVE),
+    step=3,
 )
 
 

@@ -53,6 +53,7 @@ from clusterprof.analysis.detectors.base import (
     measure_host_work,
     select_phases,
 )
+from clusterprof.analysis.detectors.phases.blocked_files import estimate_read_shares
 from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.timeline.data_wait.samples import (
     compute_loading_shares,
@@ -247,7 +248,8 @@ def _attribute_by_families(
 def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown:
     """Compute what the critical thread did in each lost interval.
 
-    For a rank with marks only intervals in data waits are evaluated.
+    For a rank with marks only intervals in data waits are evaluated, and of those in steps the time
+    in which the main thread itself was blocked in reads.
     """
     n = lost.start_ns.size
     rows = (lost.phase == PHASE_DATA_WAIT).nonzero()[0] if rank.marked else np.arange(n)
@@ -262,6 +264,11 @@ def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown
     if measured is not None:
         for name, column in out.items():
             column[rows] = getattr(measured, name)
+    reads = estimate_read_shares(rank, lost) if rank.marked else None
+    if reads is not None:
+        out["block_io"] += reads[0]
+        out["remote_io"] += reads[1]
+        out["unknown"] -= reads[0] + reads[1]
     return DataWaitBreakdown(**out)
 
 

@@ -18,10 +18,12 @@ a device. The thread reports its own CPU time with each batch, in addition to th
 that thread. Time in which a finished batch is delayed because the worker's interpreter is busy with
 the next one counts too. In a trace with stacks the time counts in which the training thread itself
 was in functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`), and
-its device had nothing to do. If workers are idle most of the time and a larger prefetch would have
-let them make the batch ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the
-rank fewer CPUs than the node has, the evidence says how many, and how many cores those are: two
-busy hyper-threads do little more work than one.
+its device had nothing to do. In a job without a known data loader, the time counts in which the
+training thread computed and the GPU did nothing for whole samples (grade C). If workers are idle
+most of the time and a larger prefetch would have let them make the batch ahead of time, it is
+`cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
+evidence says how many, and how many cores those are: two busy hyper-threads do little more work
+than one.
 
 ## What to do
 
@@ -53,6 +55,7 @@ from clusterprof.analysis.detectors.base import (
     name_host_functions,
     sum_claimed_ns,
 )
+from clusterprof.analysis.detectors.phases.pauses import find_whole_pauses, has_loader
 from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
@@ -85,6 +88,10 @@ class CpuPreprocess:
 
         on_cpu_at_least_ratio: float = 0.02
         """A smaller share of a segment is noise of the clocks it is measured with."""
+        nothing_launched_at_least_ns: int = 90_000_000
+        """Time for which the GPU must have nothing to do where the training loop itself prepares
+        the data: less may be slow launching.
+        """
 
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
@@ -93,6 +100,10 @@ class CpuPreprocess:
         computed, avoidable = estimate_compute_wait(rank, lost, breakdown)
         share = computed - avoidable + estimate_handover_delay(rank, lost, breakdown, "user_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
+        if not has_loader(rank):
+            in_loop = find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns)
+            if in_loop.any():
+                return _claim_training_loop(lost, in_loop)
         traced = measure_host_work(rank, lost, layout.PREPARING_DATA)
         if sum_claimed_ns(lost, traced) > sum_claimed_ns(lost, share):
             return _claim_traced_functions(rank, lost, share, traced)
@@ -115,6 +126,17 @@ class CpuPreprocess:
         if _has_unknown_workers(rank):
             resource = "" if rank.rank is None else f"loader of rank {rank.rank}"
         return Claims(share, "A", evidence, resource)
+
+
+def _claim_training_loop(lost: LostTime, share: Float) -> Claims:
+    """Claim what the training thread computed while the GPU had no work, in a job without a loader.
+
+    That it prepares data is inferred, not seen.
+    """
+    note = "of that time the main thread computed and the GPU had no work; no data loader is known"
+    ratio = compute_claimed_mean(lost, share)
+    evidence = (Evidence("thread.on_cpu_ratio", ratio, "ratio", note),)
+    return Claims(share, "C", evidence, "the training thread")
 
 
 def _claim_traced_functions(rank: Rank, lost: LostTime, share: Float, traced: Float) -> Claims:

@@ -42,7 +42,10 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
     sum_claimed_ns,
 )
-from clusterprof.analysis.detectors.phases.writes import estimate_write_share, select_save_samples
+from clusterprof.analysis.detectors.phases.blocked_files import (
+    estimate_write_share,
+    select_save_samples,
+)
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, DataWaitBreakdown, LostTime, Rank
 from clusterprof.analysis.timeline.spans import CheckpointSpans
 from clusterprof.probe import layout

@@ -42,7 +42,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clusterprof import signals
-from clusterprof.analysis.detectors.base import Claims, limit_to_data_wait, measure_claimed_growth
+from clusterprof.analysis.detectors.base import Claims, limit_to_reads, measure_claimed_growth
 from clusterprof.analysis.detectors.storage.evidence import (
     describe_read_latency,
     get_read_breakdown,
@@ -81,7 +81,7 @@ class StorageClientQueue:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim blocked time in the proportion in which requests waited on the client."""
-        share = limit_to_data_wait(lost, breakdown.remote_io)
+        share = limit_to_reads(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
         share *= reading.queue_ratio * (1 - reading.cold_ratio)

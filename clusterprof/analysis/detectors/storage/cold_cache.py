@@ -48,6 +48,7 @@ from clusterprof.analysis.detectors.base import (
     Claims,
     find_busiest_device,
     limit_to_data_wait,
+    limit_to_reads,
     measure_claimed_growth,
 )
 from clusterprof.analysis.detectors.storage.evidence import PAGE_BYTES, get_read_breakdown
@@ -87,9 +88,8 @@ class StorageColdCache:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim reading time in the proportion of refaulted bytes."""
-        share = limit_to_data_wait(
-            lost, breakdown.block_io + breakdown.reading_cpu + breakdown.remote_io
-        )
+        share = limit_to_reads(lost, breakdown.block_io + breakdown.remote_io)
+        share = share + limit_to_data_wait(lost, breakdown.reading_cpu)
         share[share < limits.blocked_at_least_ratio] = 0.0
         cold_ratio = get_read_breakdown(rank, lost, breakdown).cold_ratio
         share *= cold_ratio

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterprof.analysis.detectors.base import Claims, limit_to_data_wait
+from clusterprof.analysis.detectors.base import Claims, limit_to_reads
 from clusterprof.analysis.detectors.storage.evidence import get_read_breakdown
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
 from clusterprof.report.model import Cause, Evidence
@@ -70,7 +70,7 @@ class StorageContention:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim blocked time in the proportion of other processes' bytes."""
-        share = limit_to_data_wait(lost, breakdown.block_io)
+        share = limit_to_reads(lost, breakdown.block_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
         others = reading.other_traffic

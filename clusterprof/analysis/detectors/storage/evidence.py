@@ -23,7 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.analysis.detectors.base import limit_to_data_wait, measure_claimed_growth
+from clusterprof.analysis.detectors.base import (
+    limit_to_data_wait,
+    limit_to_reads,
+    measure_claimed_growth,
+)
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.host_resources import find_bottom_disks
 from clusterprof.analysis.timeline.model import (
@@ -233,9 +237,13 @@ def get_read_breakdown(rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown)
 def _build_read_breakdown(
     rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown
 ) -> ReadBreakdown:
-    remote = limit_to_data_wait(lost, breakdown.remote_io)
-    local = limit_to_data_wait(lost, breakdown.block_io)
-    share = remote + limit_to_data_wait(lost, breakdown.block_io + breakdown.reading_cpu)
+    remote = limit_to_reads(lost, breakdown.remote_io)
+    local = limit_to_reads(lost, breakdown.block_io)
+    share = (
+        remote
+        + limit_to_reads(lost, breakdown.block_io)
+        + limit_to_data_wait(lost, breakdown.reading_cpu)
+    )
     if not share.any():
         return ReadBreakdown(0.0, NO_OTHER_TRAFFIC, 0.0, 0.0, "", 0.0, False)
     cold = _estimate_cold_ratio(rank, lost, share)

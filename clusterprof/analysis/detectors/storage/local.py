@@ -48,6 +48,7 @@ from clusterprof.analysis.detectors.base import (
     compute_claimed_mean,
     find_busiest_device,
     limit_to_data_wait,
+    limit_to_reads,
     measure_claimed_growth,
 )
 from clusterprof.analysis.detectors.storage.evidence import (
@@ -94,9 +95,11 @@ class StorageLocal:
     ) -> Claims | None:
         """Claim blocked and reading time of the critical thread."""
         reading = get_read_breakdown(rank, lost, breakdown)
-        share = limit_to_data_wait(lost, breakdown.block_io + breakdown.reading_cpu)
+        share = limit_to_reads(lost, breakdown.block_io) + limit_to_data_wait(
+            lost, breakdown.reading_cpu
+        )
         share[share < limits.blocked_at_least_ratio] = 0.0
-        others = limit_to_data_wait(lost, breakdown.block_io) * reading.other_traffic.ratio
+        others = limit_to_reads(lost, breakdown.block_io) * reading.other_traffic.ratio
         share = np.maximum(share - others, 0.0) * (1 - reading.cold_ratio)
         if not share.any():
             return Claims(share, "B")

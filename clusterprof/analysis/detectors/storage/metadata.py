@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterprof.analysis.detectors.base import Claims, limit_to_data_wait
+from clusterprof.analysis.detectors.base import Claims, limit_to_reads
 from clusterprof.analysis.detectors.storage.evidence import get_read_breakdown
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
 from clusterprof.report.model import Cause, Evidence
@@ -71,7 +71,7 @@ class StorageMetadata:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim blocked time in the proportion of requests for names and attributes."""
-        share = limit_to_data_wait(lost, breakdown.remote_io)
+        share = limit_to_reads(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
         share *= reading.metadata_ratio * (1 - reading.cold_ratio)

@@ -45,7 +45,7 @@ from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
     find_busiest_device,
-    limit_to_data_wait,
+    limit_to_reads,
     measure_claimed_growth,
 )
 from clusterprof.analysis.detectors.storage.evidence import (
@@ -95,7 +95,7 @@ class StorageRemote:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim time of the critical thread blocked in a remote file system."""
-        share = limit_to_data_wait(lost, breakdown.remote_io)
+        share = limit_to_reads(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
         share *= (1 - reading.queue_ratio - reading.metadata_ratio) * (1 - reading.cold_ratio)

@@ -11,7 +11,7 @@ from clusterprof.analysis.detectors.storage.contention import StorageContention
 from clusterprof.analysis.detectors.storage.local import StorageLocal
 from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import FETCH
 from tests.support.builders import counter, gauge, header, io, lost, process, rank, spans
 from tests.support.data_waits import feeding
@@ -24,7 +24,7 @@ DETECTORS = (
     StorageMetadata(),
     StorageColdCache(),
 )
-PIECES = ((4, 5, 1.0, PHASE_DATA_WAIT), (7, 8, 1.0, PHASE_COMPUTE))
+PIECES = ((4, 5, 1.0, PHASE_DATA_WAIT), (7, 8, 1.0, PHASE_COLLECTIVE))
 MS = 1e6
 MIB = 1 << 20
 

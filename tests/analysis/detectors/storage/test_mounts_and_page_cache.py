@@ -11,7 +11,7 @@ from clusterprof.analysis.detectors.storage.local import StorageLocal
 from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.object import StorageObject
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
 from tests.support.builders import counter, header, lost, process, rank
 from tests.support.data_waits import feeding
 
@@ -22,7 +22,7 @@ DETECTORS = (
     StorageMetadata(),
     StorageColdCache(),
 )
-PIECES = ((0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_COMPUTE))
+PIECES = ((0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_COLLECTIVE))
 MS = 1e6
 
 

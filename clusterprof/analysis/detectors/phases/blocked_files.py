@@ -1,4 +1,4 @@
-"""Measure how long the main thread was blocked in writing: logs, and saves of a model.
+"""Measure how long the main thread was blocked in files inside steps: in logs, saves and reads.
 
 A write sleeps in kernel functions of its own (a journal, write-back, fsync, a full send
 buffer) or waits for pages, where reads sleep too. Waiting for pages counts only while the
@@ -7,6 +7,8 @@ process writes to a device and reads from none.
     save span |====|                              torch.save, to the page cache
     blocked        |#### folio_wait_bit ####|     fsync of the same file: part of the save
     blocked                   |# jbd2 #|          a few kB: a log
+
+A training loop that reads its data itself, without a loader, is blocked in reads.
 """
 
 from __future__ import annotations
@@ -21,7 +23,20 @@ from clusterprof.analysis.detectors.base import (
     measure_sleep,
     select_phases,
 )
-from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
+from clusterprof.analysis.timeline.data_wait.blocked import (
+    BLOCK_IO,
+    BLOCKED_LOCAL,
+    BLOCKED_PAGE,
+    BLOCKED_REMOTE,
+    REMOTE_IO,
+    count_blocked_samples,
+    get_read_context,
+)
+from clusterprof.analysis.timeline.data_wait.samples import (
+    estimate_activity,
+    find_runs,
+    find_sleep_samples,
+)
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Rank
 from clusterprof.probe import layout
 
@@ -62,6 +77,8 @@ _PAGE_WAIT_PREFIXES = (
 writes and does not read.
 """
 
+_MIN_READ_SAMPLES = 3
+_MIN_READ_RATIO = 0.02  # of the time in steps
 _SAMPLES = "write samples"  # name in `Chunk.shared`
 
 
@@ -101,6 +118,36 @@ def estimate_write_share(
     # Nothing was launched while it was blocked: idle time of a segment belongs to it.
     claimed_ns = limit_to_lost_time(writing_ns, lost, inside)
     return np.minimum(claimed_ns / np.maximum(lost.lost_ns, 1), 1.0)
+
+
+def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | None:
+    """Estimate the share of each segment inside a step that blocked reads of files explain.
+
+    Returns float64[n] for local disks and for network or user-space file systems; None if the main
+    thread of the chunk was hardly ever blocked in a read. What it wrote meanwhile does not count.
+    """
+    inside = select_phases(lost, PHASE_COMPUTE)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or not inside.any():
+        return None
+    context = get_read_context(rank.chunk)
+    samples = count_blocked_samples(thread, np.ones(len(thread.t_ns), np.bool_), context)
+    if samples[:, (BLOCKED_LOCAL, BLOCKED_PAGE, BLOCKED_REMOTE)].sum() < _MIN_READ_SAMPLES:
+        return None
+    (rows,) = inside.nonzero()
+    activity = estimate_activity(rank.main, lost.start_ns[rows], lost.end_ns[rows], context)
+    length_ns = (lost.end_ns - lost.start_ns)[rows]
+    reads_ns = activity[:, (BLOCK_IO, REMOTE_IO)] * length_ns[:, None]
+    if reads_ns.sum() < _MIN_READ_RATIO * length_ns.sum():
+        return None
+    blocked_ns = np.zeros(inside.size)
+    blocked_ns[rows] = reads_ns.sum(axis=1)
+    share = limit_to_lost_time(blocked_ns, lost, inside) / np.maximum(lost.lost_ns, 1)
+    for samples_of_kind in _classify_samples(rank):
+        share = share - estimate_write_share(rank, lost, samples_of_kind, 0.0)
+    share = np.clip(share, 0.0, 1.0)
+    local_ratio = float(reads_ns[:, 0].sum() / reads_ns.sum())
+    return share * local_ratio, share * (1.0 - local_ratio)
 
 
 def _classify_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
