@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.phases.blocked_files import estimate_read_shares
 from clusterprof.analysis.detectors.phases.checkpoint import Checkpoint
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, ProcessIo
@@ -128,3 +129,25 @@ def test_pages_of_a_process_whose_bytes_are_unknown_are_neither() -> None:
     saved, logged = claim("U1 D1 U1", (0, 3, 2.0, PHASE_COMPUTE))
     np.testing.assert_array_equal(saved.share, [0.0])
     np.testing.assert_array_equal(logged.share, [0.0])
+
+
+def read_shares(doing: str, *pieces: Piece, io_: ProcessIo | None = None) -> list[list[float]]:
+    rows = activity(doing)
+    end = rows[-1][1] / 1e9
+    timeline = rank(end, process(100, thread=thread(rows, end), io=io_))
+    shares = estimate_read_shares(timeline, lost(*pieces, source=2, step=3))
+    return [] if shares is None else [share.round(2).tolist() for share in shares]
+
+
+def test_a_training_loop_that_reads_by_itself_is_blocked_in_reads() -> None:
+    # Of each second 0.6 s blocked in reads of a local disk; the device lost 0.8 s of the first and
+    # 0.5 s of the second: it still worked when the second read began, so 0.1 s is the first one's.
+    doing = "D0.6 U0.4 D0.6 U0.4"
+    pieces = ((0, 1, 0.8, PHASE_COMPUTE), (1, 2, 0.5, PHASE_COMPUTE))
+    reads = io((0, 1, 2), read_bytes=(0, 64 * MIB, 128 * MIB))
+    assert read_shares(doing, *pieces, io_=reads) == [[0.75, 1.0], [0.0, 0.0]]
+
+
+def test_what_is_written_is_not_read() -> None:
+    piece = (0, 3, 2.0, PHASE_COMPUTE)
+    assert read_shares("U1 F1 U1", piece, io_=written(0, 0, MIB, MIB)) == [[0.0], [0.0]]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from clusterprof.analysis.detectors.base import Claims
+from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE
 from clusterprof.probe import layout
@@ -68,3 +70,49 @@ def test_pauses_every_so_many_steps_are_surer(first, grade) -> None:
 )
 def test_what_is_no_pause(idle_s, doing, usual_s) -> None:
     assert claimed_pieces(claim(idle_s, doing, usual_s)) == []
+
+
+def claim_every_step(
+    idle_s: tuple[float, float, float], loader: bool = False, doing: str = "U3.6"
+) -> tuple[list[float], list[float]]:
+    """Shares of `eval-host` and `cpu-preprocess` where the three samples of each step idle so."""
+    marks = {layout.STEP: spans(*((0.3 * i, 0.3 * (i + 1), i + 1) for i in range(STEPS)))}
+    if loader:
+        marks[layout.LOADER_START] = spans((0.0, 0.01, 2))
+    main = process(100, spans=marks, thread=thread(activity(doing), 3.6))
+    series = {("gpu.busy_ns_total", "gpu-0"): busy_counter([(0, 3.6)], 3.6)}
+    samples = range(3 * STEPS)
+    rows = lost(
+        *((0.1 * i, 0.1 * (i + 1), idle_s[i % 3], PHASE_COMPUTE) for i in samples), source=2
+    )
+    rows = replace(rows, step=np.arange(3 * STEPS) // 3 + 1)
+    timeline = rank(3.6, main, device="gpu-0", series=series)
+    fed = feeding(*({} for _ in samples))
+    claims = [
+        detector.claim(timeline, rows, fed, detector.Limits())
+        for detector in (EvalHost(), CpuPreprocess())
+    ]
+    return tuple(got.share.round(3).tolist() for got in claims)  # type: ignore[union-attr]
+
+
+def test_whole_samples_without_work_in_every_step_are_no_slow_launches() -> None:
+    # all of the first sample, half of the next, 10 ms of the third: the pause has begun there
+    evaluated, prepared = claim_every_step((0.1, 0.05, 0.01))
+    assert prepared == [1.0] * 35 + [0.0] and not any(evaluated)  # no pause follows the last one
+    evaluated, prepared = claim_every_step((0.1, 0.05, 0.01), loader=True)
+    assert evaluated == [1.0] * 35 + [0.0] and not any(prepared)
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "doing"),
+    [
+        ((0.077, 0.077, 0.077), "U3.6"),  # slow launches: some kernels run in every sample
+        ((0.1, 0.1, 0.1), "U3.6"),  # kernels so short that no sample sees them
+        ((0.1, 0.05, 0.01), "S3.6"),  # the thread sleeps
+    ],
+)
+def test_what_may_be_slow_launches_is_not_claimed(
+    idle_s: tuple[float, float, float], doing: str
+) -> None:
+    evaluated, prepared = claim_every_step(idle_s, doing=doing)
+    assert not any(evaluated) and not any(prepared)
