@@ -88,7 +88,7 @@ CAUSE_SECTIONS = [
 ]
 MAX_COLLECTOR_PERCENT = 2.0
 """Percent of one core that a collector may cost at its default rate."""
-SHARED_BY_DETECTORS = {"phases.writes", "storage.evidence"}
+SHARED_BY_DETECTORS = {"phases.blocked_files", "storage.evidence"}
 """Modules in a family's folder that are not a cause."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

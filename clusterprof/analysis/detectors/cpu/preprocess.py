@@ -55,7 +55,7 @@ from clusterprof.analysis.detectors.base import (
     name_host_functions,
     sum_claimed_ns,
 )
-from clusterprof.analysis.detectors.phases.pauses import find_whole_pauses, has_loader
+from clusterprof.analysis.detectors.pauses import find_whole_pauses, has_loader
 from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank

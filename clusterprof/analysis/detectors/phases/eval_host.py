@@ -55,11 +55,11 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
     sum_claimed_ns,
 )
+from clusterprof.analysis.detectors.pauses import find_pauses, find_whole_pauses, has_loader
 from clusterprof.analysis.detectors.phases.blocked_files import (
     estimate_write_share,
     select_log_samples,
 )
-from clusterprof.analysis.detectors.phases.pauses import find_pauses, find_whole_pauses, has_loader
 from clusterprof.analysis.timeline.model import PHASE_EVAL, DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.probe import layout

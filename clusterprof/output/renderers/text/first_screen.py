@@ -158,9 +158,14 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
         yield ScreenRow("Main cause", wording.describe_unknown_cause(report))
         if wording.has_small_parts_only(report):
             return
+        unknown = code.describe_unknown_where(report)
+        if unknown:
+            yield ScreenRow("Where", f"{unknown}.")
         yield ScreenRow("Try next", f"{wording.describe_what_would_tell(report)}.")
         if first is not None:
             yield ScreenRow("", f"Largest known cause: {_describe_cause(first, report)}")
+        if unknown:
+            return  # the place of a smaller cause would be taken for its own
     else:
         group = _describe_group(report, report.main_cause)
         yield ScreenRow("Main cause", _describe_cause(report.main_cause, report) + group)

@@ -101,6 +101,28 @@ def test_the_first_screen_names_the_busiest_line() -> None:
         assert "Busiest line" not in Terminal(80, full=False).render(without)
 
 
+def test_the_line_of_the_time_without_a_cause() -> None:
+    stacks = (
+        StackTime("unattributed", 0, (0, 2, 3), 6 * S, 60),
+        StackTime("unattributed", 0, (0, 4), 2 * S, 20),
+        StackTime("unattributed", 0, (), 2 * S, 20),
+        StackTime("storage-local", 0, (0, 4), 9 * S, 90),
+    )
+    report = with_code(storage_verdict(), (), dataclasses.replace(PROFILE, stacks=stacks))
+    # 100 samples: 1.96 * sqrt(0.24 / 100 + 0.96 / 10,000) = 0.098
+    assert code.describe_unknown_where(report) == (
+        "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 60 % ± 10 of the time"
+        " without a cause"
+    )
+    finding = dataclasses.replace(report.findings[0], lost_ns=3 * S)
+    unknown = dataclasses.replace(report, findings=(finding,), unattributed_ns=5 * S)
+    screen = " ".join(Terminal(110, full=False).render(unknown).split())
+    assert "Main cause Not known" in screen and "Where train.py:42 in Images.augment" in screen
+    assert "Largest known cause: " in screen and "Confidence" not in screen
+    few = dataclasses.replace(PROFILE, stacks=(StackTime("unattributed", 0, (0, 4), S, 7),))
+    assert not code.describe_unknown_where(with_code(storage_verdict(), (), few))
+
+
 def test_without_lines_nothing_is_said_about_code() -> None:
     report = with_code(storage_verdict(), ())
     for text in (Terminal().render(report), Plain().render(report), Markdown().render(report)):
