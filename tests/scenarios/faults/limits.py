@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import compileall
 import os
+import subprocess
 import time
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from clusterprof.probe import layout
-from clusterprof.trace.reader import list_node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
 from tests.scenarios.faults.kills import WORK
 from tests.scenarios.faults.model import Fault, Trial
 from tests.scenarios.faults.rig import (
+    PATIENCE_S,
     RecordedJob,
     count_spans,
     find_largest_gap_s,
@@ -19,8 +24,17 @@ from tests.scenarios.faults.rig import (
     read_recording,
     wait_until_gone,
 )
-from tests.support.recording_runs import is_alive
+from tests.support.recording_runs import (
+    PYTHON,
+    RECORD,
+    environment,
+    is_alive,
+    own_job,
+    run_dir_of,
+    wait_until,
+)
 
+ROOT = Path(__file__).resolve().parents[3]
 assert layout.FIRST_USER_KIND == WORK
 
 # Forks so many children, ten at a time, each of which marks one span and ends; then says so.
@@ -123,7 +137,52 @@ def limit_descriptors(folder: Path, number: int) -> Trial:
 
 def limit_files(folder: Path, number: int) -> Trial:
     """Allow files of 1 to 64 KiB: the recording has more of them, or stops and says so."""
-    return _limit(folder, number, f"ulimit -f {(1, 4, 16, 64)[number % 4]}")
+    compile_package()
+    blocks = 2 * (1, 4, 16, 64)[number % 4]  # of 512 bytes, as POSIX has it
+    return _limit(folder, number, f"ulimit -f {blocks}")
+
+
+@cache
+def compile_package() -> None:
+    """Compile the package: under a limit, Python before 3.12.8 would write torn bytecode of it."""
+    compileall.compile_dir(ROOT / "clusterprof", quiet=2)
+
+
+def lose_stderr(folder: Path, number: int) -> Trial:
+    """Record a job whose stderr is a full disk, a closed pipe or not open: it runs all the same."""
+    command = [*RECORD, "-o", str(folder / "out"), "--", PYTHON, "-c", "print('trained'); exit(7)"]
+    (words, target) = (
+        ('exec "$@"', "/dev/full"),
+        ('exec "$@" 2>&-', os.devnull),
+        ('exec "$@"', "pipe"),
+        ('ulimit -f 2; exec "$@"', "file"),
+    )[number % 4]
+    compile_package()
+    job = own_job(f"fault{number}")
+    with _open_lost(target, folder) as stderr:
+        done = subprocess.run(
+            ["/bin/sh", "-c", words, "sh", *command],
+            env=environment(job),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (7, b"trained\n"), f"{target}: {done}"
+    wait_until(lambda: not run_dir_of(job).exists(), PATIENCE_S)
+    return Trial()
+
+
+def _open_lost(target: str, folder: Path) -> BinaryIO:
+    """Open a file to which nothing can be written."""
+    if target == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        return os.fdopen(writer, "wb", buffering=0)
+    if target == "file":
+        (folder / "stderr").write_bytes(bytes(1024))
+        return (folder / "stderr").open("ab", buffering=0)
+    return open(target, "wb", buffering=0)
 
 
 def limit_memory(folder: Path, number: int) -> Trial:
@@ -137,12 +196,12 @@ def _limit(folder: Path, number: int, words: str) -> Trial:
         job.wait_for_steps(200)
         job.end()
         time.sleep(0.5)
-    recorded = job.out.exists() and bool(list_node_folders(job.out))
-    assert recorded or "not recording" in job.messages, f"{words}: {job.messages!r}"
-    if recorded:
-        for node in list_node_folders(job.out):
-            assert os.listdir(node)
-    return Trial(facts={"not recorded": int(not recorded)})
+    segments = sum(1 for _ in job.out.glob("*/*.cpf"))
+    for reader in map(NodeReader, list_node_folders(job.out) if segments else ()):
+        assert any(True for _ in reader) and reader.damage.damaged_places == 0, words
+    reported = ("not recording" in job.messages, "nothing can be written" in job.messages)
+    assert segments or any(reported), f"{words}: {job.messages!r}"
+    return Trial(facts={"not recorded": int(not segments), "segments": segments})
 
 
 FAULTS = (
@@ -180,9 +239,18 @@ FAULTS = (
         "files of 1 to 64 KiB are allowed",
         "ulimit -f before `clusterprof record`",
         limit_files,
-        8,
+        12,
         60,
         at_once=3,
+    ),
+    Fault(
+        "stderr-lost",
+        "stderr is a full disk, a broken pipe, a file at its limit, or closed",
+        "redirections before `clusterprof record`",
+        lose_stderr,
+        8,
+        60,
+        at_once=2,
     ),
     Fault(
         "little-memory",
