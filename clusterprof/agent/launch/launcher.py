@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -162,11 +163,13 @@ def _read_reply(reader: int, timeout_s: float) -> bytes | None:
 
 
 def _read_last_error(run_dir: Path) -> str:
+    """Return the error of the last traceback, else the last line: an abort may follow an error."""
     try:
         lines = (run_dir / ERROR_LOG_NAME).read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1][:300] if lines else "it left no message"
+    errors = [line for before, line in pairwise(lines) if before[:1] == " " != line[:1]] or lines
+    return errors[-1][:300] if errors else "it left no message"
 
 
 PROBE_PACKAGE = "_clusterprof_probe"
@@ -432,10 +435,8 @@ def replace_process(program: str, command: Sequence[str], environ: Mapping[str, 
         os.execve(program, list(command), dict(environ))
     except OSError as error:
         if error.errno == errno.ENOEXEC:  # a script without an interpreter line
-            try:
+            with contextlib.suppress(OSError):
                 os.execve("/bin/sh", ["/bin/sh", program, *command[1:]], dict(environ))
-            except OSError:
-                pass
         code = EXIT_NOT_FOUND if error.errno == errno.ENOENT else EXIT_NOT_EXECUTABLE
         raise CannotExecute(f"{command[0]}: {(error.strerror or '').lower()}", code) from error
 

@@ -131,8 +131,8 @@ def crowd_node(folder: Path, number: int) -> Trial:
 
 
 def limit_descriptors(folder: Path, number: int) -> Trial:
-    """Allow 12 to 64 open files: the job runs, and is recorded or the reason is given."""
-    return _limit(folder, number, f"ulimit -n {(12, 16, 24, 32, 48, 64)[number % 6]}")
+    """Allow 12 to 256 open files: the job runs, and is recorded or the reason is given."""
+    return _limit(folder, number, f"ulimit -n {(12, 32, 64, 96, 128, 256)[number % 6]}")
 
 
 def limit_files(folder: Path, number: int) -> Trial:
@@ -227,7 +227,7 @@ FAULTS = (
     ),
     Fault(
         "few-descriptors",
-        "12 to 64 open files are allowed",
+        "12 to 256 open files are allowed",
         "ulimit -n before `clusterprof record`",
         limit_descriptors,
         12,
