@@ -163,7 +163,11 @@ class WindowReader:
 
     @property
     def damage(self) -> Damage:
-        return Damage(damaged_bytes=self._tail.damaged_bytes)
+        return Damage(
+            damaged_bytes=self._tail.damaged_bytes,
+            implausible_records=self._tail.implausible_records,
+            implausible_example="the time of a record" if self._tail.implausible_records else "",
+        )
 
     def packed(self) -> Iterator[list[Record | PackedSpans]]:
         return self._tail.records(self._since_ns, self._until_ns)
