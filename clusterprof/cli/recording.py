@@ -190,9 +190,9 @@ def _parse_size(size: str) -> int:
 
 def _print_message(line: str) -> None:
     """Print a line to stderr; the command runs also where stderr is closed or cannot be written."""
-    from clusterprof.output.renderers.text.safety import escape_text
-
     if sys.stderr is None:
         return  # stderr is closed: print would write to stdout instead
-    with suppress(OSError):
+    with suppress(OSError, ImportError, MemoryError):
+        from clusterprof.output.renderers.text.safety import escape_text
+
         print(escape_text(line, 2000), file=sys.stderr, flush=True)

@@ -398,12 +398,11 @@ def record_command(
             print_line(_format_joined_line(run_dir))
         environment[RUN_DIR_VARIABLE], missing = str(run_dir), "no spans"
         environment = build_environment(request, run_dir, environ, print_line)
-    except (ClusterprofError, OSError) as error:
+    except Exception as error:  # whatever it is, a lack of memory too: the job runs
         if request.inject == "strict":
-            if isinstance(error, CannotStart):
-                raise
-            raise CannotStart(str(error)) from error
-        print_line(f"clusterprof: {missing}: {error}")
+            raise error if isinstance(error, CannotStart) else CannotStart(str(error)) from error
+        what = error if isinstance(error, ClusterprofError | OSError) else repr(error)
+        print_line(f"clusterprof: {missing}: {what}")
     replace_process(program, request.command, environment)
 
 

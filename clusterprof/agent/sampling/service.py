@@ -322,9 +322,14 @@ class Service:
         after_ns = plan.recording.get("dive_after_ns")
         return (
             *own,
-            FlightRecorderDumps(run_dir, folder, proc),
-            InspectorOutput(run_dir, folder, self._note),
-            OptionalSource("autopsy", autopsies, self._note),
+            *(
+                OptionalSource(name, source, self._note)
+                for name, source in (
+                    ("flight recorder", FlightRecorderDumps(run_dir, folder, proc)),
+                    ("NCCL Inspector", InspectorOutput(run_dir, folder, self._note)),
+                    ("autopsy", autopsies),
+                )
+            ),
             *(
                 OptionalSource("dive", Dives(run_dir, folder, self._rings, ns), self._note)
                 for ns in (after_ns,)

@@ -43,6 +43,21 @@ class Guard:
     """(file, old, new) of guards behind it, which keep the promise alone and go with it."""
 
 
+_TAKE_LAST = (
+    "            records.extend(ring.take(now_ns))\n"
+    "            records.extend(_take_definitions(ring, now_ns))\n"
+    "            under_way"
+)
+_TAKE_BEFORE_END = (
+    "            if not ring.ended:\n"
+    "                records.extend(ring.take(now_ns))\n"
+    "            records.extend(_take_definitions(ring, now_ns))\n"
+    "            under_way"
+)
+_LAUNCH_ERRORS = (
+    "    except Exception as error:  # whatever it is, a lack of memory too: the job runs\n"
+)
+
 GUARDS = (
     Guard(
         "file-cut",
@@ -72,8 +87,8 @@ GUARDS = (
         "recording-forged",
         "trace/decoder.py",
         "types and ranges of events and headers are checked",
-        "            check_record(record)\n",
-        "",
+        "            record, problems = check_record(record)\n",
+        "            problems = []\n",
         24,
     ),
     Guard(
@@ -166,6 +181,211 @@ GUARDS = (
         "the names in a header are replaced",
         "return header if self._redactor is None else self._redactor.redact_header(header)",
         "return header",
+        1,
+    ),
+    Guard(
+        "recording-damaged",
+        "trace/reader.py",
+        "a frame that cannot be decoded is counted, and the next is read",
+        "            except frame.FrameError:\n                count.unknown_frames += 1\n"
+        "                continue",
+        "            except ZeroDivisionError:\n                continue",
+        24,
+    ),
+    Guard(
+        "importers-fuzzed",
+        "analysis/importers/workloads/pipeline_stages.py",
+        "ranks without gaps have no joint wait",
+        "    if not gaps:\n        return {}\n",
+        "",
+        12,
+    ),
+    Guard(
+        "kill-helper",
+        "agent/isolation/collector.py",
+        "a helper that died is started again",
+        "        if self._helper is None and self._rest.is_over(now_ns):\n",
+        "        if False:\n",
+        also=(
+            (
+                "agent/isolation/collector.py",
+                "        if named or self._crashed_unopened:\n",
+                "        if False:\n",
+            ),
+        ),
+    ),
+    Guard(
+        "kill-worker",
+        "agent/processes/span_rings.py",
+        "what a process wrote last is taken after its end",
+        _TAKE_LAST,
+        _TAKE_BEFORE_END,
+    ),
+    Guard(
+        "freeze-job",
+        "agent/processes/span_rings.py",
+        "what a process wrote last is taken after its end",
+        _TAKE_LAST,
+        _TAKE_BEFORE_END,
+    ),
+    Guard(
+        "freeze-recorder",
+        "agent/processes/span_rings.py",
+        "spans that were overwritten in the ring are counted",
+        "        self._drop(first - self.last_taken - 1)\n",
+        "",
+    ),
+    Guard(
+        "exit-status",
+        "agent/launch/launcher.py",
+        "signals that Python ignores are not ignored in the command",
+        "    signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n",
+        "",
+        1,
+    ),
+    Guard(
+        "any-call-fails",
+        "agent/linux/files.py",
+        "a file that cannot be opened is a value with its reason",
+        "            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)\n"
+        "        except OSError as error:\n",
+        "            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)\n"
+        "        except ZeroDivisionError as error:\n",
+        40,
+        (
+            (
+                "agent/sampling/collector_runner.py",
+                '        except BaseException as error:\n            self.status = "failed"\n',
+                '        except ZeroDivisionError as error:\n            self.status = "failed"\n',
+            ),
+        ),
+    ),
+    Guard(
+        "disk-slow",
+        "agent/sampling/scheduler.py",
+        "ticks that were missed are counted, and not made up for",
+        "        return due_ns + (missed + 1) * interval_ns\n",
+        "        return due_ns + interval_ns\n",
+        3,
+    ),
+    Guard(
+        "shm-full",
+        "agent/launch/launcher.py",
+        "bytecode that was cut short is not given to the job",
+        "        marshal.loads(Path(path).read_bytes()[16:])\n",
+        "        pass\n",
+        32,
+    ),
+    Guard(
+        "run-dir-removed",
+        "agent/processes/registry.py",
+        "a run directory that disappears is reported",
+        "        if self._is_gone or self._folder.read_mtime_ns() is not None:\n",
+        "        if True:\n",
+        2,
+    ),
+    Guard(
+        "driver-hangs",
+        "agent/isolation/collector.py",
+        "a device that does not answer within a second is left out",
+        "self._hung or now_ns - self._sent_ns < DEADLINE_NS:",
+        "self._hung or True:",
+    ),
+    Guard(
+        "driver-crashes",
+        "agent/isolation/collector.py",
+        "a device that crashed its helper rests",
+        "        for device in named:\n            device.park(now_ns)\n",
+        "",
+        6,
+    ),
+    Guard(
+        "device-lost",
+        "agent/collectors/gpu/nvml_library.py",
+        "a call that fails is a value with its reason",
+        "        except Exception as error:\n            reason = explain_error(self._nvml, error)\n",
+        "        except ZeroDivisionError as error:\n"
+        "            reason = explain_error(self._nvml, error)\n",
+        6,
+    ),
+    Guard(
+        "fork-storm",
+        "probe/ring.py",
+        "a forked child opens a ring of its own",
+        "os.register_at_fork(after_in_child=_clear_after_fork)\n",
+        "",
+        1,
+    ),
+    Guard(
+        "crowd",
+        "agent/collectors/threads.py",
+        "of idle threads at most 32 are read in a tick",
+        "        for _ in range(min(due, len(self._idle), _MAX_IDLE_READS)):\n",
+        "        for _ in range(len(self._idle)):\n",
+        1,
+    ),
+    Guard(
+        "few-descriptors",
+        "agent/launch/launcher.py",
+        "whatever fails before the command starts is reported, and the command runs",
+        _LAUNCH_ERRORS,
+        "    except ZeroDivisionError as error:\n",
+        6,
+    ),
+    Guard(
+        "little-memory",
+        "agent/launch/launcher.py",
+        "whatever fails before the command starts is reported, and the command runs",
+        _LAUNCH_ERRORS,
+        "    except ZeroDivisionError as error:\n",
+    ),
+    Guard(
+        "small-files",
+        "trace/writer.py",
+        "an error of the disk is kept, and the frames wait",
+        "        except OSError as error:\n            self._fail(error, now_ns)\n\n    def _check",
+        "        except ZeroDivisionError as error:\n"
+        "            self._fail(error, now_ns)\n\n    def _check",
+        8,
+    ),
+    Guard(
+        "stderr-lost",
+        "cli/recording.py",
+        "a message that cannot be printed does not keep the command from running",
+        "    with suppress(OSError, ImportError, MemoryError):\n",
+        "    with suppress(ZeroDivisionError):\n",
+    ),
+    Guard(
+        "sockets",
+        "agent/options.py",
+        "without `--metrics` nothing listens",
+        "    metrics: Sequence[str] = ()\n",
+        '    metrics: Sequence[str] = ("127.0.0.1:0-9",)\n',
+        2,
+    ),
+    Guard(
+        "two-users",
+        "agent/launch/election.py",
+        "the run directory is named after the user",
+        "{RUN_DIR_PREFIX}{os.geteuid()}-",
+        "{RUN_DIR_PREFIX}-",
+        1,
+    ),
+    Guard(
+        "written-day",
+        "trace/writer.py",
+        "the oldest segments are dropped above the limit",
+        "        while self._folder.total_bytes + self._segment_bytes > self._max_bytes:\n",
+        "        while False:\n",
+        1,
+    ),
+    Guard(
+        "many-steps",
+        "agent/sampling/collector_runner.py",
+        "readings are dropped once they are parsed",
+        "        self._readings.clear()  # in place: `add_reading` is bound to this list\n",
+        "",
         1,
     ),
 )

@@ -27,6 +27,7 @@ from tests.support.killed_jobs import Nursery, delay_ns, lost_ns
 from tests.support.recording_runs import events_of, is_alive, own_job, wait_until
 
 MAX_RUN_S = 2.0
+LONG_FREEZE_S = 7.0
 WORK = layout.FIRST_USER_KIND
 LOST_AT_MOST_S = 1.0
 GONE_AT_MOST_S = 2.0
@@ -180,7 +181,8 @@ def freeze_recorder(folder: Path, number: int) -> Trial:
         os.kill(agent, signal.SIGSTOP)
         steps = job.steps
         job.wait_for_steps(steps + 100)
-        time.sleep(draw_pause(number, 0, 1.5))
+        # every fourth for so long that spans are overwritten in the ring
+        time.sleep(LONG_FREEZE_S if number % 4 == 3 else draw_pause(number, 0, 1.5))
         os.kill(agent, signal.SIGCONT)
         job.end()
         steps = job.steps
@@ -269,7 +271,7 @@ FAULTS = (
     _kill("kill-worker", "a worker of the job is killed", kill_worker, "spans"),
     Fault(
         "freeze-recorder",
-        "the recorder is stopped for up to 1.7 s and goes on",
+        "the recorder is stopped for up to 7 s and goes on",
         "SIGSTOP, SIGCONT",
         freeze_recorder,
         16,
