@@ -321,7 +321,8 @@ class NodeTail:
         if self.folder.is_file():
             return [self.folder]
         try:
-            names = [name for name in os.listdir(self.folder) if is_segment(name)]
+            entries = [entry for entry in os.scandir(self.folder) if is_segment(entry.name)]
+            names = [entry.name for entry in entries if entry.is_file()]  # a pipe would block
         except OSError:
             return []
         return [self.folder / name for name in sorted(names, key=lambda name: (len(name), name))]

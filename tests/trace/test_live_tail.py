@@ -232,6 +232,16 @@ def test_one_time_far_ahead_changes_nothing(
     assert sampled(tail) == list(range(16, 27))
 
 
+def test_a_pipe_and_a_folder_among_the_segments_are_no_segments(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "n")
+    recorder.record(20)
+    os.mkfifo(tmp_path / "n" / format_segment_name(2))
+    (tmp_path / "n" / format_segment_name(999_999)).mkdir()
+    tail = NodeTail(tmp_path / "n")
+    assert tail.poll(KEEP_NS)
+    assert sampled(tail) == list(range(10, 21))
+
+
 def test_a_recorder_that_was_stopped_for_an_hour_is_followed(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(20)
