@@ -408,6 +408,7 @@ def try_guard(guard: Guard) -> dict[str, Any]:
     """Inject the fault into a copy of the package without the guard."""
     with tempfile.TemporaryDirectory(prefix="clusterprof-guards-") as name:
         tree = Path(name)
+        tree.chmod(0o755)  # some faults run it as another user
         for part in COPIED:
             if (ROOT / part).is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Event, Record
+from tests.scenarios.faults.devices import list_device_times
 from tests.scenarios.faults.model import Fault, Trial
 from tests.scenarios.faults.rig import (
     RecordedJob,
@@ -24,6 +24,7 @@ from tests.scenarios.faults.rig import (
     wait_until_gone,
 )
 from tests.support.killed_jobs import Nursery, delay_ns, lost_ns
+from tests.support.nvml.simulated import uuid
 from tests.support.recording_runs import events_of, is_alive, own_job, wait_until
 
 MAX_RUN_S = 2.0
@@ -153,19 +154,19 @@ def kill_helper(folder: Path, number: int) -> Trial:
     with RecordedJob(folder, number, **own) as job:
         job.wait_for_rings()
         agent = job.find_recorder()
-        wait_until(lambda: list_times(read_recording(job.out)[0], "gpu_nvidia"))
+        wait_until(lambda: list_device_times(read_recording(job.out)[0], uuid(0)))
         time.sleep(draw_pause(number, 0, 1.0))
         (helper,) = list_children(agent)
         killed_ns = time.monotonic_ns()
         os.kill(helper, signal.SIGKILL)
         wait_until(lambda: events_of(job.out, "helper-died"))
-        wait_until(lambda: max(list_times(read_recording(job.out)[0], "gpu_nvidia")) > killed_ns)
+        wait_until(lambda: max(list_device_times(read_recording(job.out)[0], uuid(0))) > killed_ns)
         assert is_alive(agent)
         job.end()
         wait_until_gone(agent)
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
-    gpu = list_times(records, "gpu_nvidia")
+    gpu = list_device_times(records, uuid(0))
     before, after = (max(t for t in gpu if t <= killed_ns), min(t for t in gpu if t > killed_ns))
     return Trial(
         (after - before) / 1e9, facts={"gap of cpu, s": find_largest_gap_s(list_times(records))}
@@ -236,24 +237,20 @@ def end_recorder(folder: Path, number: int) -> Trial:
     return Trial(lost_s, facts={"gone after, s": round(gone_s, 2)})
 
 
-_nursery: list[Nursery] = []
-_lock = threading.Lock()
-
-
 def end_in_every_way(folder: Path, number: int) -> Trial:
     """End jobs with every exit code and signal: the status is that of the command alone."""
-    with _lock:
-        if not _nursery:
-            _nursery.append(Nursery())
-    nursery = _nursery[0]
-    for code in CODES:
-        if code < 0 and -code in STOPPING:
-            continue
-        job = own_job(f"end{number}-{code}")
-        words = f"exit {code}" if code >= 0 else f"kill -{-code} $$; exit 0"
-        nursery.start(folder / str(code), job, "/bin/sh", "-c", words)
-        status = os.waitstatus_to_exitcode(nursery.status(job))
-        assert status == code, f"{words!r} ended with {status}"
+    nursery = Nursery()
+    try:
+        for code in CODES:
+            if code < 0 and -code in STOPPING:
+                continue
+            job = own_job(f"end{number}-{code}")
+            words = f"exit {code}" if code >= 0 else f"kill -{-code} $$; exit 0"
+            nursery.start(folder / str(code), job, "/bin/sh", "-c", words)
+            status = os.waitstatus_to_exitcode(nursery.status(job))
+            assert status == code, f"{words!r} ended with {status}"
+    finally:
+        nursery.close()
     return Trial(injected=len(CODES) - len(STOPPING))
 
 
