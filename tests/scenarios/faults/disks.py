@@ -31,6 +31,10 @@ MAX_CPU_RATIO = 0.2
 """Of one core: a recorder that tries the failing call again and again takes more."""
 MAX_GAP_S = 1.0
 RECOVERY_AT_MOST_S = 5.0
+DISK_BYTES = 64 << 20
+CRASH_AFTER_S = (40.0, 60.0)
+MAX_CRASH_LOSS_S = 45.0
+"""The kernel writes dirty pages after 30 s, and looks for them every 5 s."""
 TICK_NS = 100_000_000
 MAX_CROWDED = 3
 """Of a tick: a late sample and the next on the grid may be close; missed ones are not made up."""
@@ -159,6 +163,58 @@ def fill_disk(folder: Path, number: int) -> Trial:
     return Trial(gap_s, facts={"resumed after, s": round(resumed_s, 2)})
 
 
+def crash_host(folder: Path, number: int) -> Trial:
+    """Copy a disk while it is recorded to: what a power failure leaves, once its journal is read.
+
+    The copy has what the kernel had written to the device, and no more.
+    """
+    image, copy = folder / "image", folder / "copy"
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    _run_as_root("mkfs.ext4", "-q", str(image))
+    disk = mount_image(image, folder / "disk", "rw")
+    try:
+        with RecordedJob(disk, number, ("--keep-free", "0 B")) as job:
+            job.wait_for_rings()
+            agent = job.find_recorder()
+            time.sleep(random.Random(number).uniform(*CRASH_AFTER_S))
+            _run_as_root("cp", "--sparse=always", str(image), str(copy))
+            crashed_ns = time.monotonic_ns()
+            job.end()
+            wait_until_gone(agent)
+    finally:
+        _run_as_root("umount", "-l", str(disk))
+    subprocess.run(["e2fsck", "-fy", str(copy)], capture_output=True, check=False)  # 1 = mended
+    after = mount_image(copy, folder / "after", "ro")
+    try:
+        records, reader = read_recording(after / "out")
+    finally:
+        _run_as_root("umount", "-l", str(after))
+    assert reader.damage.damaged_places == 0
+    lost_s = (crashed_ns - max(list_times(records))) / 1e9
+    assert lost_s <= MAX_CRASH_LOSS_S, f"{lost_s:.0f} s were lost"
+    return Trial(max(lost_s, 0.0))
+
+
+def mount_image(image: Path, folder: Path, mode: str) -> Path:
+    """Mount a disk image.
+
+    Raises: NotPossible where this user may not.
+    """
+    folder.mkdir()
+    _run_as_root("mount", "-o", f"loop,{mode}", str(image), str(folder))
+    return folder
+
+
+def _run_as_root(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotPossible(f"there is no {command[0]}") from None
+    if done.returncode:
+        raise NotPossible(f"{command[0]}: {done.stderr.strip()}")
+
+
 def fill_shared_memory(folder: Path, number: int) -> Trial:
     """Give the job a /dev/shm of 8 to 512 KiB: rings are memory files, the job goes on."""
     size = ("8k", "64k", "512k", f"{random.Random(number).randrange(200, 440, 4)}k")[number % 4]
@@ -275,6 +331,16 @@ FAULTS = (
         12,
         200,
         "s without a sample",
+        at_once=4,
+    ),
+    Fault(
+        "host-crash",
+        "the host loses power after 40 to 60 s",
+        "the image of an ext4 file system is copied while it is recorded to, and checked by e2fsck",
+        crash_host,
+        4,
+        40,
+        "s",
         at_once=4,
     ),
     Fault(
