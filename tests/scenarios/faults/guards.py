@@ -357,7 +357,7 @@ GUARDS = (
         "agent/options.py",
         "without `--metrics` nothing listens",
         "    metrics: Sequence[str] = ()\n",
-        '    metrics: Sequence[str] = ("127.0.0.1:0-9",)\n',
+        '    metrics: Sequence[str] = ("127.0.0.1:29640-29659",)\n',
         2,
     ),
     Guard(

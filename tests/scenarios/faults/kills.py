@@ -32,6 +32,8 @@ LONG_FREEZE_S = 7.0
 WORK = layout.FIRST_USER_KIND
 LOST_AT_MOST_S = 1.0
 GONE_AT_MOST_S = 2.0
+MAX_HELPER_GAP_NS = 5_000_000_000
+"""A new helper starts Python and the driver's library, here on a machine with other work."""
 CODES = (*range(256), *(-number for number in range(1, 32) if number not in (17, 18, 23, 28)))
 """Exit codes, and signals that end a process or are tried; CHLD, CONT, URG and WINCH do not."""
 STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
@@ -168,6 +170,7 @@ def kill_helper(folder: Path, number: int) -> Trial:
     assert reader.damage.damaged_places == 0
     gpu = list_device_times(records, uuid(0))
     before, after = (max(t for t in gpu if t <= killed_ns), min(t for t in gpu if t > killed_ns))
+    assert after - before <= MAX_HELPER_GAP_NS, f"{(after - before) / 1e9:.1f} s"
     return Trial(
         (after - before) / 1e9, facts={"gap of cpu, s": find_largest_gap_s(list_times(records))}
     )

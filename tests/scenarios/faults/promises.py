@@ -32,9 +32,9 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
         (
             Promise(
                 1,
-                "After a `kill -9` of the recorder, of its helper or of everything, the "
-                "recording opens, "
-                "no damaged frame is used, and at most 1 s is lost.",
+                "After a `kill -9` of the recorder, of its helper or of everything, the recording "
+                "opens, no damaged frame is used, and at most 1 s is lost; of GPUs what they do "
+                "until a new helper has started.",
                 ("kill-recorder", "kill-helper", "kill-both"),
                 ("tests/scenarios/recording/test_killed.py",),
             ),
