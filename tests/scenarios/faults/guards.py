@@ -316,9 +316,10 @@ GUARDS = (
     Guard(
         "crowd",
         "agent/collectors/threads.py",
-        "of idle threads at most 32 are read in a tick",
-        "        for _ in range(min(due, len(self._idle), _MAX_IDLE_READS)):\n",
-        "        for _ in range(len(self._idle)):\n",
+        "threads that do not run are looked at rarely",
+        "            elif now_ns - thread.ran_ns > _QUIET_NS and thread.state not in "
+        "(_RUNNING, _BLOCKED):\n",
+        "            elif False:\n",
         1,
     ),
     Guard(
