@@ -245,7 +245,7 @@ def remove_run_dir(folder: Path, number: int) -> Trial:
         time.sleep((number % 10) / 10)
         subprocess.run(["rm", "-rf", str(run_dir_of(job.job))], check=True)
         steps = job.steps
-        job.wait_for_steps(steps + 100)
+        job.wait_for_steps(steps + 600)  # a gap is written with the next batch, a second later
         job.end()
         wait_until_gone(agent)
     records, reader = read_recording(job.out)

@@ -207,8 +207,8 @@ GUARDS = (
         also=(
             (
                 "agent/isolation/collector.py",
-                "        if named or self._crashed_unopened:\n",
-                "        if False:\n",
+                "may_start = is_killed and self._rest.is_over(now_ns)",
+                "may_start = False",
             ),
         ),
     ),
