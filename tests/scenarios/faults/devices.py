@@ -96,7 +96,7 @@ def _disturb(folder: Path, number: int, line: str, event: str) -> Trial:
     assert len(healthy) >= ticks / 3, f"{len(healthy)} of {ticks:.0f} samples of the other GPU"
     if not event:  # each call failed at once, and its error is the reason
         gaps = [r for r in records if isinstance(r, Gap) and r.device == uuid(0)]
-        assert gaps and not any("no answer" in gap.message for gap in gaps), gaps[:2]
+        assert gaps and not any("no answer for" in gap.message for gap in gaps), gaps[:2]
     lost_percent = 100 * max(0.0, 1 - len(set(healthy)) / ticks)
     return Trial(round(lost_percent, 1), facts={"recorder gone after, s": round(gone_s, 2)})
 
