@@ -167,7 +167,7 @@ def open_sockets(folder: Path, number: int) -> Trial:
     with RecordedJob(folder, number) as job:
         job.wait_for_rings()
         agent = job.find_recorder()
-        time.sleep(1.5)
+        time.sleep(5.0)  # a helper that listens would have started
         inodes = {
             os.readlink(link).removeprefix("socket:[").removesuffix("]")
             for pid in (agent, *list_children(agent))
