@@ -204,7 +204,7 @@ def _open_lost(target: str, folder: Path) -> BinaryIO:
 
 def limit_memory(folder: Path, number: int) -> Trial:
     """Allow 24 to 200 MB of address space: the job runs, and is recorded or the reason is given."""
-    return _limit(folder, number, f"ulimit -v {(24, 28, 60, 200)[number % 4] * 1000}")
+    return _limit(folder, number, f"ulimit -v {(24, 40, 60, 200)[number % 4] * 1000}")
 
 
 def _limit(folder: Path, number: int, words: str) -> Trial:
