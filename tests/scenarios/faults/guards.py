@@ -183,12 +183,11 @@ GUARDS = (
     ),
     Guard(
         "recording-damaged",
-        "trace/reader.py",
-        "a frame that cannot be decoded is counted, and the next is read",
-        "            except frame.FrameError:\n                count.unknown_frames += 1\n"
-        "                continue",
-        "            except ZeroDivisionError:\n                continue",
-        24,
+        "trace/live_tail.py",
+        "only files are opened as segments",
+        "            names = [entry.name for entry in entries if entry.is_file()]",
+        "            names = [entry.name for entry in entries]",
+        28,
     ),
     Guard(
         "importers-fuzzed",
@@ -321,6 +320,13 @@ GUARDS = (
         "(_RUNNING, _BLOCKED):\n",
         "            elif False:\n",
         1,
+        (
+            (
+                "agent/collectors/threads.py",
+                "        for _ in range(min(due, len(self._idle), _MAX_IDLE_READS)):\n",
+                "        for _ in range(len(self._idle)):\n",
+            ),
+        ),
     ),
     Guard(
         "few-descriptors",

@@ -94,8 +94,8 @@ os._exit(7)
 """
 RUN_S = 6.0
 GONE_AT_MOST_S = 3.0
-MAX_CPU_PERCENT = 20.0
-"""Of one core, before the budget is checked after 30 s: about three times what was measured."""
+MAX_CPU_PERCENT = 15.0
+"""Of one core, before the budget is checked after 30 s: twice what was measured."""
 
 
 def fork_storm(folder: Path, number: int) -> Trial:
