@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.scenarios.faults.guards import GUARDS, Guard
+from tests.scenarios.faults.guards import GUARDS, UNGUARDED, Guard
 from tests.scenarios.faults.model import Fault
 from tests.scenarios.faults.promises import GROUPS, Promise
 from tests.scenarios.faults.registry import FAULTS
@@ -81,6 +81,7 @@ def pages() -> dict[str, str]:
     for guard in GUARDS:
         values = document.get("guards", {}).get(f"{guard.fault}: {guard.name}")
         lines.append(format_guard(guard, values))
+    lines += [f"| `{fault}` | – | no guard: {why} | – |\n" for fault, why in UNGUARDED.items()]
     lines.append(TAIL)
     return {PAGE: "".join(lines)}
 

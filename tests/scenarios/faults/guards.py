@@ -394,6 +394,17 @@ GUARDS = (
 )
 
 
+UNGUARDED = {
+    "host-crash": "what reaches the disk is up to the kernel; `file-cut` guards what is cut",
+    "upgrade": "all versions so far write frames of one schema: the reader has no branch to remove",
+    "downgrade": "the guard is in the older version, which is tried as it is",
+    "many-ranks": "traces are read in blocks everywhere: there is no single place to remove",
+    "many-ranks-large": "that of `many-ranks`",
+    "million-steps": "that of `many-steps`",
+}
+"""Faults without a guard that could be removed, and why."""
+
+
 def try_guards(names: Sequence[str], store: Path) -> int:
     """Remove each guard of these faults, all without names; 1 = an absence was not noticed."""
     unseen = 0
