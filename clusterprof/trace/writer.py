@@ -77,6 +77,7 @@ class RecordingWriter:
         self._segment = ""
         self._fd = -1
         self._size = 0  # of the segment, up to the end of its last whole frame
+        self._first_bytes = 0  # of the segment: its header and clock
         self._opened_ns = self._synced_ns = self._attempted_ns = 0
         self._space_checked_ns = -_SPACE_CHECK_INTERVAL_NS
         self._trouble = ""
@@ -146,7 +147,14 @@ class RecordingWriter:
             while self._waiting:
                 if self._size >= self._segment_bytes:
                     self._open_segment(now_ns)
-                self._write(self._waiting[0])
+                try:
+                    self._write(self._waiting[0])
+                except OSError as error:
+                    # Files are limited in size here (RLIMIT_FSIZE): the next one has room.
+                    if error.errno != errno.EFBIG or self._size == self._first_bytes:
+                        raise
+                    self._open_segment(now_ns)
+                    self._write(self._waiting[0])
                 self._waiting_bytes -= len(self._waiting.popleft())
             self._report(now_ns)
             if self._sync_ns is not None and now_ns - self._synced_ns >= self._sync_ns:
@@ -199,7 +207,7 @@ class RecordingWriter:
             self._close_segment()
             self._folder.remove(self._segment)  # a segment without its header is useless
             raise
-        self._opened_ns = now_ns
+        self._opened_ns, self._first_bytes = now_ns, self._size
         self._encoder.reset_layouts()
 
     def _write(self, frame: bytes) -> None:

@@ -14,6 +14,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 from struct import pack
@@ -26,7 +27,8 @@ from clusterprof.cli.common import find_newest_recording
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.output.renderers.live import View
 from clusterprof.trace.encoder import Encoder
-from clusterprof.trace.schema import Columns
+from clusterprof.trace.reader import NodeReader
+from clusterprof.trace.schema import Columns, Spans
 from tests.support.commands import TESTS, environment
 
 RECORDING = TESTS / "recordings" / "dlrm-8rank"
@@ -78,6 +80,23 @@ def test_one_sample_far_ahead_changes_no_screen(
         screens.append(capsys.readouterr().out)
     assert "2 nodes, 8 ranks" in screens[0]
     assert screens[0].splitlines() == screens[1].splitlines()
+
+
+def test_one_span_that_ends_far_ahead_stops_no_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RECORDING, run)
+    for segment in run.glob("*/*.cpf"):
+        spans = [r for r in NodeReader(segment) if isinstance(r, Spans)]
+        end_ns = array("q", spans[0].columns["end_ns"])
+        end_ns[len(end_ns) // 2] = 1 << 62
+        forged = replace(spans[0], columns={**spans[0].columns, "end_ns": end_ns})
+        columns = {name: array("q", values) for name, values in forged.columns.items()}
+        data = b"".join(Encoder().frames([replace(forged, columns=columns)]))
+        segment.write_bytes(segment.read_bytes() + data)
+    assert main(["top", str(run), "--once", "--width", "100"]) == 0
+    assert "2 nodes, 8 ranks" in capsys.readouterr().out
 
 
 def test_colour_is_asked_for(

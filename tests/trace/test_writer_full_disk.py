@@ -214,4 +214,4 @@ def test_a_limit_on_file_sizes_only_means_more_segments(tmp_path: Path) -> None:
     assert is_whole(reader.damage)
     sizes = [path.stat().st_size for path in (tmp_path / "node").iterdir()]
     assert len(sizes) > 1 and max(sizes) <= 20_000
-    assert [event["error"] for event in events(reader, "disk-full")] == ["EFBIG"] * (len(sizes) - 1)
+    assert events(reader, "disk-full") == [], "the next segment has room at once"

@@ -55,8 +55,17 @@ def fail_call_on_disk(folder: Path, number: int) -> Trial:
 
 
 def fail_any_call(folder: Path, number: int) -> Trial:
-    """Fail one call of the recorder, wherever it is: mmap and read and open of any file."""
+    """Fail a call of the recorder, wherever it is; every second time, of files of the kernel."""
     draw = random.Random(number)
+    if number % 2:
+        settings: dict[str, object] = {
+            "FAULT_CALL": "open",
+            "FAULT_FIRST": draw.randrange(1, 80),
+            "FAULT_COUNT": draw.choice((1, 5, 30)),
+            "FAULT_ERRNO": draw.choice((errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EPERM)),
+            "FAULT_UNDER": draw.choice(("/proc", "/sys")),
+        }
+        return _run_with_failures(folder, number, settings, may_not_record=True)
     call = ("mmap", "read", "open", "write", "close")[number % 5]
     settings = {
         "FAULT_CALL": call,
@@ -303,8 +312,8 @@ FAULTS = (
     ),
     Fault(
         "any-call-fails",
-        "one call of the recorder fails: mmap, read, open, write, close, on any file",
-        "a library loaded with LD_PRELOAD fails the N-th call, N up to 3,000",
+        "calls of the recorder fail: mmap, read, open, write, close, on any file",
+        "a library loaded with LD_PRELOAD fails the N-th call, N up to 3,000, or 1 to 30 on /proc",
         fail_any_call,
         40,
         1500,

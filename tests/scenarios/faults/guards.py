@@ -363,8 +363,8 @@ GUARDS = (
         "sockets",
         "agent/options.py",
         "without `--metrics` nothing listens",
-        "    metrics: Sequence[str] = ()\n",
-        '    metrics: Sequence[str] = ("127.0.0.1:29640-29659",)\n',
+        'profile.get("metrics", {}).get("to", ())',
+        'profile.get("metrics", {}).get("to", ("127.0.0.1:29640-29659",))',
         2,
     ),
     Guard(
