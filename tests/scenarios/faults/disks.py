@@ -63,9 +63,10 @@ def fail_any_call(folder: Path, number: int) -> Trial:
             "FAULT_FIRST": draw.randrange(1, 80),
             "FAULT_COUNT": draw.choice((1, 5, 30)),
             "FAULT_ERRNO": draw.choice((errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EPERM)),
-            "FAULT_UNDER": draw.choice(("/proc", "/sys")),
+            "FAULT_UNDER": ("/proc", "/sys")[number // 2 % 2],
         }
-        return _run_with_failures(folder, number, settings, may_not_record=True)
+        must_record = settings["FAULT_UNDER"] == "/sys"  # no file there is needed to record
+        return _run_with_failures(folder, number, settings, not must_record, must_record)
     call = ("mmap", "read", "open", "write", "close")[number % 5]
     settings = {
         "FAULT_CALL": call,
@@ -77,7 +78,11 @@ def fail_any_call(folder: Path, number: int) -> Trial:
 
 
 def _run_with_failures(
-    folder: Path, number: int, settings: dict[str, object], may_not_record: bool = False
+    folder: Path,
+    number: int,
+    settings: dict[str, object],
+    may_not_record: bool = False,
+    must_record: bool = False,
 ) -> Trial:
     """Record a job while calls fail; what is lost is reported, and the job is unharmed."""
     variables = fail_calls(folder, **settings)
@@ -93,6 +98,7 @@ def _run_with_failures(
             wait_until_gone(agent)
     injected = count_failed_calls(folder)
     assert cpu_s <= 1.0 + MAX_CPU_RATIO * wall_s, f"the recorder spun: {cpu_s} s of {wall_s:.1f} s"
+    assert alive or not must_record, f"it does not record: {settings}, {job.messages}"
     if not alive:
         is_reported = "not recording" in job.messages or "the recorder" in job.messages
         may_end = may_not_record and not agent  # before it recorded

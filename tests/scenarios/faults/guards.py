@@ -361,10 +361,12 @@ GUARDS = (
     ),
     Guard(
         "sockets",
-        "agent/options.py",
+        "agent/sampling/service.py",
         "without `--metrics` nothing listens",
-        'profile.get("metrics", {}).get("to", ())',
-        'profile.get("metrics", {}).get("to", ("127.0.0.1:29640-29659",))',
+        "    if request.plan.metrics:\n        targets = name_textfiles(\n"
+        "            request.plan.metrics,\n",
+        "    if True:\n        targets = name_textfiles(\n"
+        '            ("127.0.0.1:29640-29659",),\n',
         2,
     ),
     Guard(
