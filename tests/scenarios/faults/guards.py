@@ -346,11 +346,10 @@ GUARDS = (
     Guard(
         "small-files",
         "trace/writer.py",
-        "an error of the disk is kept, and the frames wait",
-        "        except OSError as error:\n            self._fail(error, now_ns)\n\n    def _check",
-        "        except ZeroDivisionError as error:\n"
-        "            self._fail(error, now_ns)\n\n    def _check",
-        8,
+        "a frame that no file has room for is dropped and counted",
+        "        if limit != resource.RLIM_INFINITY and self._first_bytes + len(frame) > limit:\n"
+        "            return False\n",
+        "",
     ),
     Guard(
         "stderr-lost",
