@@ -142,7 +142,7 @@ def many_ranks(folder: Path, ranks: int, megabytes: int) -> None:
         path = folder / f"rank{number}.pt.trace.json"
         maker = (str(FOLDER / "_kineto_traces.py"), str(real[number % len(real)]), str(path))
         measured(*maker, "--megabytes", str(megabytes))
-        _renumber(path, number, ranks)
+        renumber_trace(path, number, ranks)
         size += path.stat().st_size / 1e6
     cores = sorted(os.sched_getaffinity(0))
     walls = []
@@ -158,7 +158,7 @@ def many_ranks(folder: Path, ranks: int, megabytes: int) -> None:
     print(f"{walls[0] / walls[1]:.2f} × as fast on {len(cores)} cores")
 
 
-def _renumber(path: Path, rank: int, world: int) -> None:
+def renumber_trace(path: Path, rank: int, world: int) -> None:
     """Make a trace say that it is of another rank; spaces keep its length."""
     with open(path, "r+b") as file:
         head = file.read(1 << 16)

@@ -244,9 +244,12 @@ class _Log:
         self._notes += 1
         if self._notes > _MAX_NOTES:
             return
-        import traceback
+        try:
+            import traceback
 
-        lines = "".join(traceback.format_exception(error))
+            lines = "".join(traceback.format_exception(error))
+        except Exception:  # no descriptor or no memory is left to import it
+            lines = f"{type(error).__name__}: {error}\n"
         text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {what}: {lines}"
         text = self.hide_text(text)
         with contextlib.suppress(OSError):

@@ -597,4 +597,4 @@ class RecordingStarted(NamedTuple):
     emulated: bool
     """True when one of the accelerators is emulated."""
     notes: Sequence[str] = ()
-    """What a user must know of the live metrics."""
+    """What a user must know: why nothing reaches the disk yet, and of the live metrics."""

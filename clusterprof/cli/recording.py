@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -188,6 +189,10 @@ def _parse_size(size: str) -> int:
 
 
 def _print_message(line: str) -> None:
-    from clusterprof.output.renderers.text.safety import escape_text
+    """Print a line to stderr; the command runs also where stderr is closed or cannot be written."""
+    if sys.stderr is None:
+        return  # stderr is closed: print would write to stdout instead
+    with suppress(OSError, ImportError, MemoryError):
+        from clusterprof.output.renderers.text.safety import escape_text
 
-    print(escape_text(line, 2000), file=sys.stderr, flush=True)
+        print(escape_text(line, 2000), file=sys.stderr, flush=True)

@@ -167,6 +167,7 @@ def _compute_span_edges(
 
 
 _MAX_LAYOUTS = 4096
+_MAX_PROBLEMS = 1000  # limits the memory of a caller that never empties them
 _BUDGET_BYTES = 512 << 20
 _BUDGET_FACTOR = 1024
 _Layout = frame.ColumnsLayout | frame.RowsLayout
@@ -185,6 +186,8 @@ class Decoder:
         self._layouts: dict[int, _Layout] = {}
         self._budget = _BUDGET_BYTES
         self._plans = FramePlanCache()
+        self.problems: list[str] = []
+        """What was wrong with attributes that were left out; the caller counts and empties it."""
 
     def add_layouts(self, source: Frame) -> None:
         """Add the layouts a frame defines, without decoding the rest; never raises."""
@@ -216,7 +219,8 @@ class Decoder:
         simple = _SIMPLE.get(source.kind)
         if simple is not None:
             record = _decode_header(simple, source.header)
-            check_record(record)
+            record, problems = check_record(record)
+            self.problems += problems[: _MAX_PROBLEMS - len(self.problems)]
             return [record]
         try:
             if source.kind == frame.KIND_SPANS:

@@ -19,6 +19,7 @@ each kind is kept, however old, until its process has ended.
 from __future__ import annotations
 
 import os
+import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from clusterprof.probe.layout import (
 )
 from clusterprof.trace import frame
 from clusterprof.trace.decoder import Decoder, PackedSpans, UnknownLayoutError, decode_span_frames
+from clusterprof.trace.plausibility import CONFIRMATIONS, MAX_JUMP_NS, TimeFilter
 from clusterprof.trace.reader import DamageCounter, Scanner
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Rows, Spans
 from clusterprof.trace.segments import is_segment
@@ -236,8 +238,14 @@ class NodeTail:
         self._persistent = PersistentState()
         self._reset()
 
+    @property
+    def implausible_records(self) -> int:
+        """Records among those read here whose times no other frame confirms."""
+        return self._times.refused + self._times.unconfirmed
+
     def _reset(self) -> None:
         self._decoder = Decoder()
+        self._times = TimeFilter(has_start=False)
         self._segment, self._offset = "", 0
         self._recent: deque[tuple[int, Record | PackedSpans]] = deque()
         self._older: list[Path] = []
@@ -313,7 +321,8 @@ class NodeTail:
         if self.folder.is_file():
             return [self.folder]
         try:
-            names = [name for name in os.listdir(self.folder) if is_segment(name)]
+            entries = [entry for entry in os.scandir(self.folder) if is_segment(entry.name)]
+            names = [entry.name for entry in entries if entry.is_file()]  # a pipe would block
         except OSError:
             return []
         return [self.folder / name for name in sorted(names, key=lambda name: (len(name), name))]
@@ -368,13 +377,14 @@ class NodeTail:
         timed = [
             at for at, timed_frame in enumerate(frames) if timed_frame.kind == frame.KIND_COLUMNS
         ]
-        latest_ns = self._find_time(frames[timed[-1]]) if timed else None
+        sources = [frames[at] for at in timed]
+        latest_ns = self._find_time(sources, len(sources) - 1) if timed else None
         if latest_ns is None:
             return 0
         low, high = 0, len(timed) - 1
         while low < high:
             middle = (low + high) // 2
-            t_ns = self._find_time(frames[timed[middle]])
+            t_ns = self._find_time(sources, middle)
             if t_ns is None or t_ns >= latest_ns - keep_ns:
                 high = middle
             else:
@@ -382,13 +392,18 @@ class NodeTail:
         # The records of one second are written together, with samples before rows and spans only.
         return timed[low - 1] if low else 0
 
-    def _find_time(self, source: frame.Frame) -> int | None:
+    def _find_time(self, sources: Sequence[frame.Frame], at: int) -> int | None:
+        """Find the time of a frame of samples: the median of its last few, of which some may lie.
+
+        As many frames as confirm a jump of the time outvote those that cannot.
+        """
         times = [
             int(record.t_ns[-1])
+            for source in sources[max(0, at - 2 * CONFIRMATIONS) : at + 1]
             for record in self._decode(source)
             if isinstance(record, Columns) and len(record.t_ns)
         ]
-        return max(times, default=None)
+        return statistics.median_high(times) if times else None
 
     def _search_older(self) -> None:
         """Search older segments for registrations while a process is unknown.
@@ -402,7 +417,8 @@ class NodeTail:
             if len(self._older) > 1:
                 self._older.insert(0, self._older.pop())
             for event in iterate_events(path):
-                self._persistent.add_event(event, is_old=True)
+                if event.t_ns <= (self.latest_ns or 0) + MAX_JUMP_NS:
+                    self._persistent.add_event(event, is_old=True)
 
     # --- their records ---------------------------------------------------------------------------
 
@@ -413,15 +429,19 @@ class NodeTail:
             return []
 
     def _add(self, source: frame.Frame) -> None:
-        for record in self._decode(source):
+        for records in self._times.filter_frame(self._decode(source)):
+            self._add_records(records)
+        while len(self._recent) > _MAX_RECENT_RECORDS:
+            self._recent.popleft()
+
+    def _add_records(self, records: Iterable[Record | PackedSpans]) -> None:
+        for record in records:
             t_ns = _find_latest_time(record)
             if t_ns is not None and (self.latest_ns is None or t_ns > self.latest_ns):
                 self.latest_ns = t_ns
             self._update_state(record)
             if self.latest_ns is not None:
                 self._recent.append((self.latest_ns, record))
-        while len(self._recent) > _MAX_RECENT_RECORDS:
-            self._recent.popleft()
 
     def _update_state(self, record: Record | PackedSpans) -> None:
         if isinstance(record, Header):

@@ -14,7 +14,8 @@ analysis may rely on the types and ranges below.
         10.0 s   10.1 s   3600 s    3600.1 s 3600.2 s      the recorder was stopped for an hour
 
 Spans are older than their frame by any time: where chunks are cut, those are left out that end
-after the last record. Attributes that are not listed here pass: a newer recorder may write more.
+after the last record. Attributes that are not listed here pass: a newer recorder may write more. Of
+an event, an optional attribute of another type is left out, and counted; the event stays.
 """
 
 from __future__ import annotations
@@ -167,6 +168,10 @@ EVENT_ATTRIBUTES: Mapping[str, type[Struct]] = {
 }
 
 
+_IDENTIFYING_ATTRIBUTES = frozenset(("pid", "started_ticks"))
+"""An event is refused without these: it would be about another process."""
+
+
 class NamedEntry(Struct):
     """A disk, network interface or adapter of the inventory."""
 
@@ -228,19 +233,28 @@ _HEADER_FACTS: Mapping[str, Any] = {
 }
 
 
+_Any = TypeVar("_Any")
+_Simple = Header | Clock | Event | Gap
+
+
 class ImplausibleError(FrameError):
     """A valid frame whose contents no recorder writes."""
 
 
-def check_record(record: Header | Clock | Event | Gap) -> None:
+def check_record(record: _Simple) -> tuple[_Simple, Sequence[str]]:
     """Check the types and ranges of a record without columns.
 
+    Returns the record, an event without the optional attributes that no recorder writes, and
+    what is wrong with each of these: a rank is not lost for the name of its framework.
     Raises: ImplausibleError for a record that no recorder writes.
     """
     if isinstance(record, Event):
         _convert(record.t_ns, Time, "the time of an event")
         kind = EVENT_ATTRIBUTES.get(record.kind, ReasonAttributes)
-        _convert(record.attributes, kind, f"an event {record.kind[:40]}")
+        try:
+            _convert(record.attributes, kind, f"an event {record.kind[:40]}")
+        except ImplausibleError:
+            return _drop_attributes(record, kind)
     elif isinstance(record, Gap):
         _convert(record.t_ns, Time, "the time of a gap")
     elif isinstance(record, Clock):
@@ -250,6 +264,32 @@ def check_record(record: Header | Clock | Event | Gap) -> None:
     else:
         for name, kind in _HEADER_FACTS.items():
             _convert(getattr(record, name), kind, f"{name} of a header")
+    return record, ()
+
+
+def _drop_attributes(event: Event, kind: type[Struct]) -> tuple[Event, list[str]]:
+    """Return an event without its wrong attributes, and what is wrong with them.
+
+    Raises: ImplausibleError when one of them says which process the event is about, or has no
+    default that means "not known".
+    """
+    what = f"an event {event.kind[:40]}"
+    kept: dict[str, Any] = dict(event.attributes)
+    problems = []
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.name not in kept:
+            raise ImplausibleError(f"{what}: no {field.name}")
+        is_optional = field.default is None or field.default_factory is not msgspec.NODEFAULT
+        is_optional = is_optional and field.name not in _IDENTIFYING_ATTRIBUTES
+        try:
+            if field.name in kept:
+                _convert(kept[field.name], field.type, f"{field.name} of {what}")
+        except ImplausibleError as error:
+            if not is_optional:
+                raise
+            problems.append(str(error))
+            del kept[field.name]
+    return replace(event, attributes=kept), problems
 
 
 def check_span_parts(parts: Iterable[SpansPart]) -> None:
@@ -285,9 +325,6 @@ def find_impossible_spans(
     return (end_ns < start_ns) | (start_ns < 0) | (end_ns > last_ns + MAX_JUMP_NS)
 
 
-_Any = TypeVar("_Any")
-
-
 @dataclass(slots=True)
 class _Cluster:
     """Records whose times lie together, and far from all that were accepted."""
@@ -317,32 +354,41 @@ class TimeFilter:
         self._early: list[list[Any]] | None = []
         self._clusters: list[_Cluster] = []
 
+    @property
+    def unconfirmed(self) -> int:
+        """Records far from all others that wait for frames that agree with them."""
+        return sum(len(cluster.records) for cluster in self._clusters)
+
     def filter_frames(self, frames: Iterable[list[_Any]]) -> Iterator[list[_Any]]:
         """Yield the records that are accepted, frame by frame.
 
         All of what an importer wrote: its frames are slices of a file, hours apart or long.
         """
         for records in frames:
-            header = records[0] if records and not self._is_imported else None
-            if isinstance(header, Header) and "importer" in header.versions:
-                self._is_imported = True
-            if self._is_imported:
-                yield records
-                continue
-            if self._early is None:
-                yield self._filter_records(records)
-                continue
-            self._early.append(records)
-            for cluster in self._collect(records, keep=False):
-                if cluster.frames > CONFIRMATIONS:
-                    yield from self._start(cluster)
-                    break
+            yield from self.filter_frame(records)
         if self._early is not None and not self._is_imported:
             # Too short for a confirmation: most frames decide, of equals the earliest time.
             largest = max(self._clusters, key=lambda c: (c.frames, -c.first_ns), default=None)
             yield from self._start(largest)
         for cluster in self._clusters:
             self._refuse(cluster.records)
+
+    def filter_frame(self, records: list[_Any]) -> Iterator[list[_Any]]:
+        """Yield what is accepted once a further frame is there: its records, and held ones."""
+        header = records[0] if records and not self._is_imported else None
+        if isinstance(header, Header) and "importer" in header.versions:
+            self._is_imported = True
+        if self._is_imported:
+            yield records
+            return
+        if self._early is None:
+            yield self._filter_records(records)
+            return
+        self._early.append(records)
+        for cluster in self._collect(records, keep=False):
+            if cluster.frames > CONFIRMATIONS:
+                yield from self._start(cluster)
+                break
 
     def _start(self, cluster: _Cluster | None) -> Iterator[list[Any]]:
         """Accept the times of a cluster, and pass on what was held until now."""

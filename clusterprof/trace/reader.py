@@ -4,21 +4,17 @@
         ...
     reader.damage.damaged_places      # 0 in a healthy recording
 
-No byte is trusted: a frame counts when its checksum is right, and after damage the
-reader searches for the next such frame (trace.reader). One frame is in memory at a
-time, and a recording that is still being written is read up to its last whole frame.
+No byte is trusted: a frame counts when its checksum is right. After anything else the search
+continues one byte later for the next magic with a valid frame, so that a wrong length hides
+nothing. One frame is in memory at a time, and a recording that is still being written is read
+up to its last whole frame.
 
-Find the whole frames in a file of untrusted bytes.
-
-A frame counts when its checksum is right. After anything else the search continues one
-byte later for the next magic with a valid frame, so that a wrong length hides nothing.
-
-Find the nodes of a job in the given recordings, each of them once.
+Find the nodes of a job in the given recordings, each of them once:
 
     find_nodes([Path("host1"), Path("host2"), Path("shared/run")])
 
-Recordings may be collected from node-local disks, some of them twice. A path is a
-recording, one node's folder in it, or a segment of one.
+Recordings may come from node-local disks, some twice. A path is a recording, a node's folder
+in it, or a segment of one.
 """
 
 from __future__ import annotations
@@ -64,6 +60,8 @@ class Damage:
     """Records of valid frames that say what no recorder writes (trace.plausibility)."""
     implausible_example: str = ""
     """What is wrong with the first of them."""
+    implausible_attributes: int = 0
+    """Attributes of events that no recorder writes; the events were read without them."""
 
 
 class DamageCounter:
@@ -72,16 +70,17 @@ class DamageCounter:
     def __init__(self) -> None:
         self.damaged_bytes = self.damaged_places = self.torn_tail_bytes = 0
         self.frames_read = self.unknown_frames = self.implausible_records = 0
-        self.implausible_example = ""
+        self.implausible_example, self.implausible_attributes = "", 0
         self.bytes_read = self.bytes_searched = 0
 
     def damage(self) -> Damage:
         """Return the damage counted so far."""
         return Damage(**{field.name: getattr(self, field.name) for field in fields(Damage)})
 
-    def add_implausible(self, records: int, example: str) -> None:
-        """Count records that say what no recorder writes."""
+    def add_implausible(self, records: int, example: str, attributes: int = 0) -> None:
+        """Count records and attributes that say what no recorder writes."""
         self.implausible_records += records
+        self.implausible_attributes += attributes
         self.implausible_example = self.implausible_example or example
 
     def may_search(self, size: int) -> bool:
@@ -411,6 +410,8 @@ class NodeReader:
                 count.unknown_frames += 1
                 continue
             count.frames_read += 1
+            count.add_implausible(0, "".join(decoder.problems[:1]), len(decoder.problems))
+            decoder.problems.clear()
             yield records
 
     def _scan(self, count: DamageCounter) -> Iterator[frame.Frame]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,7 @@ class RecordingWriter:
         self._segment = ""
         self._fd = -1
         self._size = 0  # of the segment, up to the end of its last whole frame
+        self._first_bytes = 0  # of the segment: its header and clock
         self._opened_ns = self._synced_ns = self._attempted_ns = 0
         self._space_checked_ns = -_SPACE_CHECK_INTERVAL_NS
         self._trouble = ""
@@ -146,7 +148,8 @@ class RecordingWriter:
             while self._waiting:
                 if self._size >= self._segment_bytes:
                     self._open_segment(now_ns)
-                self._write(self._waiting[0])
+                if not self._write_where_it_fits(self._waiting[0], now_ns):
+                    self._count_dropped()
                 self._waiting_bytes -= len(self._waiting.popleft())
             self._report(now_ns)
             if self._sync_ns is not None and now_ns - self._synced_ns >= self._sync_ns:
@@ -199,8 +202,26 @@ class RecordingWriter:
             self._close_segment()
             self._folder.remove(self._segment)  # a segment without its header is useless
             raise
-        self._opened_ns = now_ns
+        self._opened_ns, self._first_bytes = now_ns, self._size
         self._encoder.reset_layouts()
+
+    def _write_where_it_fits(self, frame: bytes, now_ns: int) -> bool:
+        """Write a frame, where files are limited in size (RLIMIT_FSIZE) into the next segment.
+
+        Returns False for a frame that no segment has room for behind its header.
+        """
+        try:
+            self._write(frame)
+            return True
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if limit != resource.RLIM_INFINITY and self._first_bytes + len(frame) > limit:
+            return False
+        self._open_segment(now_ns)
+        self._write(frame)
+        return True
 
     def _write(self, frame: bytes) -> None:
         """Append one frame, or truncate the file to the last whole frame and raise."""

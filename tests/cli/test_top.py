@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import termios
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import ioctl
@@ -23,6 +25,10 @@ from clusterprof.cli.app import main
 from clusterprof.cli.common import find_newest_recording
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.output.renderers.live import View
+from clusterprof.trace.encoder import Encoder
+from clusterprof.trace.reader import NodeReader
+from clusterprof.trace.schema import Columns, Spans
+from tests.scenarios.fuzz.forge import convert_arrays
 from tests.support.commands import TESTS, environment
 
 RECORDING = TESTS / "recordings" / "dlrm-8rank"
@@ -55,6 +61,42 @@ def test_one_screen_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> No
     assert max(map(len, lines)) <= 100 and "\x1b" not in "".join(lines)
     assert main(["top", str(RECORDING), "--once", "--format", "plain"]) == 0
     assert capsys.readouterr().out.startswith("Recording: ")
+
+
+@pytest.mark.parametrize("far_ns", [30 * 86_400 * 10**9, 1 << 62])
+def test_one_sample_far_ahead_changes_no_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], far_ns: int
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RECORDING, run)
+    screens = []
+    far = Columns(
+        "cpu", ("cpu.busy_ratio",), ("",), array("q", [far_ns]), (array("d", [1.0]),), (None,)
+    )
+    for data in (b"", b"".join(Encoder().frames([far]))):
+        for segment in run.glob("*/*.cpf"):
+            segment.write_bytes(segment.read_bytes() + data)
+        assert main(["top", str(run), "--once", "--width", "100"]) == 0
+        screens.append(capsys.readouterr().out)
+    assert "2 nodes, 8 ranks" in screens[0]
+    assert screens[0].splitlines() == screens[1].splitlines()
+
+
+def test_spans_that_end_far_ahead_stop_no_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RECORDING, run)
+    for segment in run.glob("*/*.cpf"):
+        records = [convert_arrays(record) for record in NodeReader(segment)]
+        for record in records:
+            if isinstance(record, Spans):
+                kinds = record.columns["kind"]
+                for kind in set(kinds):  # a span of every kind
+                    record.columns["end_ns"][kinds.index(kind)] = 1 << 62
+        segment.write_bytes(b"".join(b"".join(Encoder().frames([r])) for r in records))
+    assert main(["top", str(run), "--once", "--width", "100"]) == 0
+    assert "2 nodes, 8 ranks" in capsys.readouterr().out
 
 
 def test_colour_is_asked_for(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.scenarios.faults.guards import GUARDS, Guard
+from tests.scenarios.faults.guards import GUARDS, UNGUARDED, Guard
 from tests.scenarios.faults.model import Fault
 from tests.scenarios.faults.promises import GROUPS, Promise
 from tests.scenarios.faults.registry import FAULTS
@@ -20,11 +20,11 @@ contain values that were not measured.
 
 This page lists every promise, the faults that were injected to try it, how often, and what was
 lost. Every figure is from a run of `make faults` (minutes) or `make faults-long` (hours) on the day
-and machine that [the faults](#the-faults) state. A promise without a figure says "not tried". A
-*trial* is one injection, mostly into a real recorder beside a real job; *broken* is the number of
-trials in which a promise did not hold. Lost time is measured from the fault back to the last sample
-or span in the recording, without the time in which the recorder waited for a CPU. The tests named
-beside them run with `make test`.
+and machine that [the faults](#the-faults) state. A promise without a figure says "not tried", and
+why. A *trial* is one injection, mostly into a real recorder beside a real job; *broken* is the
+number of trials in which a promise did not hold. Lost time is measured from the fault back to the
+last sample or span in the recording, without the time in which the recorder waited for a CPU. The
+tests named beside them run with `make test`.
 
 """
 FAULTS_HEAD = """## The faults
@@ -53,9 +53,8 @@ with `--guards` it removes their guards.
 
 ## Not covered
 
-A crash of the host (no test cuts a recording by a power failure), weeks of uninterrupted
-recording, and faults of real GPU drivers: all of them are simulated; a healthy driver was
-[measured](gpu-notes.md).
+Disks that lose what they have confirmed, weeks of uninterrupted recording, and faults of real GPU
+drivers: all of them are simulated; a healthy driver was [measured](gpu-notes.md).
 `make overhead CMD="python train.py"` measures what recording costs your job.
 """
 
@@ -82,6 +81,7 @@ def pages() -> dict[str, str]:
     for guard in GUARDS:
         values = document.get("guards", {}).get(f"{guard.fault}: {guard.name}")
         lines.append(format_guard(guard, values))
+    lines += [f"| `{fault}` | – | no guard: {why} | – |\n" for fault, why in UNGUARDED.items()]
     lines.append(TAIL)
     return {PAGE: "".join(lines)}
 
@@ -102,7 +102,8 @@ def format_promise(
         tests.append(f"`{name}`" + (f": {format_cases(counts)}" if counts else ""))
     text = promise.text + (f" *{promise.shortfall}*" if promise.shortfall else "")
     if not promise.faults:
-        tried = [NOT_TRIED if not promise.tests else "by its tests"]
+        untried = f"{NOT_TRIED}: {promise.untried}" if promise.untried else NOT_TRIED
+        tried = ["by its tests" if promise.tests else untried]
     cells = (titles, tried, lost, tests)
     row = " | ".join("<br>".join(cell) for cell in cells)
     return f"| {promise.name} | {text} | {row} |\n"

@@ -205,3 +205,53 @@ def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:
     )
     assert tail.poll(KEEP_NS)
     assert sampled(tail)[-2:] == [1, 2]
+
+
+# A segment begins with a clock; at 2**62 ns that is no clock at all.
+@pytest.mark.parametrize(("far_s", "refused"), [(30 * 86_400, 2), ((1 << 62) // SECOND, 1)])
+@pytest.mark.parametrize("is_seen_later", [False, True])
+def test_one_time_far_ahead_changes_nothing(
+    tmp_path: Path, far_s: int, refused: int, is_seen_later: bool
+) -> None:
+    recorder = Recorder(tmp_path / "n")
+    recorder.record(20)
+    tail = NodeTail(tmp_path / "n")
+    if is_seen_later:
+        tail.poll(KEEP_NS)
+    last_s = recorder.second
+    recorder.second = far_s - 1
+    recorder.record(1)
+    recorder.second = last_s
+    recorder.record(5)
+    assert tail.poll(KEEP_NS)
+    assert sampled(tail) == list(range(15, 26))
+    assert tail.latest_ns == 25 * SECOND
+    assert tail.implausible_records == refused
+    recorder.record(1)
+    assert tail.poll(KEEP_NS)
+    assert sampled(tail) == list(range(16, 27))
+
+
+def test_a_pipe_and_a_folder_among_the_segments_are_no_segments(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "n")
+    recorder.record(20)
+    os.mkfifo(tmp_path / "n" / format_segment_name(2))
+    (tmp_path / "n" / format_segment_name(999_999)).mkdir()
+    tail = NodeTail(tmp_path / "n")
+    assert tail.poll(KEEP_NS)
+    assert sampled(tail) == list(range(10, 21))
+
+
+def test_a_recorder_that_was_stopped_for_an_hour_is_followed(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "n")
+    recorder.record(20)
+    tail = NodeTail(tmp_path / "n")
+    tail.poll(KEEP_NS)
+    recorder.second += 3600
+    recorder.record(1)
+    tail.poll(KEEP_NS)
+    assert tail.latest_ns == 20 * SECOND, "one frame may lie"
+    recorder.record(2)
+    tail.poll(KEEP_NS)
+    assert sampled(tail) == [3621, 3622, 3623]
+    assert tail.implausible_records == 0

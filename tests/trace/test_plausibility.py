@@ -84,18 +84,14 @@ def test_a_recording_of_one_frame_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "attributes"),
     [
-        ("process-registered", {"pid": 7, "started_ticks": 1, "world_size": 10**9}),
-        ("process-registered", {"pid": 7, "started_ticks": 1, "rank": "=cmd|1"}),
-        ("process-registered", {"pid": 7, "started_ticks": 1, "variables": None}),
+        ("process-registered", {"pid": "7", "started_ticks": 1}),
         ("process-registered", {"pid": 7, "started_ticks": 1 << 62}),
         ("process-exited", {"pid": []}),
-        ("process-exited", {"pid": 7, "signal": "KILL"}),
         ("group-announced", {"group": 1, "ranks": [0, 1]}),
         ("group-announced", {"pid": 7, "ranks": [0, 1]}),
         ("group-announced", {"pid": 7, "group": 1, "ranks": [0, {}]}),
         ("operation-under-way", {"pid": 7, "number": None}),
-        ("gpu-xid", {"code": [79]}),
-        ("device-appeared", {"id": {}}),
+        ("gpu-xid", {"pid": -1, "code": 79}),
         ("an event of a later version", {"pid": 0.5}),
     ],
 )
@@ -104,6 +100,35 @@ def test_events_with_other_types_and_ranges_are_refused(
 ) -> None:
     with pytest.raises(ImplausibleError, match=kind):
         check_record(Event(5 * SECOND_NS, kind, attributes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "wrong"),
+    [
+        ("process-registered", {"pid": 7, "world_size": 10**9, "rank": 3}, {"world_size"}),
+        ("process-registered", {"pid": 7, "started_ticks": 1, "rank": "=cmd|1"}, {"rank"}),
+        (
+            "process-registered",
+            {"pid": 7, "variables": None, "frameworks": 3},
+            {"variables", "frameworks"},
+        ),
+        ("process-registered", {"pid": 7, "host_functions": [1], "new": [1]}, {"host_functions"}),
+        ("process-exited", {"pid": 7, "signal": "KILL", "exit_code": 0}, {"signal"}),
+        ("group-announced", {"pid": 7, "group": 1, "ranks": [0], "name": 5}, {"name"}),
+        ("gpu-xid", {"code": [79], "text": "fallen off the bus"}, {"code"}),
+        ("an event of a later version", {"pid": 7, "message": 1, "other": 2}, {"message"}),
+    ],
+)
+def test_an_optional_attribute_of_another_type_is_left_out_and_the_event_stays(
+    kind: str, attributes: dict[str, Any], wrong: set[str]
+) -> None:
+    event = Event(5 * SECOND_NS, kind, attributes)
+    kept, problems = check_record(event)
+    right = {name: value for name, value in attributes.items() if name not in wrong}
+    assert kept == Event(5 * SECOND_NS, kind, right)
+    assert len(problems) == len(wrong)
+    assert all(any(name in problem for problem in problems) for name in wrong)
+    assert event.attributes == attributes
 
 
 def test_what_a_newer_recorder_adds_is_accepted() -> None:
@@ -122,6 +147,23 @@ def test_the_report_says_what_was_refused(tmp_path: Path) -> None:
     reader = NodeReader(tmp_path / "node")
     times = [record.t_ns[-1] for record in reader if isinstance(record, Columns)]
     assert max(times) == 39 * SECOND_NS
-    assert reader.damage.implausible_records == 2
+    assert reader.damage.implausible_records == 1
+    assert reader.damage.implausible_attributes == 1
     messages = [gap.message for gap in analyze(tmp_path).blinds]
-    assert any("2 records say what no recorder writes" in message for message in messages)
+    assert any("1 records and 1 attributes of records say what no" in text for text in messages)
+
+
+def test_a_registration_with_one_wrong_attribute_keeps_its_rank(tmp_path: Path) -> None:
+    seconds: list[list[Record]] = [[columns(n * SECOND_NS)] for n in range(6, 40)]
+    attributes = {"pid": 7, "started_ticks": 1, "rank": 5, "world_size": 8, "role": "worker"}
+    registration = Event(6 * SECOND_NS, "process-registered", {**attributes, "framework": 17})
+    write(tmp_path / "node", [[registration], *seconds])
+    reader = NodeReader(tmp_path / "node")
+    (event,) = [record for record in reader if isinstance(record, Event)]
+    assert event.attributes == attributes
+    damage = reader.damage
+    assert (damage.implausible_records, damage.implausible_attributes) == (0, 1)
+    assert (
+        damage.implausible_example
+        == "framework of an event process-registered: Expected `str | null`, got `int`"
+    )

@@ -214,4 +214,25 @@ def test_a_limit_on_file_sizes_only_means_more_segments(tmp_path: Path) -> None:
     assert is_whole(reader.damage)
     sizes = [path.stat().st_size for path in (tmp_path / "node").iterdir()]
     assert len(sizes) > 1 and max(sizes) <= 20_000
-    assert [event["error"] for event in events(reader, "disk-full")] == ["EFBIG"] * (len(sizes) - 1)
+    assert events(reader, "disk-full") == [], "the next segment has room at once"
+
+
+def test_a_frame_that_no_file_has_room_for_is_dropped_and_counted(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+        clock = HandClock()
+        writer = RecordingWriter(tmp_path / "node", HEADER, clock, keep_free_bytes=0)
+        for number in range(5):
+            clock.now_ns += SECOND_NS
+            large = Event(clock.now_ns, "large", {"text": os.urandom(6_000).hex()})
+            writer.append(large, Event(clock.now_ns, "small", {"number": number}))
+        writer.close()
+        os._exit(0 if writer.frames_dropped == 5 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    reader = NodeReader(tmp_path / "node")
+    assert [event["number"] for event in events(reader, "small")] == list(range(5))
+    assert events(reader, "large") == []
+    gaps = [record.message for record in reader if isinstance(record, Gap)]
+    assert gaps == ["1 frames were dropped: too large"] * 5
+    assert is_whole(reader.damage)

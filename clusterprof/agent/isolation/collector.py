@@ -5,7 +5,8 @@ request to every device without an unanswered one. So values were taken just aft
 previous tick; `sampled_ns` is their time. A device that does not answer within a second
 becomes an event and `Unavailable`, and no further request is sent to it; the others
 have threads of their own. When the helper crashes, the marker page names the device: it
-is left alone for 1, 2, 4 … 60 s, and a new helper serves the others at once.
+is left alone for 1, 2, 4 … 60 s, and a new helper serves the others at once. A helper that was
+killed is replaced at once, too; one that is killed again before a second is over, after a pause.
 
 One device behind a helper as the recorder sees it: its pending request and its newest values.
 """
@@ -13,6 +14,7 @@ One device behind a helper as the recorder sees it: its pending request and its 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -421,7 +423,9 @@ class IsolatedCollector:
         """Record which device crashed the helper, park it, and restart for the others."""
         assert self._helper is not None
         helper, self._helper = self._helper, None
-        crashed_calls = helper.find_crashed_calls()
+        # Killed by a user, or for its memory: no device did it, whichever was being asked.
+        is_killed = helper.exit_signal == signal.SIGKILL
+        crashed_calls = [] if is_killed else helper.find_crashed_calls()
         helper.close()
         self._opened = False
         named = [d for d in self._devices if any(call.device == d.index for call in crashed_calls)]
@@ -438,10 +442,12 @@ class IsolatedCollector:
             device.park(now_ns)
         if not self._devices:
             self._crashed_unopened |= {call.device for call in crashed_calls if call.device >= 0}
-        if named or self._crashed_unopened:
-            self._start(now_ns)
-        else:
+        may_start = is_killed and self._rest.is_over(now_ns)
+        if not (named or self._crashed_unopened):
             self._rest.fail(now_ns)  # the library itself crashed, or the cause is unknown
+            if not may_start:
+                return
+        self._start(now_ns)
 
     def _check_open_deadline(self, now_ns: int) -> bool:
         """Return whether the library is overdue to open; record the first time as an event."""

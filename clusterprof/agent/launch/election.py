@@ -110,13 +110,18 @@ def make_private_folder(folder: Path) -> None:
 def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file with a mode atomically: under a temporary name, then renamed.
 
-    Raises: OSError when the file cannot be written.
+    Raises: OSError, with the path, when the file cannot be written whole.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, mode)
     try:
-        os.write(descriptor, content)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]  # a second write only to learn the error
+    except OSError as error:
+        os.unlink(temporary)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)
     os.rename(temporary, path)

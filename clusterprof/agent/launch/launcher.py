@@ -3,18 +3,13 @@
 The training job has priority: if the recording fails, CMD still runs, in this very
 process, with the signals, descriptors and environment it would have had.
 
-Starts the recorder detached: not a child of the workload, in its own session.
+Starts the recorder detached, in its own session: a double fork, so that the workload that
+`record` turns into never has a child it did not start; a pipe, so that the launcher learns
+within moments whether recording began and what is missing.
 
-A double fork, so that the workload that `record` turns into never has a child it did
-not start; a pipe, so that the launcher learns within moments whether recording began
-and what is missing.
-
-Installs the probe where the job's Python processes load it.
-
-`install_probe` fills `<run dir>/probe`,
-`with_probe_path` puts it on PYTHONPATH, and
-`find_injection_obstacle` reports in advance why the Python of a command
-would not load it.
+Installs the probe where the job's Python processes load it: `install_probe` fills
+`<run dir>/probe`, `with_probe_path` puts it on PYTHONPATH, and `find_injection_obstacle`
+reports in advance why the Python of a command would not load it.
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import marshal
 import os
 import py_compile
 import select
@@ -31,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -142,10 +139,8 @@ def _replace_with_agent(command: list[str], run_dir: Path, kept_fds: Sequence[in
             low = descriptor + 1
         os.closerange(low, os.sysconf("SC_OPEN_MAX"))
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            try:
+            with contextlib.suppress(OSError, ValueError):  # reserved by the C library
                 signal.signal(number, signal.SIG_DFL)
-            except (OSError, ValueError):
-                pass  # signal reserved by the C library
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(command[0], command, build_agent_environment(os.environ))
     except BaseException as error:
@@ -168,11 +163,13 @@ def _read_reply(reader: int, timeout_s: float) -> bytes | None:
 
 
 def _read_last_error(run_dir: Path) -> str:
+    """Return the error of the last traceback, else the last line: an abort may follow an error."""
     try:
         lines = (run_dir / ERROR_LOG_NAME).read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1][:300] if lines else "it left no message"
+    errors = [line for before, line in pairwise(lines) if before[:1] == " " != line[:1]] or lines
+    return errors[-1][:300] if errors else "it left no message"
 
 
 PROBE_PACKAGE = "_clusterprof_probe"
@@ -230,17 +227,26 @@ def install_probe(
         shutil.copytree(_PROBE_SOURCE, temporary / PROBE_PACKAGE, ignore=ignore)
         shutil.copy(_PROBE_SOURCE / "sitecustomize.py", temporary / "sitecustomize.py")
         for name in _COMPILED_FILES:
-            py_compile.compile(str(temporary / name))
+            _require_whole_bytecode(py_compile.compile(str(temporary / name)) or "")
         (temporary / "config.json").write_text(_format_config(gpu_events, strict, stacks, dive))
         os.rename(temporary, target)  # target missing or an empty folder: atomic
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if (target / "config.json").is_file():  # another rank of this node has installed it
             return
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
         raise CannotStart(
-            f"the probe cannot be put into {run_dir}: {error.strerror or error}",
+            f"the probe cannot be put into {run_dir}: {reason}",
             "free some space there, or record with --inject off",
         ) from error
+
+
+def _require_whole_bytecode(path: str) -> None:
+    """Raise OSError for bytecode that was cut short, which Python before 3.12.8 does not notice."""
+    try:
+        marshal.loads(Path(path).read_bytes()[16:])
+    except (EOFError, ValueError, TypeError):
+        raise OSError(errno.EFBIG, "compiled files were cut short") from None
 
 
 def _format_config(gpu_events: bool, strict: bool, stacks: StackPaths | None, dive: bool) -> str:
@@ -384,19 +390,19 @@ def record_command(
         request.command
     )
     job = job or identity.make_job_name(identity.find_script_name(request.command))
-    environment = dict(environ)
+    environment, missing = dict(environ), "not recording"
     try:
         run_dir = find_run_dir(environ, job)
         folder = start_recording(request, job, run_dir, environ, print_line)
         if folder is None and environ.get(RUN_DIR_VARIABLE) == str(run_dir):
             print_line(_format_joined_line(run_dir))
+        environment[RUN_DIR_VARIABLE], missing = str(run_dir), "no spans"
         environment = build_environment(request, run_dir, environ, print_line)
-    except (ClusterprofError, OSError) as error:
+    except Exception as error:  # whatever it is, a lack of memory too: the job runs
         if request.inject == "strict":
-            if isinstance(error, CannotStart):
-                raise
-            raise CannotStart(str(error)) from error
-        print_line(f"clusterprof: not recording: {error}")
+            raise error if isinstance(error, CannotStart) else CannotStart(str(error)) from error
+        what = error if isinstance(error, ClusterprofError | OSError) else repr(error)
+        print_line(f"clusterprof: {missing}: {what}")
     replace_process(program, request.command, environment)
 
 
@@ -428,10 +434,8 @@ def replace_process(program: str, command: Sequence[str], environ: Mapping[str, 
         os.execve(program, list(command), dict(environ))
     except OSError as error:
         if error.errno == errno.ENOEXEC:  # a script without an interpreter line
-            try:
+            with contextlib.suppress(OSError):
                 os.execve("/bin/sh", ["/bin/sh", program, *command[1:]], dict(environ))
-            except OSError:
-                pass
         code = EXIT_NOT_FOUND if error.errno == errno.ENOENT else EXIT_NOT_EXECUTABLE
         raise CannotExecute(f"{command[0]}: {(error.strerror or '').lower()}", code) from error
 

@@ -148,7 +148,8 @@ def _list_newest_segments(folder: Path) -> Iterable[Path]:
         return
     for path in entries:
         try:
-            names = [name for name in os.listdir(path) if is_segment(name)]
+            segments = [entry for entry in os.scandir(path) if is_segment(entry.name)]
+            names = [entry.name for entry in segments if entry.is_file()]  # a pipe would block
         except OSError:
             continue
         if names:
@@ -171,7 +172,8 @@ def _read_file_system_time(folder: Path) -> float:
 
 
 def _read_beginning(segment: Path) -> bytes:
-    with open(segment, "rb") as file:
+    descriptor = os.open(segment, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
         return file.read(_MAX_HEADER_BYTES)
 
 

@@ -78,12 +78,16 @@ class AnnouncementFolder:
         self._look_again = changed_ns != self._changed_ns or 0 <= age_ns < _SETTLED_NS
         self._changed_ns = changed_ns
         names: dict[str, int] = {}
-        with os.scandir(self._folder.path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith("."):
-                    names[entry.name] = entry.inode()
-                if len(names) >= self._at_most:
-                    break
+        try:
+            with os.scandir(self._folder.path) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".json") and not entry.name.startswith("."):
+                        names[entry.name] = entry.inode()
+                    if len(names) >= self._at_most:
+                        break
+        except OSError:
+            self._look_again = True  # no descriptor is left, or the folder was just removed
+            return None
         fresh = [name for name, inode in names.items() if self._seen.get(name) != inode]
         self._seen = names
         return fresh

@@ -257,7 +257,7 @@ class Service:
         header = self._header(start)
         folder, writer = _open_writer(request, header, clock.read)
         self._open(isolated=True)  # a driver may be slow; the first frames are already on disk
-        on_start(self._build_reply(folder, header))
+        on_start(self._build_reply(folder, header, writer.trouble))
         limit_address_space()
         stop_garbage_collector()
         remove_stale_run_dirs(
@@ -296,12 +296,13 @@ class Service:
         self._registry.close()
         return stop_condition.reason
 
-    def _build_reply(self, folder: Path, header: Header) -> RecordingStarted:
+    def _build_reply(self, folder: Path, header: Header, trouble: str) -> RecordingStarted:
+        notes = describe_metrics_targets(self._order.plan.metrics)
         return RecordingStarted(
             folder,
             self._unavailable,
             any(device.get("emulated") for device in header.devices),
-            describe_metrics_targets(self._order.plan.metrics),
+            [f"nothing can be written yet: {trouble}", *notes] if trouble else notes,
         )
 
     def _make_sources(self, folder: Path) -> tuple[Source, ...]:
@@ -321,9 +322,14 @@ class Service:
         after_ns = plan.recording.get("dive_after_ns")
         return (
             *own,
-            FlightRecorderDumps(run_dir, folder, proc),
-            InspectorOutput(run_dir, folder, self._note),
-            OptionalSource("autopsy", autopsies, self._note),
+            *(
+                OptionalSource(name, source, self._note)
+                for name, source in (
+                    ("flight recorder", FlightRecorderDumps(run_dir, folder, proc)),
+                    ("NCCL Inspector", InspectorOutput(run_dir, folder, self._note)),
+                    ("autopsy", autopsies),
+                )
+            ),
             *(
                 OptionalSource("dive", Dives(run_dir, folder, self._rings, ns), self._note)
                 for ns in (after_ns,)

@@ -162,9 +162,17 @@ def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
     if damage.unknown_frames:
         message = f"{damage.unknown_frames:,} frames are not understood"
         out.append(CoverageGap(what, "lost", message, "analyze with a newer clusterprof"))
-    if damage.implausible_records:
+    implausible = [
+        f"{count:,} {noun}"
+        for count, noun in (
+            (damage.implausible_records, "records"),
+            (damage.implausible_attributes, "attributes of records"),
+        )
+        if count
+    ]
+    if implausible:
         message = (
-            f"{damage.implausible_records:,} records say what no recorder writes, and are left"
+            f"{' and '.join(implausible)} say what no recorder writes, and are left"
             f" out; the first: {damage.implausible_example}"
         )
         remedy = "the recording was changed after it was written: analyze the original"

@@ -160,7 +160,7 @@ class NodeParts:
         if self.cursor.settled_ns is None:
             return
         reader = WindowReader(self.tail, self.cursor.settled_ns - LEAD_NS, None)
-        load = NodeLoader(self.tail.folder, _FOREVER_NS, reader, MAX_ROWS)
+        load = NodeLoader(self.tail.folder, _FOREVER_NS, reader, MAX_ROWS, checks_ends=True)
         self._loaded = _LoadedChunk(load)
 
     def release(self) -> None:

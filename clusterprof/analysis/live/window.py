@@ -63,7 +63,7 @@ def settle_window(
     limits: bound limits object per cause id. until_ns: None = to the newest record.
     """
     window = WindowReader(tail, since_ns - LEAD_NS, until_ns)
-    load = NodeLoader(tail.folder, _ONE_CHUNK_NS, window, MAX_ROWS)
+    load = NodeLoader(tail.folder, _ONE_CHUNK_NS, window, MAX_ROWS, checks_ends=True)
     observer = ObservedLoad(load, since_ns)
     load_like: Any = observer  # has the methods of a NodeLoader that are called
     result = analyze_load(load_like, tail.folder.name, limits, since_ns=since_ns)
@@ -163,7 +163,11 @@ class WindowReader:
 
     @property
     def damage(self) -> Damage:
-        return Damage(damaged_bytes=self._tail.damaged_bytes)
+        return Damage(
+            damaged_bytes=self._tail.damaged_bytes,
+            implausible_records=self._tail.implausible_records,
+            implausible_example="the time of a record" if self._tail.implausible_records else "",
+        )
 
     def packed(self) -> Iterator[list[Record | PackedSpans]]:
         return self._tail.records(self._since_ns, self._until_ns)

@@ -254,8 +254,12 @@ def test_a_killed_helper_is_replaced(rig: Rig) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     rig.until(lambda _: "helper-died" in rig.kinds())
-    assert rig.seen[0][1]["signal"] == signal.SIGKILL
-    rig.clock.shift_ns += SECOND_NS  # nobody to blame: the whole helper rests
+    assert rig.seen[0][1] == {
+        "collector": "gpu_nvidia",
+        "signal": signal.SIGKILL,
+        "devices": [],
+        "calls": [],
+    }
     values = rig.until(lambda values: is_read(first(values)) and is_read(second(values)))
     assert len(values) == 2 * WIDTH
     assert rig.collector.pid != pid
@@ -263,6 +267,22 @@ def test_a_killed_helper_is_replaced(rig: Rig) -> None:
         "helper-died",
         "helper-restarted",
     ]
+
+
+def test_a_helper_that_is_killed_again_and_again_is_replaced_ever_more_rarely(rig: Rig) -> None:
+    rig.collector.open()
+    rig.tick()
+    rests = []
+    for kills in range(1, 5):
+        assert rig.collector.pid is not None
+        os.kill(rig.collector.pid, signal.SIGKILL)
+        rig.until(lambda _, n=kills: rig.kinds().count("helper-died") == n)
+        rest = rig.collector._rest
+        rests.append(rest._rest_ns // SECOND_NS)
+        if rig.collector.pid is None:  # killed within the pause of the kill before
+            rig.clock.shift_ns += rest.until_ns - rig.clock()
+        rig.until(lambda values: is_read(first(values)))
+    assert rests == [1, 2, 4, 8]
 
 
 def test_a_python_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:

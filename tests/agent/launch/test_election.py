@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -205,3 +207,19 @@ def test_small_files_are_read_only_when_they_are_ours_and_small(tmp_path: Path) 
     os.mkfifo(tmp_path / "fifo")
     for name in ("list", "large", "link", "fifo", "absent"):
         assert read_small_json(str(tmp_path / name)) is None
+
+
+def test_a_file_that_cannot_be_written_whole_is_refused_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "1.json"
+    write_private_file(path, b"{}")
+    child = os.fork()
+    if child == 0:  # of this process alone: pytest writes files of its own
+        resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+        try:
+            write_private_file(path, bytes(4096))
+        except OSError as error:
+            os._exit(0 if (error.errno, error.filename) == (errno.EFBIG, str(path)) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert path.read_bytes() == b"{}"
+    assert os.listdir(tmp_path) == ["1.json"]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from clusterprof.agent.launch import launcher
 from clusterprof.agent.launch.launcher import build_agent_environment
 from clusterprof.agent.sampling.service import ADDRESS_SPACE_BYTES
 
@@ -45,3 +49,27 @@ def test_threads_for_six_cards_leave_most_of_the_address_space() -> None:
         command, env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert int(done.stdout) * 1024 < ADDRESS_SPACE_BYTES / 2
+
+
+def test_bytecode_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text("NAMES = ['first', 'second']\n")
+    compiled = Path(py_compile.compile(str(source), doraise=True) or "")
+    launcher._require_whole_bytecode(str(compiled))
+    whole = compiled.read_bytes()
+    for size in (0, 15, 16, 40, len(whole) - 1):
+        compiled.write_bytes(whole[:size])
+        with pytest.raises(OSError, match="cut short"):
+            launcher._require_whole_bytecode(str(compiled))
+
+
+def test_of_what_a_recorder_left_its_error_is_named(tmp_path: Path) -> None:
+    traced = "Traceback (most recent call last):\n  File 'a.py', line 1\nOSError: no descriptor\n"
+    for left, named in (
+        (traced, "OSError: no descriptor"),
+        (traced + "a library must be installed for pthread_exit\n", "OSError: no descriptor"),
+        ("killed\n", "killed"),
+        ("", "it left no message"),
+    ):
+        (tmp_path / launcher.ERROR_LOG_NAME).write_text(left)
+        assert launcher._read_last_error(tmp_path) == named

@@ -103,6 +103,8 @@ def test_an_unreadable_recording_is_not_mixed_with_another(tmp_path: Path) -> No
     assert choose_output_folder(tmp_path, ours("4711")) == tmp_path
     segment.write_bytes(b"\xff" * 4096)
     assert choose_output_folder(tmp_path, ours("4711")) == tmp_path / "4711"
+    os.mkfifo(tmp_path / "node" / "000002.cpf")  # would block who opens it
+    assert choose_output_folder(tmp_path, ours("4711")) == tmp_path / "4711"
 
 
 def test_what_restarts_share() -> None:

@@ -15,6 +15,7 @@ broken, or a guard not missed.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tempfile
@@ -31,6 +32,8 @@ from tests.scenarios.faults.registry import FAULTS
 from tests.support.killed_jobs import remove_run_dirs
 
 MAX_WORDS = 400
+LOCAL_PARTS = re.compile(r"(?:/[\w.+@-]+)+/| at 0x[0-9a-f]+")
+"""Folders and addresses in memory: they say nothing on another machine."""
 
 
 def main() -> int:
@@ -109,6 +112,7 @@ def describe_error(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
     words = " ".join(f"{type(error).__name__}: {error}".split())
+    words = LOCAL_PARTS.sub("", words)
     return f"{words[:MAX_WORDS]} ({place})"
 
 

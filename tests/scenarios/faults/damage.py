@@ -32,6 +32,8 @@ RECORDINGS = Path(__file__).parents[2] / "recordings"
 SOURCES = ("v1", "dlrm-8rank", "h200/sleep")
 CPU_SECONDS = 20
 """Of one command on a recording of at most 200 kB."""
+WALL_SECONDS = 120
+"""Of one command: it may wait for a busy machine, and not for ever."""
 MEMORY_BYTES = 1 << 30
 """Of address space, beyond what the process had."""
 GOOD_STATUS = range(7)
@@ -115,6 +117,7 @@ def run_in_fork(name: str, call: Callable[[], str]) -> str:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
             spent = int(sum(os.times()[:2]))
             resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_SECONDS, spent + CPU_SECONDS + 5))
+            signal.alarm(WALL_SECONDS)
             os.write(writer, call().encode(errors="replace"))
         finally:
             os._exit(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.trace.schema import Columns, Record
+from clusterprof.trace.schema import Columns, Gap, Record
 from tests.scenarios.faults.model import Fault, Trial
 from tests.scenarios.faults.rig import (
     RecordedJob,
@@ -93,8 +93,10 @@ def _disturb(folder: Path, number: int, line: str, event: str) -> Trial:
     cpu = [t for t in list_times(records) if began_ns <= t <= ended_ns]
     assert len(cpu) >= ticks / 3, f"{len(cpu)} of {ticks:.0f} samples of the CPUs"
     healthy = [t for t in list_device_times(records, uuid(1)) if began_ns <= t <= ended_ns]
-    if event != "helper-died":
-        assert len(healthy) >= ticks / 3, f"{len(healthy)} of {ticks:.0f} samples of the other GPU"
+    assert len(healthy) >= ticks / 3, f"{len(healthy)} of {ticks:.0f} samples of the other GPU"
+    if not event:  # each call failed at once, and its error is the reason
+        gaps = [r for r in records if isinstance(r, Gap) and r.device == uuid(0)]
+        assert gaps and not any("no answer for" in gap.message for gap in gaps), gaps[:2]
     lost_percent = 100 * max(0.0, 1 - len(set(healthy)) / ticks)
     return Trial(round(lost_percent, 1), facts={"recorder gone after, s": round(gone_s, 2)})
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from clusterprof.trace.reader import list_node_folders
-from clusterprof.trace.schema import Event
+from clusterprof.trace.schema import Event, Gap
 from tests.scenarios.faults.model import Fault, NotPossible, Trial
 from tests.scenarios.faults.rig import (
     RecordedJob,
@@ -31,6 +31,13 @@ MAX_CPU_RATIO = 0.2
 """Of one core: a recorder that tries the failing call again and again takes more."""
 MAX_GAP_S = 1.0
 RECOVERY_AT_MOST_S = 5.0
+DISK_BYTES = 64 << 20
+CRASH_AFTER_S = (40.0, 60.0)
+MAX_CRASH_LOSS_S = 45.0
+"""The kernel writes dirty pages after 30 s, and looks for them every 5 s."""
+TICK_NS = 100_000_000
+MAX_CROWDED = 3
+"""Of a tick: a late sample and the next on the grid may be close; missed ones are not made up."""
 
 
 def fail_call_on_disk(folder: Path, number: int) -> Trial:
@@ -48,8 +55,18 @@ def fail_call_on_disk(folder: Path, number: int) -> Trial:
 
 
 def fail_any_call(folder: Path, number: int) -> Trial:
-    """Fail one call of the recorder, wherever it is: mmap and read and open of any file."""
+    """Fail a call of the recorder, wherever it is; every second time, of files of the kernel."""
     draw = random.Random(number)
+    if number % 2:
+        settings: dict[str, object] = {
+            "FAULT_CALL": "open",
+            "FAULT_FIRST": draw.randrange(1, 80),
+            "FAULT_COUNT": draw.choice((1, 5, 30)),
+            "FAULT_ERRNO": draw.choice((errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EPERM)),
+            "FAULT_UNDER": ("/proc", "/sys")[number // 2 % 2],
+        }
+        must_record = settings["FAULT_UNDER"] == "/sys"  # no file there is needed to record
+        return _run_with_failures(folder, number, settings, not must_record, must_record)
     call = ("mmap", "read", "open", "write", "close")[number % 5]
     settings = {
         "FAULT_CALL": call,
@@ -61,7 +78,11 @@ def fail_any_call(folder: Path, number: int) -> Trial:
 
 
 def _run_with_failures(
-    folder: Path, number: int, settings: dict[str, object], may_not_record: bool = False
+    folder: Path,
+    number: int,
+    settings: dict[str, object],
+    may_not_record: bool = False,
+    must_record: bool = False,
 ) -> Trial:
     """Record a job while calls fail; what is lost is reported, and the job is unharmed."""
     variables = fail_calls(folder, **settings)
@@ -77,9 +98,11 @@ def _run_with_failures(
             wait_until_gone(agent)
     injected = count_failed_calls(folder)
     assert cpu_s <= 1.0 + MAX_CPU_RATIO * wall_s, f"the recorder spun: {cpu_s} s of {wall_s:.1f} s"
+    assert alive or not must_record, f"it does not record: {settings}, {job.messages}"
     if not alive:
         is_reported = "not recording" in job.messages or "the recorder" in job.messages
-        assert may_not_record or is_reported, f"it ended without a word: {settings}"
+        may_end = may_not_record and not agent  # before it recorded
+        assert may_end or is_reported, f"it ended without a word: {settings}"
         return Trial(injected=injected, facts={"no recorder": 1})
     if not list(job.out.glob("*/*.cpf")):  # every attempt to open a file was refused
         assert injected and settings["FAULT_CALL"] in ("open", "write", "statvfs"), settings
@@ -120,7 +143,10 @@ def delay_writes(folder: Path, number: int) -> Trial:
         wait_until_gone(agent)
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
-    return Trial(find_largest_gap_s(list_times(records)), count_failed_calls(folder))
+    times = sorted(list_times(records))
+    crowded = [b - a for a, b in zip(times, times[MAX_CROWDED:]) if b - a < TICK_NS]
+    assert not crowded, f"{MAX_CROWDED + 1} samples within {crowded[0] / 1e6:.0f} ms"
+    return Trial(find_largest_gap_s(times), count_failed_calls(folder))
 
 
 def fill_disk(folder: Path, number: int) -> Trial:
@@ -152,9 +178,61 @@ def fill_disk(folder: Path, number: int) -> Trial:
     return Trial(gap_s, facts={"resumed after, s": round(resumed_s, 2)})
 
 
+def crash_host(folder: Path, number: int) -> Trial:
+    """Copy a disk while it is recorded to: what a power failure leaves, once its journal is read.
+
+    The copy has what the kernel had written to the device, and no more.
+    """
+    image, copy = folder / "image", folder / "copy"
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    _run_as_root("mkfs.ext4", "-q", str(image))
+    disk = mount_image(image, folder / "disk", "rw")
+    try:
+        with RecordedJob(disk, number, ("--keep-free", "0 B")) as job:
+            job.wait_for_rings()
+            agent = job.find_recorder()
+            time.sleep(random.Random(number).uniform(*CRASH_AFTER_S))
+            _run_as_root("cp", "--sparse=always", str(image), str(copy))
+            crashed_ns = time.monotonic_ns()
+            job.end()
+            wait_until_gone(agent)
+    finally:
+        _run_as_root("umount", "-l", str(disk))
+    subprocess.run(["e2fsck", "-fy", str(copy)], capture_output=True, check=False)  # 1 = mended
+    after = mount_image(copy, folder / "after", "ro")
+    try:
+        records, reader = read_recording(after / "out")
+    finally:
+        _run_as_root("umount", "-l", str(after))
+    lost_s = (crashed_ns - max(list_times(records))) / 1e9
+    assert lost_s <= MAX_CRASH_LOSS_S, f"{lost_s:.0f} s were lost"
+    facts = {"damaged places": reader.damage.damaged_places}  # blocks that were never written
+    return Trial(max(lost_s, 0.0), facts=facts)
+
+
+def mount_image(image: Path, folder: Path, mode: str) -> Path:
+    """Mount a disk image.
+
+    Raises: NotPossible where this user may not.
+    """
+    folder.mkdir()
+    _run_as_root("mount", "-o", f"loop,{mode}", str(image), str(folder))
+    return folder
+
+
+def _run_as_root(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotPossible(f"there is no {command[0]}") from None
+    if done.returncode:
+        raise NotPossible(f"{command[0]}: {done.stderr.strip()}")
+
+
 def fill_shared_memory(folder: Path, number: int) -> Trial:
     """Give the job a /dev/shm of 8 to 512 KiB: rings are memory files, the job goes on."""
-    size = ("8k", "64k", "512k")[number % 3]
+    size = ("8k", "64k", "512k", f"{random.Random(number).randrange(200, 440, 4)}k")[number % 4]
     if os.geteuid() != 0:
         raise NotPossible("mounting needs root")
     script = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
@@ -170,6 +248,7 @@ def fill_shared_memory(folder: Path, number: int) -> Trial:
         time.sleep(0.5)
     recorded = bool(list_node_folders(job.out)) if job.out.exists() else False
     assert recorded or "not recording" in job.messages, job.messages
+    assert "Error in sitecustomize" not in job.messages, job.messages
     return Trial(facts={"not recorded": int(not recorded)})
 
 
@@ -181,11 +260,13 @@ def remove_run_dir(folder: Path, number: int) -> Trial:
         time.sleep((number % 10) / 10)
         subprocess.run(["rm", "-rf", str(run_dir_of(job.job))], check=True)
         steps = job.steps
-        job.wait_for_steps(steps + 100)
+        job.wait_for_steps(steps + 600)  # a gap is written with the next batch, a second later
         job.end()
         wait_until_gone(agent)
-    _, reader = read_recording(job.out)
+    records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
+    gaps = [record.message for record in records if isinstance(record, Gap)]
+    assert any("deleted the run directory" in gap for gap in gaps), "nothing says so"
     return Trial()
 
 
@@ -237,8 +318,8 @@ FAULTS = (
     ),
     Fault(
         "any-call-fails",
-        "one call of the recorder fails: mmap, read, open, write, close, on any file",
-        "a library loaded with LD_PRELOAD fails the N-th call, N up to 3,000",
+        "calls of the recorder fail: mmap, read, open, write, close, on any file",
+        "a library loaded with LD_PRELOAD fails the N-th call, N up to 3,000, or 1 to 30 on /proc",
         fail_any_call,
         40,
         1500,
@@ -268,11 +349,21 @@ FAULTS = (
         at_once=4,
     ),
     Fault(
+        "host-crash",
+        "the host loses power after 40 to 60 s",
+        "the image of an ext4 file system is copied while it is recorded to, and checked by e2fsck",
+        crash_host,
+        4,
+        40,
+        "s",
+        at_once=4,
+    ),
+    Fault(
         "shm-full",
         "/dev/shm has 8 to 512 KiB",
         "a tmpfs of that size in a mount namespace",
         fill_shared_memory,
-        6,
+        16,
         60,
         at_once=3,
     ),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
+from bench import kineto
 from clusterprof.trace.writer import RecordingWriter
-from tests.scenarios.faults.model import Fault, Trial
+from tests.scenarios.faults.model import Fault, NotPossible, Trial
 from tests.scenarios.faults.rig import RecordedJob, read_recording, wait_until_gone
+from tests.support.recording_runs import PYTHON
 from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
 
 DAY_S = 86_400
@@ -16,6 +20,8 @@ CAP_BYTES = 8 << 20
 MAX_GROWTH_BYTES = 1 << 20
 WINDOW_STEPS = 20_000
 STEPS = 100_000
+RANKS = 64
+MAX_ANALYSIS_MIB = 1024
 
 # Marks steps with a pause after every 20; the recorder empties the ring ten times a second.
 STEPPER = """
@@ -87,12 +93,47 @@ def record_many_steps(folder: Path, number: int, steps: int = STEPS) -> Trial:
         wait_until_gone(agent)
     _, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
-    first, last = looks[len(looks) // 3], looks[-1]
+    # a look may fall into a moment in which files are open: the largest of each third is compared
+    third = len(looks) // 3
+    first, last = (
+        tuple(max(values) for values in zip(*part))
+        for part in (looks[third:-third], looks[-third:])
+    )
     grown = last[1] - first[1]
     assert grown <= MAX_GROWTH_BYTES, f"{grown} bytes between steps {first[0]} and {last[0]}"
     assert last[2] <= first[2], f"{first[2]} descriptors, then {last[2]}"
     assert last[3] <= first[3], f"{first[3]} threads, then {last[3]}"
     return Trial(float(max(grown, 0)), last[0], {"resident, MB": round(last[1] / 1e6, 1)})
+
+
+def read_many_ranks(folder: Path, number: int, megabytes: int = 16) -> Trial:
+    """Analyze traces of 64 ranks; no process takes more than 1 GiB.
+
+    A real trace is repeated up to the size, and copied as that of each rank.
+    """
+    real = kineto.REAL_RANKS / "rank0.pt.trace.json.gz"
+    if not real.is_file():
+        raise NotPossible("the real traces are not beside the repository")
+    traces = folder / "traces"
+    traces.mkdir()
+    first = traces / "rank0.pt.trace.json"
+    maker = [PYTHON, str(kineto.FOLDER / "_kineto_traces.py"), str(real), str(first)]
+    subprocess.run([*maker, "--megabytes", str(megabytes)], check=True, capture_output=True)
+    for rank in reversed(range(RANKS)):  # the first last: it is what the others are copies of
+        path = traces / f"rank{rank}.pt.trace.json"
+        if rank:
+            shutil.copy(first, path)
+        kineto.renumber_trace(path, rank, RANKS)
+    command = [PYTHON, "-m", "clusterprof", "analyze", str(traces)]
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, (folder / "output").read_text()[-500:]
+    peak_mib = usage.ru_maxrss / 1024  # of the largest of its processes
+    assert peak_mib <= MAX_ANALYSIS_MIB, f"{peak_mib:.0f} MiB"
+    size_mb = sum(path.stat().st_size for path in traces.iterdir()) / 1e6
+    return Trial(peak_mib, facts={"MB of traces": round(size_mb)})
 
 
 def read_resident_bytes(pid: int) -> int:
@@ -111,7 +152,29 @@ def _record_long(folder: Path, number: int) -> Trial:
     return record_many_steps(folder, number, 1_000_000)
 
 
+def _read_large(folder: Path, number: int) -> Trial:
+    return read_many_ranks(folder, number, 160)
+
+
 FAULTS = (
+    Fault(
+        "many-ranks",
+        "1 GB of traces of 64 ranks are analyzed",
+        "a real trace of PyTorch's profiler, repeated and copied; the largest process is measured",
+        read_many_ranks,
+        1,
+        1,
+        "MiB of memory",
+    ),
+    Fault(
+        "many-ranks-large",
+        "10 GB of traces of 64 ranks are analyzed",
+        "a real trace of PyTorch's profiler, repeated and copied; the largest process is measured",
+        _read_large,
+        0,
+        1,
+        "MiB of memory",
+    ),
     Fault(
         "written-day",
         "a day is written, second by second",

@@ -43,6 +43,19 @@ class Guard:
     """(file, old, new) of guards behind it, which keep the promise alone and go with it."""
 
 
+_TAKE_LAST = (
+    "            records.extend(ring.take(now_ns))\n"
+    "            records.extend(_take_definitions(ring, now_ns))\n"
+    "            under_way"
+)
+_TAKE_BEFORE_END = (
+    "            if not ring.ended:\n"
+    "                records.extend(ring.take(now_ns))\n"
+    "            records.extend(_take_definitions(ring, now_ns))\n"
+    "            under_way"
+)
+_LAUNCH_ERRORS = "    except Exception as error:  # whatever it is"
+
 GUARDS = (
     Guard(
         "file-cut",
@@ -72,8 +85,8 @@ GUARDS = (
         "recording-forged",
         "trace/decoder.py",
         "types and ranges of events and headers are checked",
-        "            check_record(record)\n",
-        "",
+        "            record, problems = check_record(record)\n",
+        "            problems = []\n",
         24,
     ),
     Guard(
@@ -168,7 +181,229 @@ GUARDS = (
         "return header",
         1,
     ),
+    Guard(
+        "recording-damaged",
+        "trace/live_tail.py",
+        "only files are opened as segments",
+        "            names = [entry.name for entry in entries if entry.is_file()]",
+        "            names = [entry.name for entry in entries]",
+        28,
+    ),
+    Guard(
+        "importers-fuzzed",
+        "analysis/importers/workloads/pipeline_stages.py",
+        "ranks without gaps have no joint wait",
+        "    if not gaps:\n        return {}\n",
+        "",
+        12,
+    ),
+    Guard(
+        "kill-helper",
+        "agent/isolation/collector.py",
+        "a helper that died is started again",
+        "        if self._helper is None and self._rest.is_over(now_ns):\n",
+        "        if False:\n",
+        also=(
+            (
+                "agent/isolation/collector.py",
+                "may_start = is_killed and self._rest.is_over(now_ns)",
+                "may_start = False",
+            ),
+        ),
+    ),
+    Guard(
+        "kill-worker",
+        "agent/processes/span_rings.py",
+        "what a process wrote last is taken after its end",
+        _TAKE_LAST,
+        _TAKE_BEFORE_END,
+    ),
+    Guard(
+        "freeze-job",
+        "agent/processes/span_rings.py",
+        "what a process wrote last is taken after its end",
+        _TAKE_LAST,
+        _TAKE_BEFORE_END,
+    ),
+    Guard(
+        "freeze-recorder",
+        "agent/processes/span_rings.py",
+        "spans that were overwritten in the ring are counted",
+        "        self._drop(first - self.last_taken - 1)\n",
+        "",
+    ),
+    Guard(
+        "exit-status",
+        "agent/launch/launcher.py",
+        "signals that Python ignores are not ignored in the command",
+        "    signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n",
+        "",
+        1,
+    ),
+    Guard(
+        "any-call-fails",
+        "agent/linux/files.py",
+        "a file that cannot be opened is a value with its reason",
+        "            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)\n"
+        "        except OSError as error:\n",
+        "            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)\n"
+        "        except ZeroDivisionError as error:\n",
+        40,
+        (
+            (
+                "agent/sampling/collector_runner.py",
+                '        except BaseException as error:\n            self.status = "failed"\n',
+                '        except ZeroDivisionError as error:\n            self.status = "failed"\n',
+            ),
+        ),
+    ),
+    Guard(
+        "disk-slow",
+        "agent/sampling/scheduler.py",
+        "ticks that were missed are counted, and not made up for",
+        "        return due_ns + (missed + 1) * interval_ns\n",
+        "        return due_ns + interval_ns\n",
+        3,
+    ),
+    Guard(
+        "shm-full",
+        "agent/launch/launcher.py",
+        "whatever fails before the command starts is reported, and the command runs",
+        _LAUNCH_ERRORS,
+        "    except ZeroDivisionError as error:  # whatever it is",
+    ),
+    Guard(
+        "run-dir-removed",
+        "agent/processes/registry.py",
+        "a run directory that disappears is reported",
+        "        if self._is_gone or self._folder.read_mtime_ns() is not None:\n",
+        "        if True:\n",
+        2,
+    ),
+    Guard(
+        "driver-hangs",
+        "agent/isolation/collector.py",
+        "a device that does not answer within a second is left out",
+        "self._hung or now_ns - self._sent_ns < DEADLINE_NS:",
+        "self._hung or True:",
+    ),
+    Guard(
+        "driver-crashes",
+        "agent/isolation/collector.py",
+        "a device that crashed its helper rests",
+        "        for device in named:\n            device.park(now_ns)\n",
+        "",
+        6,
+    ),
+    Guard(
+        "device-lost",
+        "agent/collectors/gpu/nvml_library.py",
+        "a call that fails is a value with its reason",
+        "        except Exception as error:\n            reason = explain",
+        "        except ZeroDivisionError as error:\n            reason = explain",
+        6,
+    ),
+    Guard(
+        "fork-storm",
+        "probe/ring.py",
+        "a forked child opens a ring of its own",
+        "os.register_at_fork(after_in_child=_clear_after_fork)\n",
+        "",
+        1,
+    ),
+    Guard(
+        "crowd",
+        "agent/collectors/threads.py",
+        "threads that do not run are looked at rarely",
+        "            elif now_ns - thread.ran_ns > _QUIET_NS and thread.state not in "
+        "(_RUNNING, _BLOCKED):\n",
+        "            elif False:\n",
+        1,
+        (
+            (
+                "agent/collectors/threads.py",
+                "        for _ in range(min(due, len(self._idle), _MAX_IDLE_READS)):\n",
+                "        for _ in range(len(self._idle)):\n",
+            ),
+        ),
+    ),
+    Guard(
+        "few-descriptors",
+        "agent/launch/launcher.py",
+        "whatever fails before the command starts is reported, and the command runs",
+        _LAUNCH_ERRORS,
+        "    except ZeroDivisionError as error:  # whatever it is",
+        6,
+    ),
+    Guard(
+        "little-memory",
+        "agent/launch/launcher.py",
+        "whatever fails before the command starts is reported, and the command runs",
+        _LAUNCH_ERRORS,
+        "    except ZeroDivisionError as error:  # whatever it is",
+    ),
+    Guard(
+        "small-files",
+        "trace/writer.py",
+        "a frame that no file has room for is dropped and counted",
+        "        if limit != resource.RLIM_INFINITY and self._first_bytes + len(frame) > limit:\n"
+        "            return False\n",
+        "",
+    ),
+    Guard(
+        "stderr-lost",
+        "cli/recording.py",
+        "a message that cannot be printed does not keep the command from running",
+        "    with suppress(OSError, ImportError, MemoryError):\n",
+        "    with suppress(ZeroDivisionError):\n",
+    ),
+    Guard(
+        "sockets",
+        "agent/sampling/service.py",
+        "without `--metrics` nothing listens",
+        "    if request.plan.metrics:\n        targets = name_textfiles(\n"
+        "            request.plan.metrics,\n",
+        "    if True:\n        targets = name_textfiles(\n"
+        '            ("127.0.0.1:29640-29659",),\n',
+        2,
+    ),
+    Guard(
+        "two-users",
+        "agent/launch/election.py",
+        "the run directory is named after the user",
+        "{RUN_DIR_PREFIX}{os.geteuid()}-",
+        "{RUN_DIR_PREFIX}-",
+        1,
+    ),
+    Guard(
+        "written-day",
+        "trace/writer.py",
+        "the oldest segments are dropped above the limit",
+        "        while self._folder.total_bytes + self._segment_bytes > self._max_bytes:\n",
+        "        while False:\n",
+        1,
+    ),
+    Guard(
+        "many-steps",
+        "agent/sampling/collector_runner.py",
+        "readings are dropped once they are parsed",
+        "        self._readings.clear()  # in place: `add_reading` is bound to this list\n",
+        "",
+        1,
+    ),
 )
+
+
+UNGUARDED = {
+    "host-crash": "what reaches the disk is up to the kernel; `file-cut` guards what is cut",
+    "upgrade": "all versions so far write frames of one schema: the reader has no branch to remove",
+    "downgrade": "the guard is in the older version, which is tried as it is",
+    "many-ranks": "traces are read in blocks everywhere: there is no single place to remove",
+    "many-ranks-large": "that of `many-ranks`",
+    "million-steps": "that of `many-steps`",
+}
+"""Faults without a guard that could be removed, and why."""
 
 
 def try_guards(names: Sequence[str], store: Path) -> int:
@@ -191,6 +426,7 @@ def try_guard(guard: Guard) -> dict[str, Any]:
     """Inject the fault into a copy of the package without the guard."""
     with tempfile.TemporaryDirectory(prefix="clusterprof-guards-") as name:
         tree = Path(name)
+        tree.chmod(0o755)  # some faults run it as another user
         for part in COPIED:
             if (ROOT / part).is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import compileall
 import os
+import subprocess
 import time
+from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from clusterprof.probe import layout
-from clusterprof.trace.reader import list_node_folders
+from clusterprof.trace.reader import NodeReader, list_node_folders
+from clusterprof.trace.schema import Event, Spans
 from tests.scenarios.faults.kills import WORK
 from tests.scenarios.faults.model import Fault, Trial
 from tests.scenarios.faults.rig import (
+    PATIENCE_S,
     RecordedJob,
     count_spans,
     find_largest_gap_s,
@@ -19,8 +26,17 @@ from tests.scenarios.faults.rig import (
     read_recording,
     wait_until_gone,
 )
-from tests.support.recording_runs import is_alive
+from tests.support.recording_runs import (
+    PYTHON,
+    RECORD,
+    environment,
+    is_alive,
+    own_job,
+    run_dir_of,
+    wait_until,
+)
 
+ROOT = Path(__file__).resolve().parents[3]
 assert layout.FIRST_USER_KIND == WORK
 
 # Forks so many children, ten at a time, each of which marks one span and ends; then says so.
@@ -29,6 +45,8 @@ import os, sys, time
 import _clusterprof_probe as probe
 probe.prepare()
 forks, stop, answer, page = int(sys.argv[1]), *sys.argv[2:5]
+with probe.span("work"):
+    pass
 for batch in range(forks // 10):
     children = []
     for _ in range(10):
@@ -75,6 +93,9 @@ with open(answer, "w") as file:
 os._exit(7)
 """
 RUN_S = 6.0
+GONE_AT_MOST_S = 3.0
+MAX_CPU_PERCENT = 15.0
+"""Of one core, before the budget is checked after 30 s: twice what was measured."""
 
 
 def fork_storm(folder: Path, number: int) -> Trial:
@@ -89,7 +110,16 @@ def fork_storm(folder: Path, number: int) -> Trial:
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
     kept, _ = count_spans(records, WORK)
-    return Trial(float(forks - kept), forks)
+    of_process = Counter(
+        record.pid
+        for record in records
+        if isinstance(record, Spans)
+        for kind in record.columns["kind"]
+        if kind == WORK
+    )
+    assert max(of_process.values(), default=0) <= 1, "spans of a child were taken for another's"
+    assert of_process[job.process.pid] == 1
+    return Trial(float(forks + 1 - kept), forks)
 
 
 def crowd_node(folder: Path, number: int) -> Trial:
@@ -111,24 +141,70 @@ def crowd_node(folder: Path, number: int) -> Trial:
         wait_until_gone(agent)
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
+    assert used_percent <= MAX_CPU_PERCENT, f"{used_percent:.0f} % of a core"
     gap_s = find_largest_gap_s(list_times(records))
     facts = {"recorder, % of a core": round(used_percent, 1)}
     return Trial(gap_s, threads + children, facts)
 
 
 def limit_descriptors(folder: Path, number: int) -> Trial:
-    """Allow 12 to 64 open files: the job runs, and is recorded or the reason is given."""
-    return _limit(folder, number, f"ulimit -n {(12, 16, 24, 32, 48, 64)[number % 6]}")
+    """Allow 12 to 256 open files: the job runs, and is recorded or the reason is given."""
+    return _limit(folder, number, f"ulimit -n {(12, 32, 64, 96, 128, 256)[number % 6]}")
 
 
 def limit_files(folder: Path, number: int) -> Trial:
     """Allow files of 1 to 64 KiB: the recording has more of them, or stops and says so."""
-    return _limit(folder, number, f"ulimit -f {(1, 4, 16, 64)[number % 4]}")
+    compile_package()
+    blocks = 2 * (1, 8, 16, 64)[number % 4]  # of 512 bytes, as POSIX has it
+    return _limit(folder, number, f"ulimit -f {blocks}")
+
+
+@cache
+def compile_package() -> None:
+    """Compile the package: under a limit, Python before 3.12.8 would write torn bytecode of it."""
+    compileall.compile_dir(ROOT / "clusterprof", quiet=2)
+
+
+def lose_stderr(folder: Path, number: int) -> Trial:
+    """Record a job whose stderr is a full disk, a closed pipe or not open: it runs all the same."""
+    command = [*RECORD, "-o", str(folder / "out"), "--", PYTHON, "-c", "print('trained'); exit(7)"]
+    (words, target) = (
+        ('exec "$@"', "/dev/full"),
+        ('exec "$@" 2>&-', os.devnull),
+        ('exec "$@"', "pipe"),
+        ('ulimit -f 2; exec "$@"', "file"),
+    )[number % 4]
+    compile_package()
+    job = own_job(f"fault{number}")
+    with _open_lost(target, folder) as stderr:
+        done = subprocess.run(
+            ["/bin/sh", "-c", words, "sh", *command],
+            env=environment(job),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (7, b"trained\n"), f"{target}: {done}"
+    wait_until(lambda: not run_dir_of(job).exists(), PATIENCE_S)
+    return Trial()
+
+
+def _open_lost(target: str, folder: Path) -> BinaryIO:
+    """Open a file to which nothing can be written."""
+    if target == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        return os.fdopen(writer, "wb", buffering=0)
+    if target == "file":
+        (folder / "stderr").write_bytes(bytes(1024))
+        return (folder / "stderr").open("ab", buffering=0)
+    return open(target, "wb", buffering=0)
 
 
 def limit_memory(folder: Path, number: int) -> Trial:
-    """Allow 80 to 400 MB of address space: the job runs, and is recorded or the reason is given."""
-    return _limit(folder, number, f"ulimit -v {(80, 120, 200, 400)[number % 4] * 1000}")
+    """Allow 24 to 200 MB of address space: the job runs, and is recorded or the reason is given."""
+    return _limit(folder, number, f"ulimit -v {(24, 40, 60, 200)[number % 4] * 1000}")
 
 
 def _limit(folder: Path, number: int, words: str) -> Trial:
@@ -136,13 +212,22 @@ def _limit(folder: Path, number: int, words: str) -> Trial:
     with RecordedJob(folder, number, ("--keep-free", "0 B"), prefix=prefix) as job:
         job.wait_for_steps(200)
         job.end()
-        time.sleep(0.5)
-    recorded = job.out.exists() and bool(list_node_folders(job.out))
-    assert recorded or "not recording" in job.messages, f"{words}: {job.messages!r}"
-    if recorded:
-        for node in list_node_folders(job.out):
-            assert os.listdir(node)
-    return Trial(facts={"not recorded": int(not recorded)})
+        end = time.monotonic() + GONE_AT_MOST_S
+        has_ended = False
+        while not has_ended and time.monotonic() < end:
+            time.sleep(0.05)
+            segments = sum(1 for _ in job.out.glob("*/*.cpf"))
+            readers = list(map(NodeReader, list_node_folders(job.out) if segments else ()))
+            has_ended = any(
+                isinstance(record, Event) and record.kind == "recorder-stopped"
+                for reader in readers
+                for record in reader
+            )
+    assert has_ended or not segments, f"{words}: its end was not recorded"
+    assert not any(reader.damage.damaged_places for reader in readers), words
+    reported = ("not recording" in job.messages, "nothing can be written" in job.messages)
+    assert segments or any(reported), f"{words}: {job.messages!r}"
+    return Trial(facts={"not recorded": int(not segments), "segments": segments})
 
 
 FAULTS = (
@@ -168,7 +253,7 @@ FAULTS = (
     ),
     Fault(
         "few-descriptors",
-        "12 to 64 open files are allowed",
+        "12 to 256 open files are allowed",
         "ulimit -n before `clusterprof record`",
         limit_descriptors,
         12,
@@ -180,13 +265,22 @@ FAULTS = (
         "files of 1 to 64 KiB are allowed",
         "ulimit -f before `clusterprof record`",
         limit_files,
-        8,
+        12,
         60,
         at_once=3,
     ),
     Fault(
+        "stderr-lost",
+        "stderr is a full disk, a broken pipe, a file at its limit, or closed",
+        "redirections before `clusterprof record`",
+        lose_stderr,
+        8,
+        60,
+        at_once=2,
+    ),
+    Fault(
         "little-memory",
-        "80 to 400 MB of address space are allowed",
+        "24 to 200 MB of address space are allowed",
         "ulimit -v before `clusterprof record`",
         limit_memory,
         8,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.faults.guards import GUARDS, Guard, remove_guard
+from tests.scenarios.faults.guards import GUARDS, UNGUARDED, Guard, remove_guard
 from tests.scenarios.faults.registry import FAULTS
 from tests.scenarios.faults.results import ROOT
 
@@ -23,6 +23,12 @@ def test_a_guard_stands_in_the_source_and_its_fault_exists(guard: Guard, tmp_pat
         assert without != source
         compile(without, file, "exec")
     assert guard.fault in {fault.name for fault in FAULTS}
+
+
+def test_every_fault_has_a_guard_or_a_reason_why_not() -> None:
+    guarded = {guard.fault for guard in GUARDS}
+    assert {fault.name for fault in FAULTS} == guarded | UNGUARDED.keys()
+    assert not guarded & UNGUARDED.keys()
 
 
 def test_a_guard_that_is_not_there_is_refused(tmp_path: Path) -> None:

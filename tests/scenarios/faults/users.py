@@ -15,7 +15,7 @@ from clusterprof.agent.launch.identity import read_short_boot_id
 from clusterprof.agent.linux.files import Roots
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from tests.scenarios.faults.model import Fault, NotPossible, Trial
-from tests.scenarios.faults.rig import PATIENCE_S, RecordedJob, wait_until_gone
+from tests.scenarios.faults.rig import PATIENCE_S, RecordedJob, list_children, wait_until_gone
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
@@ -163,14 +163,15 @@ def redact_recording(folder: Path, number: int) -> Trial:
 
 
 def open_sockets(folder: Path, number: int) -> Trial:
-    """Look for sockets of the recorder that listen or lead to another machine: there are none."""
+    """Look for sockets of the recorder and its helpers that listen or lead elsewhere."""
     with RecordedJob(folder, number) as job:
         job.wait_for_rings()
         agent = job.find_recorder()
-        time.sleep(1.5)
+        time.sleep(5.0)  # a helper that listens would have started
         inodes = {
             os.readlink(link).removeprefix("socket:[").removesuffix("]")
-            for link in Path(f"/proc/{agent}/fd").iterdir()
+            for pid in (agent, *list_children(agent))
+            for link in Path(f"/proc/{pid}/fd").iterdir()
             if os.path.islink(link) and os.readlink(link).startswith("socket:")
         }
         netlink = {line.split()[9] for line in _read_table("/proc/net/netlink")}
@@ -269,7 +270,7 @@ FAULTS = (
     ),
     Fault(
         "sockets",
-        "the recorder's sockets are listed while it records",
+        "the sockets of recorder and helpers are listed while it records",
         "/proc/PID/fd, without those of netlink",
         open_sockets,
         4,

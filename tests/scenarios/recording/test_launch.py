@@ -86,6 +86,22 @@ def test_output_is_the_commands_own_and_one_line_is_ours(tmp_path: Path) -> None
     assert theirs == "err"
 
 
+@pytest.mark.parametrize("words", ['exec "$@" 2>/dev/full', 'exec "$@" 2>&-'])
+def test_a_command_runs_where_stderr_cannot_be_written(tmp_path: Path, words: str) -> None:
+    out = tmp_path / "out"
+    command = ["/bin/sh", "-c", words, "sh", *RECORD, "-o", str(out), "--", "/bin/sh", "-c"]
+    done = subprocess.run(
+        [*command, "echo trained; exit 7"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (7, "trained\n")
+    wait_for_end(out)
+
+
 def test_the_pid_stays_and_the_recorder_has_no_parent_in_the_job(tmp_path: Path, job: str) -> None:
     out = tmp_path / "out"
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(30)"

@@ -174,7 +174,8 @@ def _describe_worst_rank(loop: RankTable, stages: Mapping[str, RankTable]) -> It
     """Describe the rank whose data was ready least often, if it differs from the others."""
     means = _compute_means(loop)
     worst = loop.ranks[int(np.argmin(means))]
-    median = float(np.median(means[np.isfinite(means)]))
+    is_known = np.isfinite(means)
+    median = float(np.median(means[is_known])) if is_known.any() else 0.0
     if not means.min() < _READY_SHARE * median:
         return
     parts = [
@@ -185,6 +186,8 @@ def _describe_worst_rank(loop: RankTable, stages: Mapping[str, RankTable]) -> It
         if worst in table.ranks:
             stage_means = _compute_means(table)
             own = float(stage_means[table.ranks.index(worst)])
+            if not np.isfinite(own):
+                continue  # nothing is known of this stage on that rank
             median_of_stage = float(np.median(stage_means[np.isfinite(stage_means)]))
             form = "{:.3f} s" if name.endswith("time") else "{:.0%}"
             parts.append(f"{name} {form.format(own)} ({form.format(median_of_stage)})")

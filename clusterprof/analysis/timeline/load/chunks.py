@@ -103,15 +103,18 @@ class NodeLoader:
         chunk_ns: int = CHUNK_NS,
         reader: Reader | None = None,
         max_rows: int = 0,
+        checks_ends: bool = False,
     ) -> None:
         """Take the folder of a node (`trace.reader.node_folders`) without opening it.
 
-        reader: source of records instead of the folder. most: rows of a chunk, 0 = the default.
+        reader: source of records instead of the folder. max_rows: of a chunk, 0 = the default.
+        checks_ends: of a reader, too, spans that end long after its last record are refused.
         """
         folder_reader = NodeReader(folder)
         self._reader: Reader = reader or folder_reader
         self._whole = folder_reader if reader is None else None
-        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows, reader is None)
+        checks_ends = checks_ends or reader is None
+        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows, checks_ends)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks in order of time; can be called once."""
