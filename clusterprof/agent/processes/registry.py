@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from clusterprof.agent.launch.election import read_small_json, write_private_file
 from clusterprof.agent.launch.identity import (
@@ -457,12 +457,15 @@ class FlightRecorderDumps:
 
     def __init__(self, run_dir: Path, folder: Path, proc: str) -> None:
         self._register = str(run_dir / "register")
-        self._dumps = run_dir / DUMP_FOLDER
         self._ranks: dict[str, int] = {}  # by pid
+        self._exit_dumps: dict[str, int] = {}  # by pid: descriptor
+        self._ended: AnnouncementFolder | None = None
+        self._marker = run_dir / DUMP_FOLDER / AT_EXIT
         if os.path.islink(run_dir / OUTPUT_LINK):
             with contextlib.suppress(OSError):
-                self._dumps.mkdir(mode=0o700, exist_ok=True)
-                write_private_file(self._dumps / AT_EXIT, b"")
+                self._marker.parent.mkdir(mode=0o700, exist_ok=True)
+                write_private_file(self._marker, b"")
+                self._ended = AnnouncementFolder(str(self._marker.parent), 4 * MAX_DUMPING_RANKS)
         self._announcements = AnnouncementFolder(self._register, 4 * MAX_DUMPING_RANKS)
         self._folder = folder
         self._proc = proc
@@ -489,14 +492,30 @@ class FlightRecorderDumps:
     def finish(self, now_ns: int) -> list[Record]:
         """Copy the dumps that exist; one that cannot be read is skipped."""
         with contextlib.suppress(OSError):
-            os.unlink(self._dumps / AT_EXIT)
+            os.unlink(self._marker)
         for path, registered_ns in self._expected.items():
-            self._copy_dump(path, registered_ns, os.path.basename(path))
-        for path, rank in self._list_exit_dumps():
-            self._copy_dump(path, 0, f"{EXIT_DUMP_PREFIX}{rank}.json")
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                self._copy_dump(_open_dump(path), registered_ns, os.path.basename(path))
+        for pid, descriptor in self._exit_dumps.items():  # of a rank the latest last
+            with contextlib.suppress(OSError):
+                rank = self._ranks.get(pid)
+                name = "" if rank is None else f"{EXIT_DUMP_PREFIX}{rank}.json"
+                self._copy_dump(descriptor, 0, name)
         return []
+
+    def look(self, now_ns: int) -> bool:
+        """Open the dumps of ranks that ended; their folder is removed when the last one has.
+
+        Returns False: nothing more is awaited.
+        """
+        if self._ended is not None:
+            with contextlib.suppress(OSError):
+                for name in self._ended.fresh() or ():
+                    pid = name.removesuffix(_EXIT_DUMP_SUFFIX)
+                    if pid.isdigit() and len(self._exit_dumps) < MAX_DUMPING_RANKS:
+                        self._exit_dumps[pid] = _open_dump(f"{self._marker.parent}/{name}")
+                        os.unlink(f"{self._marker.parent}/{name}")
+        return False
 
     def _note_rank(self, pid: str, name: str) -> None:
         attributes = parse_registration(read_small_json(f"{self._register}/{name}") or {})
@@ -504,24 +523,14 @@ class FlightRecorderDumps:
         if isinstance(rank, int):
             self._ranks[pid] = rank
 
-    def _list_exit_dumps(self) -> list[tuple[str, int]]:
-        """List the dumps that ranks wrote when they ended, the latest of a rank last."""
-        dumps = []
-        for pid, rank in self._ranks.items():
-            path = f"{self._dumps}/{pid}{_EXIT_DUMP_SUFFIX}"
-            with contextlib.suppress(OSError):
-                dumps.append((os.stat(path, follow_symlinks=False).st_mtime_ns, path, rank))
-        return [(path, rank) for _, path, rank in sorted(dumps)]
-
-    def _copy_dump(self, path: str, since_ns: int, name: str) -> None:
-        try:
-            content = _read_dump(path, since_ns)
-            if content and _read_free_bytes(self._folder) - len(content) > MIN_FREE_BYTES:
-                mode = stat.S_IMODE(os.stat(self._folder).st_mode)
-                (self._folder / OUTPUT_LINK).mkdir(mode=mode, exist_ok=True)
-                write_private_file(self._folder / OUTPUT_LINK / name, content, mode & 0o666)
-        except OSError:
-            return
+    def _copy_dump(self, descriptor: int, since_ns: int, name: str) -> None:
+        """Copy an open dump into the recording, and close it; without a name only close it."""
+        with open(descriptor, "rb") as file:
+            content = _read_dump(file, since_ns) if name else b""
+        if content and _read_free_bytes(self._folder) - len(content) > MIN_FREE_BYTES:
+            mode = stat.S_IMODE(os.stat(self._folder).st_mode)
+            (self._folder / OUTPUT_LINK).mkdir(mode=mode, exist_ok=True)
+            write_private_file(self._folder / OUTPUT_LINK / name, content, mode & 0o666)
 
 
 def build_dump_path(environ: bytes) -> str:
@@ -538,15 +547,17 @@ def build_dump_path(environ: bytes) -> str:
     return os.fsdecode(prefix + rank)
 
 
-def _read_dump(path: str, since_ns: int) -> bytes:
+def _open_dump(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _read_dump(file: BinaryIO, since_ns: int) -> bytes:
     """Return the bytes of a dump; empty if it is not ours, not a plain file, old or too large."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        plain = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        if not plain or status.st_mtime_ns < since_ns or status.st_size > MAX_DUMP_BYTES:
-            return b""
-        content = file.read(MAX_DUMP_BYTES + 1)
+    status = os.fstat(file.fileno())
+    plain = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    if not plain or status.st_mtime_ns < since_ns or status.st_size > MAX_DUMP_BYTES:
+        return b""
+    content = file.read(MAX_DUMP_BYTES + 1)
     return content if len(content) <= MAX_DUMP_BYTES else b""
 
 
