@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from clusterprof.agent.launch.election import read_small_json, write_private_file
 from clusterprof.agent.launch.identity import (
@@ -458,7 +458,6 @@ class FlightRecorderDumps:
     def __init__(self, run_dir: Path, folder: Path, proc: str) -> None:
         self._register = str(run_dir / "register")
         self._ranks: dict[str, int] = {}  # by pid
-        self._exit_dumps: dict[str, int] = {}  # by pid: descriptor
         self._ended: AnnouncementFolder | None = None
         self._marker = run_dir / DUMP_FOLDER / AT_EXIT
         if os.path.islink(run_dir / OUTPUT_LINK):
@@ -495,26 +494,24 @@ class FlightRecorderDumps:
             os.unlink(self._marker)
         for path, registered_ns in self._expected.items():
             with contextlib.suppress(OSError):
-                self._copy_dump(_open_dump(path), registered_ns, os.path.basename(path))
-        for pid, descriptor in self._exit_dumps.items():  # of a rank the latest last
-            with contextlib.suppress(OSError):
-                rank = self._ranks.get(pid)
-                name = "" if rank is None else f"{EXIT_DUMP_PREFIX}{rank}.json"
-                self._copy_dump(descriptor, 0, name)
+                self._copy_dump(path, registered_ns, os.path.basename(path))
         return []
 
     def look(self, now_ns: int) -> bool:
-        """Open the dumps of ranks that ended; their folder is removed when the last one has.
+        """Copy the dumps of ranks that ended, at once: a container ends with its job.
 
         Returns False: nothing more is awaited.
         """
-        if self._ended is not None:
-            with contextlib.suppress(OSError):
-                for name in self._ended.fresh() or ():
-                    pid = name.removesuffix(_EXIT_DUMP_SUFFIX)
-                    if pid.isdigit() and len(self._exit_dumps) < MAX_DUMPING_RANKS:
-                        self._exit_dumps[pid] = _open_dump(f"{self._marker.parent}/{name}")
-                        os.unlink(f"{self._marker.parent}/{name}")
+        names: list[str] | None = None
+        with contextlib.suppress(OSError):
+            names = None if self._ended is None else self._ended.fresh()
+        for name in names or ():
+            rank = self._ranks.get(name.removesuffix(_EXIT_DUMP_SUFFIX))
+            if rank is not None:
+                path = f"{self._marker.parent}/{name}"
+                with contextlib.suppress(OSError):
+                    self._copy_dump(path, 0, f"{EXIT_DUMP_PREFIX}{rank}.json")
+                    os.unlink(path)
         return False
 
     def _note_rank(self, pid: str, name: str) -> None:
@@ -523,10 +520,8 @@ class FlightRecorderDumps:
         if isinstance(rank, int):
             self._ranks[pid] = rank
 
-    def _copy_dump(self, descriptor: int, since_ns: int, name: str) -> None:
-        """Copy an open dump into the recording, and close it; without a name only close it."""
-        with open(descriptor, "rb") as file:
-            content = _read_dump(file, since_ns) if name else b""
+    def _copy_dump(self, path: str, since_ns: int, name: str) -> None:
+        content = _read_dump(path, since_ns)
         if content and _read_free_bytes(self._folder) - len(content) > MIN_FREE_BYTES:
             mode = stat.S_IMODE(os.stat(self._folder).st_mode)
             (self._folder / OUTPUT_LINK).mkdir(mode=mode, exist_ok=True)
@@ -547,17 +542,15 @@ def build_dump_path(environ: bytes) -> str:
     return os.fsdecode(prefix + rank)
 
 
-def _open_dump(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _read_dump(file: BinaryIO, since_ns: int) -> bytes:
+def _read_dump(path: str, since_ns: int) -> bytes:
     """Return the bytes of a dump; empty if it is not ours, not a plain file, old or too large."""
-    status = os.fstat(file.fileno())
-    plain = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-    if not plain or status.st_mtime_ns < since_ns or status.st_size > MAX_DUMP_BYTES:
-        return b""
-    content = file.read(MAX_DUMP_BYTES + 1)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        plain = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if not plain or status.st_mtime_ns < since_ns or status.st_size > MAX_DUMP_BYTES:
+            return b""
+        content = file.read(MAX_DUMP_BYTES + 1)
     return content if len(content) <= MAX_DUMP_BYTES else b""
 
 

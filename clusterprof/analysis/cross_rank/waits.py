@@ -106,7 +106,7 @@ def attribute_waits(state: JobState) -> JobState:
         return replace(state, not_compared=str(error))
     return_freed_memory()
     clock = _require_clock(state)
-    recorded = () if sums.recorded is None else describe_comparison(sums.recorded)
+    recorded = describe_comparison(sums.recorded, state.dumps)
     network = TransferObserver(state.nodes, state.limits, sums.transfers).result()
     return replace(
         state,

@@ -7,11 +7,15 @@ takes part in that: it is a second source for who came last and how long the oth
     rank 1                                issued |== blocked ===|
                                                  last issue, by its dump
 
+A rank may issue an operation and work on, as a backward pass does while its first buckets move. The
+others wait for it until it waits as well, which our spans say: `behind_ns`.
+
 With gloo the dump (PyTorch 2.13) holds no start and no end, so a split has the time for which a
 rank was blocked from our spans, and the moment at which the wait ends from the dump. An operation
-and an entry belong together if the entry was issued while the call of the operation ran. The
-gradients of DistributedDataParallel are one operation of ours and many of the dump: the last
-bucket counts, without which no rank goes on.
+and an entry of its kind belong together if the entry was issued while the operation ran, or last
+before it where our operation begins later than its call: one of another thread begins where the
+training thread waits. The gradients of DistributedDataParallel are one operation of ours and many
+of the dump: the last bucket counts, without which no rank goes on.
 
 Left out: operations whose times are a device's, sends and receives, and operations with a member
 without a dump.
@@ -28,7 +32,7 @@ from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
 from clusterprof.analysis.importers.nccl.flight_recorder import Dump, find_operation
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
-from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.analysis.timeline.collectives.operations import Operations, combine_labels
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.probe import layout
 from clusterprof.units import format_quantity
@@ -38,8 +42,13 @@ MAX_DIFFERENCE_RATIO = 0.03
 sources have errors of microseconds per operation."""
 MIN_SAME_LAST_RATIO = 0.9
 """Part of the waiting time in which both sources must name the same last rank."""
+_MIN_BEHIND_RATIO = 0.01
 _MAX_NAMED_RANKS = 4
 _NO_ENTRY = -1
+_NOT_JOINED = (
+    "PyTorch's flight recorder: its entries could not be joined with the operations here; the wall"
+    " clock may have been set while the job ran, or jobs with equal ranks were recorded together"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +159,21 @@ class FlightRecorderComparison:
         """Rank number within its job, by process with a dump."""
         self.operations = 0
         """Number of operations that were compared."""
-        self.covered = 0
-        """Number of operations all of whose members have a dump that reaches back so far."""
+        self.covered_ns = 0
+        """Time in operations all of whose members have a dump that reaches back so far, ns."""
         self.wait_ns = np.zeros((2, ranks), np.int64)
         """Waits until the last rank came: by the dumps, and by our spans. int64[2, ranks], ns."""
         self.blocked_ns = np.zeros(ranks, np.int64)
         """int64[ranks], ns: time in operations, of which the rest was transfer."""
+        self.behind_ns = 0
+        """Waits by the dumps after the last rank had issued the operation, ns: it worked on."""
         self.same_last_ns = 0
         """Waits by the dumps in operations where both sources name one last rank, ns."""
         self.extent_ns = np.array(
             [[np.iinfo(np.int64).max] * ranks, [np.iinfo(np.int64).min] * ranks], np.int64
         )
         """int64[2, ranks]: first arrival and last leave, ns on the rank's clock."""
-        self._left_ns: dict[int, int] = {}  # by rank: when it left its last operation
+        self._left_ns: dict[tuple[int, int], int] = {}  # by rank, and label of group and kind
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
         """Compare one block of operations; blamed: the waits that were found in them."""
@@ -173,44 +184,49 @@ class FlightRecorderComparison:
         is_joined = np.logical_and.reduceat(key == first_key[op], ops.first[:-1])
         is_joined &= ops.complete & (size > 1) & (first_key != _NO_ENTRY)
         is_joined[is_joined] = self._table.members[first_key[is_joined]] == size[is_joined]
-        self.covered += int(np.count_nonzero(is_covered & ops.complete & (size > 1)))
+        is_covered &= ops.complete & (size > 1)
+        self.covered_ns += int(ops.blocked_ns[is_covered[op]].sum())
         self.operations += int(np.count_nonzero(is_joined))
         rows = np.flatnonzero(is_joined[op])
-        rank, begin_ns = ops.rank[rows], (ops.leave_ns - ops.blocked_ns)[rows]
+        rank, arrive_ns = ops.rank[rows], ops.arrive_ns[rows]
         for number in np.unique(rank).tolist():
             mine = np.flatnonzero(rank == number)
             offset = self._table.by_rank[number].clock_offset
-            begin_ns[mine] += _compute_offset_ns(offset, begin_ns[mine])
+            arrive_ns[mine] += _compute_offset_ns(offset, arrive_ns[mine])
+        begin_ns = arrive_ns + (ops.leave_ns - ops.blocked_ns - ops.arrive_ns)[rows]
         blocked_ns = ops.blocked_ns[rows]
-        wait_ns = np.clip(self._table.last_ns[key[rows]] - begin_ns, 0, blocked_ns)
+        last_ns, last_rank = self._table.last_ns[key[rows]], self._table.last_rank[key[rows]]
+        issued_ns = np.clip(last_ns - begin_ns, 0, blocked_ns)
+        last_arrive_ns = np.zeros(size.size, np.int64)
+        last_arrive_ns[op[rows[rank == last_rank]]] = arrive_ns[rank == last_rank]
+        wait_end_ns = np.maximum(last_ns, last_arrive_ns[op[rows]])
+        wait_ns = np.clip(wait_end_ns - begin_ns, 0, blocked_ns)
+        self.behind_ns += int((wait_ns - issued_ns).sum())
         np.add.at(self.wait_ns[0], rank, wait_ns)
         np.add.at(self.wait_ns[1], rank, blocked_ns - blamed.transfer_ns[rows])
         np.add.at(self.blocked_ns, rank, blocked_ns)
         np.minimum.at(self.extent_ns[0], rank, ops.arrive_ns[rows])
         np.maximum.at(self.extent_ns[1], rank, ops.leave_ns[rows])
-        is_same = self._table.last_rank[key[rows]] == blamed.last_arrival[op[rows]]
+        is_same = last_rank == blamed.last_arrival[op[rows]]
         self.same_last_ns += int(wait_ns[is_same].sum())
 
     def merge(self, other: FlightRecorderComparison) -> None:
         """Add the sums of later operations, or of other jobs."""
         self.operations += other.operations
-        self.covered += other.covered
+        self.covered_ns += other.covered_ns
         self.wait_ns += other.wait_ns
         self.blocked_ns += other.blocked_ns
+        self.behind_ns += other.behind_ns
         self.same_last_ns += other.same_last_ns
         self.extent_ns[0] = np.minimum(self.extent_ns[0], other.extent_ns[0])
         self.extent_ns[1] = np.maximum(self.extent_ns[1], other.extent_ns[1])
 
-    def compute_difference_ratio(self, rank: int | None = None) -> float | None:
-        """Compute how far the waits differ, as a part of the compared time.
-
-        rank: of this process; None = the sum over all. None if nothing was compared.
-        """
-        chosen = slice(None) if rank is None else slice(rank, rank + 1)
-        extent_ns = np.maximum(self.extent_ns[1] - self.extent_ns[0], 0, dtype=np.float64)
-        length_ns = float(extent_ns[chosen][self.blocked_ns[chosen] > 0].sum())
-        theirs, ours = self.wait_ns[:, chosen].sum(axis=1).tolist()
-        return abs(theirs - ours) / length_ns if length_ns > 0 else None
+    def list_difference_ratios(self) -> dict[int, float]:
+        """Return how far the waits of each compared process differ, as a part of its time."""
+        length_ns = self.extent_ns[1] - self.extent_ns[0]
+        difference_ns = np.abs(self.wait_ns[0] - self.wait_ns[1])
+        compared = np.flatnonzero(self.blocked_ns)
+        return {rank: float(difference_ns[rank] / length_ns[rank]) for rank in compared.tolist()}
 
     def _find_entries(self, ops: Operations, op: Int) -> tuple[Int, Int]:
         """Find the entry of each row, _NO_ENTRY = none, and which operations dumps reach back to.
@@ -227,78 +243,83 @@ class FlightRecorderComparison:
             rows = np.flatnonzero(ops.rank == rank)
             if not rows.size:
                 continue
-            leave = np.append(self._left_ns.get(rank, 0), np.maximum.accumulate(ops.leave_ns[rows]))
-            self._left_ns[rank] = int(leave[-1])
-            key[rows] = _match_rows(
-                issued, kind[op[rows]], ops.arrive_ns[rows], ops.leave_ns[rows], leave[:-1]
-            )
-            reached = issued.created_ns
-            is_covered[rows] = (ops.arrive_ns[rows] >= reached[0]) & (
-                ops.arrive_ns[rows] <= reached[-1]
-            )
+            label = combine_labels(ops.process_group[op[rows]], kind[op[rows]])
+            for value in np.unique(label).tolist():
+                mine = rows[label == value]
+                key[mine] = self._match_rows(
+                    rank, value, int(kind[op[mine[0]]]), ops.arrive_ns[mine], ops.leave_ns[mine]
+                )
+            is_covered[rows] = ops.leave_ns[rows] >= issued.created_ns[0]
         key[~is_usable] = _NO_ENTRY
         covered = np.logical_and.reduceat(is_covered & is_usable, ops.first[:-1])
         return key, covered
 
+    def _match_rows(self, rank: int, label: int, kind: int, arrive_ns: Int, leave_ns: Int) -> Int:
+        """Find the entry of each operation of one rank, group and kind.
 
-def _match_rows(
-    issued: IssuedOperations, kind: Int, arrive_ns: Int, leave_ns: Int, left_ns: Int
-) -> Int:
-    """Find the entry of each operation of a rank.
+        label: of group and kind. arrive_ns, leave_ns: int64[n]. Returns int64[n], keys; _NO_ENTRY
+        where none fits.
+        """
+        issued = self._table.by_rank[rank]
+        where = (rank, label)
+        latest_ns = np.maximum.accumulate(np.append(self._left_ns.get(where, 0), leave_ns))
+        self._left_ns[where] = int(latest_ns[-1])
+        expected = layout.ALL_REDUCE if kind == layout.GRADIENTS else kind
+        rows = np.flatnonzero((issued.operation == expected) | (kind == layout.OTHER_OPERATION))
+        if not rows.size:
+            return np.full(arrive_ns.size, _NO_ENTRY, np.int64)
+        created_ns = issued.created_ns[rows]
+        first_within = np.searchsorted(created_ns, arrive_ns, side="left")
+        last_within = np.searchsorted(created_ns, leave_ns, side="right") - 1
+        is_begun = (first_within > last_within) | (kind == layout.GRADIENTS)
+        at = np.clip(np.where(is_begun, last_within, first_within), 0, rows.size - 1)
+        fits = (created_ns[at] <= leave_ns) & (created_ns[at] >= latest_ns[:-1])
+        fits |= ~is_begun
+        return np.where(fits, issued.key[rows[at]], _NO_ENTRY)
 
-    kind, arrive_ns, leave_ns: int64[n]. left_ns: int64[n], when the rank had left the operation
-    before. Returns int64[n], keys; _NO_ENTRY where none fits.
+
+def describe_comparison(
+    comparison: FlightRecorderComparison | None, dumps: Sequence[Dump]
+) -> tuple[str, ...]:
+    """Describe how far both sources agree, in notes of the report; empty without dumps.
+
+    comparison: None if the dumps could not be joined.
     """
-    last = issued.created_ns.size - 1
-    is_gradients = kind == layout.GRADIENTS
-    first_within = np.searchsorted(issued.created_ns, arrive_ns, side="left")
-    last_within = np.searchsorted(issued.created_ns, leave_ns, side="right") - 1
-    at = np.clip(np.where(is_gradients, last_within, first_within), 0, last)
-    created_ns = issued.created_ns[at]
-    expected = np.where(is_gradients, layout.ALL_REDUCE, kind)
-    fits = (issued.operation[at] == expected) | (expected == layout.OTHER_OPERATION)
-    fits &= (created_ns <= leave_ns) & (created_ns >= np.where(is_gradients, left_ns, arrive_ns))
-    return np.where(fits, issued.key[at], _NO_ENTRY)
-
-
-def describe_comparison(comparison: FlightRecorderComparison) -> tuple[str, ...]:
-    """Describe how far both sources agree, in notes of the report; empty without operations."""
-    if not comparison.covered:
+    if sum(any(not entry.message for entry in dump.entries) for dump in dumps) < 2:
         return ()
-    if not comparison.operations:
-        return (
-            f"PyTorch's flight recorder: none of {comparison.covered} operations could be joined"
-            " with its entries; the wall clock may have been set while the job ran",
-        )
+    if comparison is None or not comparison.operations:
+        return (_NOT_JOINED,)
     theirs, ours = comparison.wait_ns
-    compared = [rank for rank in comparison.global_rank if comparison.blocked_ns[rank]]
-    blocked_ns = int(comparison.blocked_ns.sum())
-    waits = _compare_times(int(theirs.sum()), int(ours.sum()))
-    transfers = _compare_times(blocked_ns - int(theirs.sum()), blocked_ns - int(ours.sum()))
-    points = 100 * (comparison.compute_difference_ratio() or 0.0)
-    named = sorted(compared, key=lambda rank: (-int(theirs[rank]), rank))[:_MAX_NAMED_RANKS]
+    ratios = comparison.list_difference_ratios()
+    blocked_ns, behind_ns = int(comparison.blocked_ns.sum()), comparison.behind_ns
+    theirs_ns, ours_ns = int(theirs.sum()), int(ours.sum())
+    waits = _compare_times(theirs_ns, ours_ns)
+    if behind_ns >= _MIN_BEHIND_RATIO * theirs_ns > 0:
+        waits += f", of it {format_quantity(behind_ns, 'ns')} while that rank worked on"
+    transfers = _compare_times(blocked_ns - theirs_ns, blocked_ns - ours_ns)
+    named = sorted(ratios, key=lambda rank: (-int(theirs[rank]), rank))[:_MAX_NAMED_RANKS]
     by_rank = "; ".join(
         f"rank {comparison.global_rank[rank]} waited "
         + _compare_times(int(theirs[rank]), int(ours[rank]))
         for rank in sorted(named)
     )
-    same = comparison.same_last_ns / max(int(theirs.sum()), 1)
-    verdict = "" if _is_agreement(comparison, compared, same) else "; they do not agree"
-    operations = f"{comparison.operations:,} of {comparison.covered:,} operations"
+    same = comparison.same_last_ns / max(theirs_ns, 1)
+    verdict = "" if _is_agreement(comparison, same) else "; they do not agree"
+    percent = 100 * blocked_ns / max(comparison.covered_ns, blocked_ns, 1)
     return (
-        f"PyTorch's flight recorder: {operations} of {len(compared)} ranks compared: waited for a"
-        f" rank {waits}, transferred {transfers}: {points:.1f} points of the time apart;"
-        f" the same last rank in {100 * same:.0f}% of the wait{verdict} ({by_rank})",
+        f"PyTorch's flight recorder: {comparison.operations:,} operations of {len(ratios)} ranks"
+        f" compared ({percent:.0f}% of the time in operations): waited for a rank {waits},"
+        f" transferred {transfers}: at most {100 * max(ratios.values(), default=0.0):.1f} points"
+        f" of a rank's time apart; the same last rank in {100 * same:.0f}% of the wait{verdict}"
+        f" ({by_rank})",
     )
 
 
-def _is_agreement(
-    comparison: FlightRecorderComparison, compared: Sequence[int], same_ratio: float
-) -> bool:
-    ratios = [comparison.compute_difference_ratio(rank) for rank in compared]
-    length_ns = (comparison.extent_ns[1] - comparison.extent_ns[0])[compared]
+def _is_agreement(comparison: FlightRecorderComparison, same_ratio: float) -> bool:
+    ratios = comparison.list_difference_ratios()
+    length_ns = (comparison.extent_ns[1] - comparison.extent_ns[0])[list(ratios)]
     is_long = int(comparison.wait_ns[0].sum()) > MAX_DIFFERENCE_RATIO * int(length_ns.sum())
-    return max((ratio or 0.0) for ratio in ratios) <= MAX_DIFFERENCE_RATIO and (
+    return max(ratios.values(), default=0.0) <= MAX_DIFFERENCE_RATIO and (
         same_ratio >= MIN_SAME_LAST_RATIO or not is_long
     )
 
