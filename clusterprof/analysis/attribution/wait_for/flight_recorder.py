@@ -38,10 +38,8 @@ from clusterprof.probe import layout
 from clusterprof.units import format_quantity
 
 MAX_DIFFERENCE_RATIO = 0.03
-"""Of the compared time: a larger difference of the waits is reported as a disagreement. Both
-sources have errors of microseconds per operation."""
-MIN_SAME_LAST_RATIO = 0.9
-"""Part of the waiting time in which both sources must name the same last rank."""
+"""Of the compared time: a larger difference of a rank's waits, or more waits for another rank than
+here, is reported as a disagreement. Both sources have errors of microseconds per operation."""
 _MIN_BEHIND_RATIO = 0.01
 _MAX_NAMED_RANKS = 4
 _NO_ENTRY = -1
@@ -304,7 +302,7 @@ def describe_comparison(
         for rank in sorted(named)
     )
     same = comparison.same_last_ns / max(theirs_ns, 1)
-    verdict = "" if _is_agreement(comparison, same) else "; they do not agree"
+    verdict = "" if _is_agreement(comparison) else "; they do not agree"
     percent = 100 * blocked_ns / max(comparison.covered_ns, blocked_ns, 1)
     return (
         f"PyTorch's flight recorder: {comparison.operations:,} operations of {len(ratios)} ranks"
@@ -315,13 +313,14 @@ def describe_comparison(
     )
 
 
-def _is_agreement(comparison: FlightRecorderComparison, same_ratio: float) -> bool:
+def _is_agreement(comparison: FlightRecorderComparison) -> bool:
+    """Return whether the waits are as long in both sources, and for the same ranks."""
     ratios = comparison.list_difference_ratios()
     length_ns = (comparison.extent_ns[1] - comparison.extent_ns[0])[list(ratios)]
-    is_long = int(comparison.wait_ns[0].sum()) > MAX_DIFFERENCE_RATIO * int(length_ns.sum())
-    return max(ratios.values(), default=0.0) <= MAX_DIFFERENCE_RATIO and (
-        same_ratio >= MIN_SAME_LAST_RATIO or not is_long
-    )
+    for_others_ns = int(comparison.wait_ns[0].sum()) - comparison.same_last_ns
+    return max(
+        ratios.values(), default=0.0
+    ) <= MAX_DIFFERENCE_RATIO and for_others_ns <= MAX_DIFFERENCE_RATIO * int(length_ns.sum())
 
 
 def _compare_times(theirs_ns: int, ours_ns: int) -> str:
