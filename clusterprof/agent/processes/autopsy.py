@@ -31,11 +31,12 @@ from clusterprof.agent.launch.identity import read_stat_fields
 from clusterprof.agent.launch.nccl import (
     ADDRESS_VARIABLE,
     DEFAULT_ADDRESS,
+    DUMP_FOLDER,
     DUMP_PREFIX,
     OUTPUT_LINK,
     RasQuery,
 )
-from clusterprof.agent.processes.registry import DUMP_FOLDER, MIN_FREE_BYTES, parse_registration
+from clusterprof.agent.processes.registry import MIN_FREE_BYTES, parse_registration
 from clusterprof.agent.processes.span_rings import RankProgress, SpanRings
 from clusterprof.trace.schema import Event, Record
 

@@ -45,7 +45,7 @@ from clusterprof.agent.launch.identity import (
     read_stat_fields,
     resolve_placement,
 )
-from clusterprof.agent.launch.nccl import OUTPUT_LINK
+from clusterprof.agent.launch.nccl import DUMP_FOLDER, OUTPUT_LINK
 from clusterprof.agent.linux.files import OpenFolder
 from clusterprof.trace.schema import Event, Gap, Record
 
@@ -440,8 +440,8 @@ DUMP_VARIABLES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 MAX_DUMP_BYTES = 16 << 20  # per dump
 MIN_FREE_BYTES = 1 << 30  # on the recording's file system
 MAX_DUMPING_RANKS = 128
-DUMP_FOLDER, AT_EXIT = "dumps", "at-exit"
-"""Of the run directory, and the file in it that asks ranks for a dump when they end."""
+AT_EXIT = "at-exit"
+"""File in the folder of dumps that asks ranks for a dump when they end."""
 EXIT_DUMP_PREFIX = "exit_rank_"
 """Of a dump in the recording that a rank wrote when it ended; others are of a hang."""
 _EXIT_DUMP_SUFFIX = ".exit.json"
