@@ -47,6 +47,8 @@ from typing import Any
 from clusterprof.trace.schema import Record
 
 OUTPUT_LINK = "nccl"
+DUMP_FOLDER = "dumps"
+"""Of the run directory: where ranks leave the flight recorder's operations for the recorder."""
 DUMP_PREFIX = "flight_rank_"
 _BUFFER_ENTRIES = "2000"  # PyTorch's own default since 2.6: about a megabyte
 # PyTorch 2.9 renamed them. It warns in the job's output of the old names, which the probe therefore
@@ -121,13 +123,15 @@ def link_output(run_dir: Path, folder: Path) -> None:
 
 
 def _reserve_output(output: Path) -> None:
-    """Create the link without a target, unless it exists.
+    """Create the link without a target, unless it exists, and the folder of dumps.
 
     Until the recorder links it to its recording nothing can be written there: the run directory is
     in memory, and must not fill.
     """
     with contextlib.suppress(OSError):
         os.symlink("absent/nccl", output)
+    with contextlib.suppress(OSError):  # before the recorder starts, which watches the folder
+        os.mkdir(output.with_name(DUMP_FOLDER), 0o700)
 
 
 MAX_FILE_BYTES = 16 << 20

@@ -31,6 +31,7 @@ from clusterprof.agent.launch.identity import read_stat_fields
 from clusterprof.agent.launch.nccl import (
     ADDRESS_VARIABLE,
     DEFAULT_ADDRESS,
+    DUMP_FOLDER,
     DUMP_PREFIX,
     OUTPUT_LINK,
     RasQuery,
@@ -58,7 +59,7 @@ _MAX_RANKS = 128
 _ABLE_STATES = ("R", "S", "D")
 """States of a process whose probe can still write a dump: not stopped, and not ended."""
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_DUMPS, _WANTED = "dumps", "wanted"
+_WANTED = "wanted"
 HOOK_LOG = "on-hang.log"
 RESUMED_SUFFIX = ".resumed"
 """Behind the names of dumps of ranks that went on."""
@@ -263,14 +264,14 @@ class _Collection:
         # may let the reader wait for a process that is blocked.
         self._ras = RasQuery(os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS), now_ns, proc)
         with contextlib.suppress(OSError):
-            (run_dir / _DUMPS).mkdir(mode=0o700, exist_ok=True)
-            write_private_file(run_dir / _DUMPS / _WANTED, b"")
+            (run_dir / DUMP_FOLDER).mkdir(mode=0o700, exist_ok=True)
+            write_private_file(run_dir / DUMP_FOLDER / _WANTED, b"")
 
     def poll(self, now_ns: int) -> bool:
         """Collect what has arrived; return whether nothing more is awaited."""
         has_answer = self._ras.poll(now_ns)
         for pid in sorted(self._awaited):
-            path = self._run_dir / _DUMPS / f"{pid}.json"
+            path = self._run_dir / DUMP_FOLDER / f"{pid}.json"
             if path.exists():
                 self._awaited.discard(pid)
                 with contextlib.suppress(OSError):
@@ -282,7 +283,7 @@ class _Collection:
         """Return the attributes of the event, and ask for no more dumps."""
         self._ras.close()
         with contextlib.suppress(OSError):
-            os.unlink(self._run_dir / _DUMPS / _WANTED)
+            os.unlink(self._run_dir / DUMP_FOLDER / _WANTED)
         reason = self._ras.reason or ("" if self._ras.reply else "it was not awaited to the end")
         return {
             "dumps": self._dumps,

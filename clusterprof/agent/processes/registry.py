@@ -21,11 +21,12 @@ Flight recorder dumps of the job's ranks, copied into the recording when the job
 A PyTorch rank dumps the state of its collective operations to the file named in its
 environment, followed by its rank. Of the environment only that name is kept, in memory.
 A dump is copied if it is a plain file owned by this user, of bounded size, and written
-after the rank registered.
+after the rank registered. Ranks without CUDA write one for the recorder when they end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -44,6 +45,7 @@ from clusterprof.agent.launch.identity import (
     read_stat_fields,
     resolve_placement,
 )
+from clusterprof.agent.launch.nccl import DUMP_FOLDER, OUTPUT_LINK
 from clusterprof.agent.linux.files import OpenFolder
 from clusterprof.trace.schema import Event, Gap, Record
 
@@ -442,14 +444,31 @@ DUMP_VARIABLES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 MAX_DUMP_BYTES = 16 << 20  # per dump
 MIN_FREE_BYTES = 1 << 30  # on the recording's file system
 MAX_DUMPING_RANKS = 128
+AT_EXIT = "at-exit"
+"""File in the folder of dumps that asks ranks for a dump when they end."""
+EXIT_DUMP_PREFIX = "exit_rank_"
+"""Of a dump in the recording that a rank wrote when it ended; others are of a hang."""
+_EXIT_DUMP_SUFFIX = ".exit.json"
 _MAX_ENVIRON_BYTES = 1 << 20
 
 
 class FlightRecorderDumps:
-    """A source without records: it notes where ranks will dump, and finally copies the dumps."""
+    """A source without records: it notes where ranks will dump, and finally copies the dumps.
+
+    A rank that has not initialized CUDA writes a dump when it ends, into the run directory, if a
+    file there asks for it: where PyTorch's and NCCL's own records are wanted (`--nccl`).
+    """
 
     def __init__(self, run_dir: Path, folder: Path, proc: str) -> None:
         self._register = str(run_dir / "register")
+        self._ranks: dict[str, int] = {}  # by pid
+        self._ended: AnnouncementFolder | None = None
+        self._marker = run_dir / DUMP_FOLDER / AT_EXIT
+        if os.path.islink(run_dir / OUTPUT_LINK):
+            with contextlib.suppress(OSError):
+                self._marker.parent.mkdir(mode=0o700, exist_ok=True)
+                write_private_file(self._marker, b"")
+                self._ended = AnnouncementFolder(str(self._marker.parent), 4 * MAX_DUMPING_RANKS)
         self._announcements = AnnouncementFolder(self._register, 4 * MAX_DUMPING_RANKS)
         self._folder = folder
         self._proc = proc
@@ -459,8 +478,10 @@ class FlightRecorderDumps:
         """Note where processes that registered since the last call will dump."""
         for name in self._announcements.fresh() or ():
             pid = name.removesuffix(".json")
-            if not pid.isdigit() or len(self._expected) >= MAX_DUMPING_RANKS:
+            seen = max(len(self._expected), len(self._ranks))
+            if not pid.isdigit() or seen >= MAX_DUMPING_RANKS:
                 continue
+            self._note_rank(pid, name)
             try:
                 registered_ns = os.stat(f"{self._register}/{name}").st_mtime_ns
                 with open(f"{self._proc}/{pid}/environ", "rb") as environ:
@@ -473,17 +494,42 @@ class FlightRecorderDumps:
 
     def finish(self, now_ns: int) -> list[Record]:
         """Copy the dumps that exist; one that cannot be read is skipped."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._marker)
         for path, registered_ns in self._expected.items():
-            try:
-                content = _read_dump(path, registered_ns)
-                if content and _read_free_bytes(self._folder) - len(content) > MIN_FREE_BYTES:
-                    mode = stat.S_IMODE(os.stat(self._folder).st_mode)
-                    (self._folder / "nccl").mkdir(mode=mode, exist_ok=True)
-                    copy = self._folder / "nccl" / os.path.basename(path)
-                    write_private_file(copy, content, mode & 0o666)
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                self._copy_dump(path, registered_ns, os.path.basename(path))
         return []
+
+    def look(self, now_ns: int) -> bool:
+        """Copy the dumps of ranks that ended, at once: a container ends with its job.
+
+        Returns False: nothing more is awaited.
+        """
+        names: list[str] | None = None
+        with contextlib.suppress(OSError):
+            names = None if self._ended is None else self._ended.fresh()
+        for name in names or ():
+            rank = self._ranks.get(name.removesuffix(_EXIT_DUMP_SUFFIX))
+            if rank is not None:
+                path = f"{self._marker.parent}/{name}"
+                with contextlib.suppress(OSError):
+                    self._copy_dump(path, 0, f"{EXIT_DUMP_PREFIX}{rank}.json")
+                    os.unlink(path)
+        return False
+
+    def _note_rank(self, pid: str, name: str) -> None:
+        attributes = parse_registration(read_small_json(f"{self._register}/{name}") or {})
+        rank = (attributes or {}).get("rank")
+        if isinstance(rank, int):
+            self._ranks[pid] = rank
+
+    def _copy_dump(self, path: str, since_ns: int, name: str) -> None:
+        content = _read_dump(path, since_ns)
+        if content and _read_free_bytes(self._folder) - len(content) > MIN_FREE_BYTES:
+            mode = stat.S_IMODE(os.stat(self._folder).st_mode)
+            (self._folder / OUTPUT_LINK).mkdir(mode=mode, exist_ok=True)
+            write_private_file(self._folder / OUTPUT_LINK / name, content, mode & 0o666)
 
 
 def build_dump_path(environ: bytes) -> str:

@@ -31,7 +31,7 @@ from clusterprof.agent.launch.election import (
     write_private_file,
 )
 from clusterprof.agent.launch.identity import read_stat_fields
-from clusterprof.agent.launch.nccl import InspectorOutput
+from clusterprof.agent.launch.nccl import DUMP_FOLDER, InspectorOutput
 from clusterprof.agent.launch.output_folder import (
     build_job_identity,
     choose_output_folder,
@@ -525,9 +525,14 @@ def _is_collector_possible(kind: Any, roots: Roots) -> bool:
 
 
 def _watch_run_dir(run_dir: Path) -> FolderWatch | None:
-    """Watch the run directory with inotify for new registrations and rings; None = impossible."""
+    """Watch the run directory with inotify for new registrations, rings and dumps.
+
+    A container ends with its job, so that there is hardly time for the dumps of ranks that end.
+    Returns None where that is impossible.
+    """
+    dumps = (DUMP_FOLDER,) if (run_dir / DUMP_FOLDER).is_dir() else ()
     try:
-        return FolderWatch([str(run_dir / name) for name in ("register", "rings")])
+        return FolderWatch([str(run_dir / name) for name in ("register", "rings", *dumps)])
     except Unavailable:
         return None
 

@@ -9,7 +9,7 @@ A pass that needs something an earlier one could not provide returns its state u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.cross_rank.wait_totals import align_cause_ids
 from clusterprof.analysis.cross_rank.waits import attribute_waits, blame_starved_transfers
 from clusterprof.analysis.detectors.registry import build_limits
+from clusterprof.analysis.importers.nccl.flight_recorder import Dump
 from clusterprof.analysis.job.clock_sync import align_node_clocks
 from clusterprof.analysis.job.ranks import assign_jobs, attribute_restarts
 from clusterprof.analysis.node.analyze import NodeResult
@@ -104,6 +105,7 @@ def analyze_across_ranks(
     place: SpillLocation = IN_MEMORY,
     limits: Mapping[str, Any] | None = None,
     run_map: RunMap = map,
+    dumps: Sequence[Dump] = (),
 ) -> JobState:
     """Match the operations of all ranks and attribute the waiting time in them to causes.
 
@@ -111,9 +113,9 @@ def analyze_across_ranks(
     read back, all waiting time stays "peers": compared with only part of the ranks, the
     others would count as unknown. limits: bound limits object per cause id; None = the
     defaults. run_map: applies a module-level function to items that can be pickled, and yields
-    the results in their order.
+    the results in their order. dumps: of the flight recorder, to compare the waits with.
     """
-    state = JobState(tuple(nodes), place, limits or build_limits({}), run_map)
+    state = JobState(tuple(nodes), place, limits or build_limits({}), run_map, tuple(dumps))
     for apply_pass in CROSS_RANK_PASSES:
         state = apply_pass(state)
     return state

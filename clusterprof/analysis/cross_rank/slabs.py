@@ -25,6 +25,7 @@ import numpy as np
 
 from clusterprof.analysis.attribution.network.transfer_time import TransferTotals
 from clusterprof.analysis.attribution.wait_for.blame import BlameCarryOver, blame_waits
+from clusterprof.analysis.attribution.wait_for.flight_recorder import FlightRecorderComparison
 from clusterprof.analysis.attribution.wait_for.slab_state import (
     LOOK_BACK_ROWS,
     NO_USUAL_WORK,
@@ -68,6 +69,8 @@ class BlameSums:
     long_waits: LongWaitObserver | None
     """None where no history was requested."""
     what_if: WhatIfObserver
+    recorded: FlightRecorderComparison | None = None
+    """None without dumps of the flight recorder."""
 
     def finish(self) -> None:
         """Evaluate what was added last; call once, before the sums are merged."""
@@ -84,6 +87,8 @@ class BlameSums:
         if self.long_waits is not None and other.long_waits is not None:
             self.long_waits.merge(other.long_waits)
         self.what_if.merge(other.what_if)
+        if self.recorded is not None and other.recorded is not None:
+            self.recorded.merge(other.recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +226,8 @@ def _observe_batches(
         sums.culprits.add(ops, blamed)
         if sums.long_waits is not None:
             sums.long_waits.add(ops, blamed)
+        if sums.recorded is not None:
+            sums.recorded.add(ops, blamed)
     return carry
 
 

@@ -14,6 +14,7 @@ from clusterprof.analysis.cross_rank.observers import (
     WhatIfObserver,
 )
 from clusterprof.analysis.cross_rank.slabs import RunMap
+from clusterprof.analysis.importers.nccl.flight_recorder import Dump
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, Job
 from clusterprof.analysis.node.analyze import NodeResult
@@ -49,6 +50,8 @@ class JobState:
     """Bound limits object per cause id."""
     run_map: RunMap = map
     """Runs the parts of passes that can be divided, in processes or not."""
+    dumps: tuple[Dump, ...] = ()
+    """Dumps of PyTorch's flight recorder, to compare the waits with."""
     jobs: tuple[Job, ...] = ()
     clock: NodeClockAlignment | None = None
     """Maps the times of every node to the common clock, in the order of `nodes`."""

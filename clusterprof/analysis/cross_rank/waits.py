@@ -38,6 +38,12 @@ from clusterprof.analysis.attribution.wait_for.blame import (
     WORK,
     list_causes,
 )
+from clusterprof.analysis.attribution.wait_for.flight_recorder import (
+    FlightRecorderComparison,
+    RankClock,
+    build_issue_table,
+    describe_comparison,
+)
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.attribution.wait_for.uncharged_waits import Jitter, PipelineBubbles
 from clusterprof.analysis.cross_rank.implicit_collectives import (
@@ -62,7 +68,7 @@ from clusterprof.analysis.cross_rank.slab_plan import plan_slabs
 from clusterprof.analysis.cross_rank.slabs import BlameColumns, BlameSums, blame_in_slabs
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
-from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB
+from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, compute_wall_clock_offset_ns
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks, map_ranks, with_ranks
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
 from clusterprof.analysis.timeline.collectives.rows import RankOperations, list_categories
@@ -100,6 +106,7 @@ def attribute_waits(state: JobState) -> JobState:
         return replace(state, not_compared=str(error))
     return_freed_memory()
     clock = _require_clock(state)
+    recorded = describe_comparison(sums.recorded, state.dumps)
     network = TransferObserver(state.nodes, state.limits, sums.transfers).result()
     return replace(
         state,
@@ -107,7 +114,7 @@ def attribute_waits(state: JobState) -> JobState:
         unmatched=unmatched,
         clock_bound_ns=clock.bound_ns,
         clock_reason=clock.reason,
-        notes=(*state.notes, *clock.notes, *state.barriers.notes),
+        notes=(*state.notes, *clock.notes, *state.barriers.notes, *recorded),
         network=network,
         observer=CulpritObserver(list_ranks(state.nodes), sums.totals.causes, sums.culprits),
         long_waits=sums.long_waits,
@@ -170,6 +177,7 @@ def _observe_blame(
     used = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]
     sums = _make_sums(state.nodes, [CATEGORIES[c] for c in used])
     hidden = sums.what_if.begin(used, spent)
+    sums.recorded = _make_comparison(state, with_operations, entries)
     unmatched = blame_in_slabs(
         plan_slabs(entries, members),
         sums,
@@ -179,6 +187,18 @@ def _observe_blame(
         state.run_map,
     )
     return sums, unmatched
+
+
+def _make_comparison(
+    state: JobState, with_operations: Sequence[_NumberedRank], entries: Sequence[RankEntry]
+) -> FlightRecorderComparison | None:
+    """Make the comparison with the dumps of the flight recorder; None if there are too few."""
+    clocks = [
+        RankClock(entry, compute_wall_clock_offset_ns(node), rank.first_ns, rank.last_ns)
+        for entry, (_, node, rank) in zip(entries, with_operations)
+    ]
+    table = build_issue_table(state.dumps, clocks)
+    return FlightRecorderComparison(table, len(list_ranks(state.nodes))) if table else None
 
 
 def _build_rank_entries(

@@ -240,7 +240,8 @@ MAX_DUMP_FILES = 1024
 def read_dumps(folders: Iterable[Path]) -> tuple[list[Dump], list[str]]:
     """Read the dumps in the folders of all nodes.
 
-    Returns the latest dump of each rank by rank, and why other dumps could not be read.
+    Returns the latest dump of each rank by rank, first those of standstills, then those of ends,
+    and why other dumps could not be read.
     """
     dumps: list[Dump] = []
     unread = []
@@ -256,18 +257,23 @@ def read_dumps(folders: Iterable[Path]) -> tuple[list[Dump], list[str]]:
 
 
 def select_latest_dumps(dumps: Iterable[Dump]) -> list[Dump]:
-    """Select the latest dump of each rank; the list is sorted by rank."""
-    latest: dict[int, Dump] = {}
+    """Select the latest dump of each rank from a standstill, and the latest from its end.
+
+    The list is sorted by rank, dumps of standstills first.
+    """
+    latest: dict[tuple[bool, int], Dump] = {}
     for dump in dumps:
-        known = latest.get(dump.rank)
+        key = dump.at_exit, dump.rank
+        known = latest.get(key)
         if known is None or known.at_ns < dump.at_ns:
-            latest[dump.rank] = dump
-    return [latest[rank] for rank in sorted(latest)]
+            latest[key] = dump
+    return [latest[key] for key in sorted(latest)]
 
 
 def describe_dumps(dumps: Sequence[Dump], unread: Sequence[str]) -> tuple[str, ...]:
-    """Describe the dumps in notes of the report."""
+    """Describe the dumps of standstills in notes of the report."""
     notes = []
+    dumps = [dump for dump in dumps if not dump.at_exit]
     if dumps:
         stuck = sorted({rank.rank for rank in find_stuck_ranks(dumps)})
         state = f"{_format_ranks(stuck)} waited in an operation" if stuck else "none was stuck"

@@ -1,6 +1,6 @@
 """Record how each rank's recording ended: last operation, last span, thread state.
 
-Write notes on a node's host: bound workers, distant GPUs, full shared memory, heat.
+Write notes on a node's host: bound workers, distant GPUs, full shared memory, heat, bad links.
 
 No lost time is attributed to these conditions; each is noted once, for all nodes alike.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from clusterprof import signals
 from clusterprof.analysis.node.last_lines import MAX_WORKERS, LastLine, StepsBetween
+from clusterprof.analysis.node.link_trends import LinkTrends
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.host_resources import (
     CpuTopology,
@@ -253,6 +254,7 @@ class HostNotes:
         self._full = (0.0, "")
         self._hot_ns: Counter[str] = Counter()
         self._seen_ns = 0
+        self._links = LinkTrends()
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         """Pass chunks through, and record what they show."""
@@ -267,6 +269,7 @@ class HostNotes:
         self._note_far(chunk, cpus)
         self._note_full(chunk)
         self._note_hot(chunk)
+        self._links.observe(chunk)
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes, each without the name of the node."""
@@ -287,7 +290,7 @@ class HostNotes:
                     f" {format_quantity(hot_ns, 'ns')} of {format_quantity(self._seen_ns, 'ns')}:"
                     " check the node's cooling"
                 )
-        return tuple(dict.fromkeys(notes))
+        return tuple(dict.fromkeys((*notes, *self._links.notes())))
 
     def _note_bound(self, chunk: Chunk, cpus: CpuTopology) -> None:
         """Note workers that may run on fewer CPUs than there are workers."""

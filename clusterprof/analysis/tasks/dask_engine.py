@@ -140,6 +140,8 @@ class DaskEngine:
         results = self._collect_results(outputs, progress)
         outcomes = [result.node for result in results]
         _, skipped = split_outcomes(folders, outcomes)
+        dumps = select_latest_dumps(dump for result in results for dump in result.dumps)
+        request = replace(request, dumps=tuple(dumps))
         across, history, lost, failure = self._compare(outputs, outcomes, request)
         for at in lost:
             outcomes[at] = NO_WORKER
@@ -153,7 +155,7 @@ class DaskEngine:
             across,
             history,
             skipped,
-            tuple(select_latest_dumps(dump for result in results for dump in result.dumps)),
+            tuple(dumps),
             tuple(why for result in results for why in result.unread_dumps),
         )
 

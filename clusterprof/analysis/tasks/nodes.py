@@ -46,6 +46,8 @@ class JobRequest:
     is_partial: bool = False
     """Whether only a part of the run is analyzed."""
     on_progress: ProgressCallback | None = None
+    dumps: tuple[Dump, ...] = ()
+    """Dumps of the flight recorder, to compare the operations with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class JobResult:
     skipped: tuple[SkippedInput, ...] = ()
     """Nodes that could not be analyzed."""
     dumps: tuple[Dump, ...] = ()
-    """Dumps of the flight recorder, of each rank the latest."""
+    """Dumps of the flight recorder, of each rank the latest of a standstill and of its end."""
     unread_dumps: tuple[str, ...] = ()
     """Why other dumps could not be read."""
 
@@ -131,8 +133,9 @@ class LocalEngine:
             del outcomes
             # slabs of a small recording are not worth sending
             run_map: RunMap = pool.map if in_pool and place.address else map
+            dumps, unread = read_dumps(folders)
+            request = replace(request, dumps=tuple(dumps))
             across, history = compare_nodes(_take_all(nodes), place, request, run_map)
-        dumps, unread = read_dumps(folders)
         return JobResult(kept, across, history, skipped, tuple(dumps), tuple(unread))
 
 
@@ -224,7 +227,7 @@ def compare_nodes(
 
     place: where the nodes have stored their operations. run_map: runs the slabs.
     """
-    across = analyze_across_ranks(nodes, place, request.limits, run_map)
+    across = analyze_across_ranks(nodes, place, request.limits, run_map, request.dumps)
     history = build_history(across, place, request.is_partial) if request.history else None
     return across, history
 

@@ -13,6 +13,7 @@ process that uses CUDA is left alone: a dump asks the driver about events, and c
 with the interpreter lock. NCCL's own thread dumps at its timeouts.
 """
 
+import atexit
 import functools
 import os
 import sys
@@ -56,7 +57,10 @@ ABSENT = 99  # a position beyond those of any call
 LOOK_NS = 2_000_000_000
 """Time between two looks for the recorder's wish, ns."""
 MAX_DUMP_BYTES = 16 << 20
-_DUMPS, _WANTED = "dumps", "wanted"
+MAX_EXIT_DUMP_BYTES = 4 << 20
+"""Of a dump at the end of a process, which waits in memory for the recorder: 2,000 operations, as
+`record` sets it, need about 1 MB."""
+_DUMPS, _WANTED, _AT_EXIT = "dumps", "wanted", "at-exit"
 _OLD_NAMES = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
@@ -94,6 +98,7 @@ def install(module: ModuleType) -> bool:
     set_old_names(str(getattr(sys.modules.get("torch"), "__version__", "")))
     if write_wanted_dump not in interpreter_lock.on_look:
         interpreter_lock.on_look.append(write_wanted_dump)
+        atexit.register(write_exit_dump, os.getpid())
     return True
 
 
@@ -257,7 +262,24 @@ def write_wanted_dump(now_ns: int) -> None:
         _handled_ns = wanted_ns
         data = _read_flight_recorder()
         if data and len(data) <= MAX_DUMP_BYTES:
-            _write_dump(folder, data)
+            _write_dump(folder, "%d.json" % os.getpid(), data)
+    except Exception:
+        pass
+
+
+def write_exit_dump(pid: int) -> None:
+    """Write a dump as the process ends, if a recorder is there to take it.
+
+    pid: of the process that registered this; a child that it forked writes none. Every error is
+    ignored: the recording then has no dump of this process.
+    """
+    try:
+        folder = _probe.run_dir + "/" + _DUMPS
+        if os.getpid() != pid or not _probe.on or not os.path.exists(folder + "/" + _AT_EXIT):
+            return
+        data = _read_flight_recorder()
+        if data and len(data) <= MAX_EXIT_DUMP_BYTES:
+            _write_dump(folder, "%d.exit.json" % pid, data)
     except Exception:
         pass
 
@@ -272,8 +294,8 @@ def _read_flight_recorder() -> bytes:
     return data if b'"profiling_name"' in data else b""
 
 
-def _write_dump(folder: str, data: bytes) -> None:
-    path = "%s/%d.json" % (folder, os.getpid())
+def _write_dump(folder: str, name: str, data: bytes) -> None:
+    path = folder + "/" + name
     temporary = path + ".tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

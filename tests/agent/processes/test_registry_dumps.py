@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,55 @@ def test_what_is_old_large_or_no_file_stays_where_it_is(tmp_path: Path) -> None:
     (out / "trace_4").mkdir()
     dumps.finish(0)
     assert list((tmp_path / "recording").rglob("*")) == []
+
+
+def wanted_at_exit(tmp_path: Path, ranks: dict[int, int]) -> FlightRecorderDumps:
+    """Processes (pid -> rank) of a job for which PyTorch's records are wanted."""
+    (tmp_path / "run/register").mkdir(parents=True)
+    (tmp_path / "recording").mkdir()
+    (tmp_path / "run/nccl").symlink_to("absent/nccl")
+    for pid, rank in ranks.items():
+        variables = {"RANK": str(rank), "WORLD_SIZE": "8"}
+        registration = {"pid": pid, "started_ticks": 1, "role": "python", "variables": variables}
+        (tmp_path / f"run/register/{pid}.json").write_text(json.dumps(registration))
+        (tmp_path / f"run/register/{pid}.json").chmod(0o600)
+    dumps = FlightRecorderDumps(tmp_path / "run", tmp_path / "recording", str(tmp_path / "proc"))
+    assert dumps.take(0) == []
+    return dumps
+
+
+def test_a_dump_of_a_rank_that_ends_is_copied_at_once(tmp_path: Path) -> None:
+    dumps = wanted_at_exit(tmp_path, {70: 3, 71: 4})
+    folder = tmp_path / "run/dumps"
+    assert [path.name for path in folder.iterdir()] == ["at-exit"]
+    (folder / "70.exit.json").write_bytes(b"dump 3")
+    (folder / "71.json").write_bytes(b"of a standstill: the autopsy takes it")
+    (folder / "99.exit.json").write_bytes(b"nobody knows a process 99")
+    assert dumps.look(0) is False  # the run directory may be gone after the last process
+    copied = {path.name: path.read_bytes() for path in (tmp_path / "recording/nccl").iterdir()}
+    assert copied == {"exit_rank_3.json": b"dump 3"}
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["71.json", "99.exit.json", "at-exit"]
+    assert dumps.finish(0) == []
+    assert not (folder / "at-exit").exists()  # nobody takes dumps any more
+
+
+def test_a_rank_that_was_started_again_replaces_its_dump(tmp_path: Path) -> None:
+    dumps = wanted_at_exit(tmp_path, {70: 3, 71: 3})
+    for pid, content in ((70, b"first"), (71, b"second")):
+        (tmp_path / f"run/dumps/{pid}.exit.json").write_bytes(content)
+        dumps.look(0)
+    assert (tmp_path / "recording/nccl/exit_rank_3.json").read_bytes() == b"second"
+
+
+def test_nothing_asks_for_dumps_where_they_are_not_wanted(tmp_path: Path) -> None:
+    dumps = job(tmp_path, 3)
+    assert not (tmp_path / "run/dumps").exists()
+    assert dumps.look(0) is False
+
+
+def test_a_run_directory_that_is_gone_breaks_nothing(tmp_path: Path) -> None:
+    dumps = wanted_at_exit(tmp_path, {70: 3})
+    shutil.rmtree(tmp_path / "run")
+    assert dumps.look(0) is False
+    assert dumps.finish(0) == []

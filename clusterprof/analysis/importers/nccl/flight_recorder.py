@@ -34,7 +34,8 @@ earlier versions lack some:
                   "state": "started", "retired": false}]}
 
 Times are wall-clock ns. A backend that records no times leaves them null (0 in JSON) and marks
-every finished operation as `retired`, whatever its state.
+every finished operation as `retired`, whatever its state. gloo (PyTorch 2.13) is one: it records
+when an operation was issued, and neither its start nor its end.
 
 ## How the numbers are computed
 
@@ -58,7 +59,7 @@ import pickle
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,6 +72,8 @@ from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
 
 MAX_DUMP_BYTES = 64 << 20
+EXIT_PREFIX = "exit_rank_"
+"""Of the names of dumps in a recording that ranks wrote when they ended."""
 COMPLETED = "completed"
 _PICKLE_ERRORS = (
     pickle.UnpicklingError,
@@ -119,6 +122,8 @@ class Dump:
     """By group id: number of the last collective that ended, -1 if none."""
     entries: tuple[Entry, ...]
     """Oldest first; the recorder keeps the last few thousand."""
+    at_exit: bool = False
+    """True if its rank wrote it when it ended, False if it was stopped or timed out then."""
 
 
 def read_dump(path: Path) -> Dump:
@@ -138,7 +143,8 @@ def read_dump(path: Path) -> Dump:
     except OSError as error:
         raise _build_error(path, str(error)) from error
     try:
-        return parse_dump(data, int(match[1]), status.st_mtime_ns)
+        dump = parse_dump(data, int(match[1]), status.st_mtime_ns)
+        return replace(dump, at_exit=path.name.startswith(EXIT_PREFIX))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _build_error(path, f"{type(error).__name__}: {error}") from error
 

@@ -1,0 +1,195 @@
+"""Name links that degrade before they fail: PCIe and NVLink of GPUs, ports of InfiniBand.
+
+    replays a minute    0 0 0 1 0 2 1 3 9 14 22 31
+                                        |-- more than NVIDIA's limit of 8: named
+                        |-- 1 --|   |--- 76 ---|   first and last quarter: they rise
+
+No time is attributed to such a link. Errors are counted from one reading to the next, in minutes
+since the first; a counter that steps back, or that could not be read, adds nothing. A state counts
+as changed if its best reading of the last minutes is worse than the best of the whole recording: a
+link that saves power while its GPU is idle comes back.
+
+Sources of the limits: NVIDIA DCGM, dcgm_gpu_hardware_limits.h (8 PCIe replays a minute, 1 error of
+an NVLink, 100 CRC errors a second) and DcgmHealthWatch.cpp; infiniband-diags, ibqueryerrors(8),
+error_thresholds (10).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clusterprof import signals
+from clusterprof.analysis.timeline import series
+from clusterprof.analysis.timeline.model import Chunk, Series
+
+MINUTE_NS = 60_000_000_000
+LAST_MINUTES = 5
+"""Minutes at the end of a recording whose best reading of a state counts as its last."""
+MIN_RISING_COUNT = 10
+"""Errors in the last quarter of a recording from which on a rise is named below the limit."""
+RISE_FACTOR = 2
+"""Times as many errors in the last quarter of a recording as in its first."""
+_MIN_TREND_MINUTES = 8
+_QUARTER = 4
+_RESEAT = "reseat or replace the card, its riser or the cable before it fails"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCounter:
+    """A counter of errors of a link, and how many are too many."""
+
+    link: str
+    """With the device in its place."""
+    what: str
+    limit: int
+    """Most errors within `minutes` that are no trouble."""
+    minutes: int
+    source: str
+
+
+_NVIDIA, _IBTOOLS = "NVIDIA's limit", "the limit of ibqueryerrors"
+COUNTERS: Mapping[str, ErrorCounter] = {
+    signals.GPU_PCIE_REPLAYS.name: ErrorCounter(
+        "the PCIe link of {}", "packets sent again", 8, 1, _NVIDIA
+    ),
+    signals.GPU_NVLINK_REPLAYS.name: ErrorCounter(
+        "an NVLink of {}", "packets sent again", 0, 1, _NVIDIA
+    ),
+    signals.GPU_NVLINK_RECOVERIES.name: ErrorCounter(
+        "an NVLink of {}", "times trained again", 0, 1, _NVIDIA
+    ),
+    signals.GPU_NVLINK_CRC.name: ErrorCounter(
+        "an NVLink of {}", "damaged flits and data", 6000, 1, _NVIDIA
+    ),
+    signals.RDMA_SYMBOL_ERRORS.name: ErrorCounter(
+        "the link of port {}", "symbol errors", 10, 60, _IBTOOLS
+    ),
+    signals.RDMA_RECEIVE_ERRORS.name: ErrorCounter(
+        "the link of port {}", "damaged packets received", 10, 60, _IBTOOLS
+    ),
+    signals.RDMA_LINK_RECOVERIES.name: ErrorCounter(
+        "the link of port {}", "recoveries", 10, 60, _IBTOOLS
+    ),
+    signals.RDMA_LINK_DOWNED.name: ErrorCounter(
+        "the link of port {}", "times down", 0, 60, _IBTOOLS
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A state of a link of which more is better."""
+
+    link: str
+    value: str
+    """With the number in its place."""
+    best: str
+    """Key of the device's entry in the header that says what is possible; "" = none."""
+    remedy: str = _RESEAT
+
+
+STATES: Mapping[str, LinkState] = {
+    signals.GPU_PCIE_WIDTH.name: LinkState("the PCIe link of {}", "{:g} lanes", "pcie_width_max"),
+    signals.GPU_PCIE_GENERATION.name: LinkState(
+        "the PCIe link of {}",
+        "generation {:g}",
+        "pcie_generation_max",
+        "check the slot's setting in the firmware, or reseat the card",
+    ),
+    signals.GPU_NVLINK_ACTIVE.name: LinkState("{}", "{:g} NVLinks up", ""),
+    signals.RDMA_LINK_WIDTH.name: LinkState("the link of port {}", "{:g} lanes", ""),
+}
+_FALLS_WHEN_IDLE = frozenset({signals.GPU_PCIE_GENERATION.name})
+"""A GPU without work saves power: only its best reading counts."""
+
+
+class LinkTrends:
+    """Counts errors and notes states of the links of one node, chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._first_ns: int | None = None
+        self._minutes = 0
+        self._errors: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        self._states: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        self._devices: dict[str, Mapping[str, Any]] = {}
+
+    def observe(self, chunk: Chunk) -> None:
+        """Add what a chunk shows; chunks come in the order of time."""
+        if self._first_ns is None:
+            self._first_ns = chunk.start_ns
+        self._minutes = max(self._minutes, self._find_minute(chunk.end_ns - 1) + 1)
+        for device in chunk.header.devices:
+            self._devices[str(device.get("id"))] = device
+        for key, readings in chunk.series.items():
+            if key[0] in COUNTERS:
+                self._count_errors(key, readings, chunk.start_ns)
+            elif key[0] in STATES:
+                self._note_states(key, readings)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note on each link that shows errors or a worse state, by device."""
+        errors = [self._describe_errors(key) for key in sorted(self._errors)]
+        states = [self._describe_state(key) for key in sorted(self._states)]
+        return tuple(note for note in (*errors, *states) if note)
+
+    def _find_minute(self, t_ns: int) -> int:
+        return max(t_ns - (self._first_ns or 0), 0) // MINUTE_NS
+
+    def _count_errors(self, key: tuple[str, str], readings: Series, start_ns: int) -> None:
+        growth, _ = series.compute_differences(readings.values)
+        for row in np.flatnonzero((growth > 0) & (readings.t_ns[1:] > start_ns)).tolist():
+            minute = self._find_minute(int(readings.t_ns[row + 1]))
+            counts = self._errors[key]
+            counts[minute] = counts.get(minute, 0) + int(growth[row])
+
+    def _note_states(self, key: tuple[str, str], readings: Series) -> None:
+        known = np.flatnonzero(readings.values >= 0)
+        if not known.size:
+            return
+        minute = (readings.t_ns[known] - (self._first_ns or 0)) // MINUTE_NS
+        best = self._states[key]
+        for value in np.unique(minute).tolist():
+            read = float(readings.values[known][minute == value].max())
+            best[max(value, 0)] = max(best.get(max(value, 0), read), read)
+
+    def _describe_errors(self, key: tuple[str, str]) -> str:
+        counter, counts = COUNTERS[key[0]], self._errors[key]
+        windows: dict[int, int] = defaultdict(int)
+        for minute, count in counts.items():
+            windows[minute // counter.minutes] += count
+        worst = max(windows.values())
+        quarter = self._minutes // _QUARTER
+        early = sum(count for minute, count in counts.items() if minute < quarter)
+        late = sum(count for minute, count in counts.items() if minute >= self._minutes - quarter)
+        is_long = self._minutes >= _MIN_TREND_MINUTES
+        is_rising = is_long and late >= max(MIN_RISING_COUNT, RISE_FACTOR * early + 1)
+        if worst <= counter.limit and not is_rising:
+            return ""
+        span = "minute" if counter.minutes == 1 else "hour"
+        normal = f"{counter.source} is {counter.limit:,}" if counter.limit else "none is normal"
+        text = f"{counter.link.format(key[1])}: {sum(counts.values()):,} {counter.what}"
+        text += f", {worst:,} in one {span} ({normal})"
+        if is_rising:
+            text += f", rising from {early:,} in the first quarter of the time"
+            text += f" to {late:,} in the last"
+        return f"{text}: {_RESEAT}"
+
+    def _describe_state(self, key: tuple[str, str]) -> str:
+        state, by_minute = STATES[key[0]], self._states[key]
+        best = max(by_minute.values())
+        final = max(by_minute)
+        last = max(value for minute, value in by_minute.items() if minute > final - LAST_MINUTES)
+        link = state.link.format(key[1])
+        if last < best and key[0] not in _FALLS_WHEN_IDLE:
+            change = f"from {state.value.format(best)} to {state.value.format(last)}"
+            return f"{link} fell {change}: {state.remedy}"
+        possible = self._devices.get(key[1], {}).get(state.best)
+        if isinstance(possible, int) and best < possible:
+            most = f"{state.value.format(best)} at most"
+            return f"{link} has {most}, not {state.value.format(possible)}: {state.remedy}"
+        return ""

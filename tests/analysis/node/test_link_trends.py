@@ -1,0 +1,139 @@
+"""Links that degrade: what a table of readings, a minute apart, must make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.node.link_trends import LinkTrends
+from clusterprof.analysis.timeline.model import Chunk
+from tests.support.builders import chunk, counter, gauge, header
+
+GPU, PORT = "GPU-1", "mlx5_0/1"
+RESEAT = ": reseat or replace the card, its riser or the cable before it fails"
+REPLAYS = "gpu.pcie_replays_total"
+NODE = replace(
+    header(), devices=[{"id": GPU, "index": 0, "pcie_width_max": 16, "pcie_generation_max": 5}]
+)
+
+
+def notes(*chunks: Chunk) -> tuple[str, ...]:
+    trends = LinkTrends()
+    for part in chunks:
+        trends.observe(part)
+    return trends.notes()
+
+
+def count_by_minute(name: str, device: str, errors: Sequence[int], before: int = 100) -> Chunk:
+    """A recording with so many errors in each minute; the counter began long before."""
+    totals = np.concatenate([[before], before + np.cumsum(errors)])
+    times = [0.0, *(60.0 * minute + 30 for minute in range(len(errors)))]
+    return chunk(60.0 * len(errors), series={(name, device): counter(times, totals)}, node=NODE)
+
+
+def read_by_minute(name: str, device: str, values: Sequence[float]) -> Chunk:
+    times = [60.0 * minute + 30 for minute in range(len(values))]
+    return chunk(60.0 * len(values), series={(name, device): gauge(times, values)}, node=NODE)
+
+
+def test_more_replays_than_eight_in_a_minute() -> None:
+    assert notes(count_by_minute(REPLAYS, GPU, [0, 9, 1])) == (
+        f"the PCIe link of {GPU}: 10 packets sent again, 9 in one minute (NVIDIA's limit is 8)"
+        + RESEAT,
+    )
+    assert notes(count_by_minute(REPLAYS, GPU, [8, 8, 8])) == ()
+
+
+def test_replays_that_rise_are_named_below_the_limit() -> None:
+    # Quarters of three minutes: 1 error in the first, 4 + 4 + 4 = 12 in the last.
+    rising = [0, 0, 1, 0, 1, 2, 2, 3, 3, 4, 4, 4]
+    assert notes(count_by_minute(REPLAYS, GPU, rising)) == (
+        f"the PCIe link of {GPU}: 24 packets sent again, 4 in one minute (NVIDIA's limit is 8),"
+        " rising from 1 in the first quarter of the time to 12 in the last" + RESEAT,
+    )
+    assert notes(count_by_minute(REPLAYS, GPU, rising[::-1])) == ()  # it recovers
+    assert notes(count_by_minute(REPLAYS, GPU, [4] * 12)) == ()  # it stays: 12 and 12
+    assert notes(count_by_minute(REPLAYS, GPU, [0] * 11 + [8])) == ()  # fewer than ten
+    assert notes(count_by_minute(REPLAYS, GPU, [0, 0, 0, 8, 8])) == ()  # five minutes: no trend
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "link", "what", "count", "limit"),
+    [
+        ("gpu.nvlink_replays_total", GPU, "an NVLink of", "packets sent again", 1, 0),
+        ("gpu.nvlink_recoveries_total", GPU, "an NVLink of", "times trained again", 1, 0),
+        ("gpu.nvlink_crc_errors_total", GPU, "an NVLink of", "damaged flits and data", 6001, 6000),
+        ("rdma.symbol_errors_total", PORT, "the link of port", "symbol errors", 11, 10),
+        ("rdma.receive_errors_total", PORT, "the link of port", "damaged packets received", 11, 10),
+        ("rdma.link_recoveries_total", PORT, "the link of port", "recoveries", 11, 10),
+        ("rdma.link_downed_total", PORT, "the link of port", "times down", 1, 0),
+    ],
+)
+def test_each_counter_has_its_limit(
+    name: str, device: str, link: str, what: str, count: int, limit: int
+) -> None:
+    [note] = notes(count_by_minute(name, device, [0, count]))
+    assert note.startswith(f"{link} {device}: {count:,} {what}, {count:,} in one ")
+    assert (f" is {limit:,})" if limit else "(none is normal)") in note
+    assert notes(count_by_minute(name, device, [0, limit])) == ()
+
+
+def test_ten_symbol_errors_are_of_an_hour() -> None:
+    # 6 in the 59th minute and 6 in the 61st are of two hours.
+    errors = [0] * 58 + [6, 0, 6] + [0] * 59
+    assert notes(count_by_minute("rdma.symbol_errors_total", PORT, errors)) == ()
+    [note] = notes(count_by_minute("rdma.symbol_errors_total", PORT, [0] * 50 + [6, 6]))
+    assert "12 symbol errors, 12 in one hour (the limit of ibqueryerrors is 10)" in note
+
+
+def test_a_counter_that_began_anew_or_was_not_read_adds_nothing() -> None:
+    for values in ([100, 0, 5], [100, np.nan, 200], [np.nan, np.nan, np.nan]):
+        readings = counter([0, 60, 120], values)
+        assert notes(chunk(180, series={(REPLAYS, GPU): readings}, node=NODE)) == ()
+
+
+def test_readings_that_chunks_share_count_once() -> None:
+    # The second chunk begins at 60 s and repeats the reading before it, as chunks do.
+    first = chunk(60, series={(REPLAYS, GPU): counter([0, 30, 55], [0, 5, 5])}, node=NODE)
+    later = counter([30, 55, 70, 90], [5, 5, 5, 9])
+    second = replace(chunk(120, series={(REPLAYS, GPU): later}, node=NODE), start_ns=60 * 10**9)
+    assert notes(first, second) == ()  # 5 in the first minute, 4 in the second
+    later = counter([30, 55, 70, 90], [5, 5, 5, 14])
+    second = replace(chunk(120, series={(REPLAYS, GPU): later}, node=NODE), start_ns=60 * 10**9)
+    [note] = notes(first, second)
+    assert "14 packets sent again, 9 in one minute" in note
+
+
+def test_a_link_that_lost_lanes() -> None:
+    width = "gpu.pcie_width_count"
+    assert notes(read_by_minute(width, GPU, [16] * 4 + [8] * 5)) == (
+        f"the PCIe link of {GPU} fell from 16 lanes to 8 lanes" + RESEAT,
+    )
+    assert notes(read_by_minute(width, GPU, [16] * 4 + [8] * 4)) == ()  # not for five minutes yet
+    assert notes(read_by_minute(width, GPU, [8] * 4)) == (
+        f"the PCIe link of {GPU} has 8 lanes at most, not 16 lanes" + RESEAT,
+    )
+    assert notes(read_by_minute(width, GPU, [16, np.nan, 16])) == ()
+    assert notes(read_by_minute(width, GPU, [np.nan, np.nan])) == ()
+
+
+def test_a_generation_falls_while_a_gpu_is_idle() -> None:
+    generation = "gpu.pcie_generation_count"
+    assert notes(read_by_minute(generation, GPU, [5, 5, *[1] * 9])) == ()
+    assert notes(read_by_minute(generation, GPU, [4, 4, *[1] * 9])) == (
+        f"the PCIe link of {GPU} has generation 4 at most, not generation 5: check the slot's"
+        " setting in the firmware, or reseat the card",
+    )
+    assert notes(read_by_minute(generation, "GPU-2", [1, 1])) == ()  # unknown what is possible
+
+
+def test_nvlinks_and_ports_that_fell() -> None:
+    assert notes(read_by_minute("gpu.nvlink_active_count", GPU, [18, 18, *[17] * 6])) == (
+        f"{GPU} fell from 18 NVLinks up to 17 NVLinks up" + RESEAT,
+    )
+    assert notes(read_by_minute("rdma.link_width_lanes_count", PORT, [4, *[1] * 6])) == (
+        f"the link of port {PORT} fell from 4 lanes to 1 lanes" + RESEAT,
+    )
