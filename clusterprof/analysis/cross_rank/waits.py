@@ -101,6 +101,7 @@ def attribute_waits(state: JobState) -> JobState:
     return_freed_memory()
     clock = _require_clock(state)
     network = TransferObserver(state.nodes, state.limits, sums.transfers).result()
+    return_freed_memory()
     return replace(
         state,
         nodes=_with_attributed_waits(state, with_operations, sums, network),
@@ -170,8 +171,10 @@ def _observe_blame(
     used = [*(c for c in spent if c < len(CATEGORIES) - 1), len(CATEGORIES) - 1]
     sums = _make_sums(state.nodes, [CATEGORIES[c] for c in used])
     hidden = sums.what_if.begin(used, spent)
+    slabs = plan_slabs(entries, members)
+    return_freed_memory()
     unmatched = blame_in_slabs(
-        plan_slabs(entries, members),
+        slabs,
         sums,
         BlameColumns(tuple(used), tuple(hidden)),
         len(list_ranks(state.nodes)),

@@ -54,6 +54,7 @@ def find_skewed_rows(
     step = np.zeros(rank.size, np.int64)
     step[current[follows[1:]]] = (leave_ns[current] - leave_ns[previous])[follows[1:]]
     rows = order[follows]
+    del order, follows, current, previous  # there may be millions
     if not rows.size:
         return out
     median_step = _compute_row_medians(op[rows], step[rows])
@@ -266,12 +267,23 @@ def _find_skewed_channels(
     entry, number, leave = (np.concatenate(parts) for parts in (entries, numbers, leaves))
     del entries, numbers, leaves
     selected = candidates[entry]
-    entry, number, leave = entry[selected], number[selected], leave[selected]
+    if not selected.all():
+        entry, number, leave = entry[selected], number[selected], leave[selected]
+    del selected
     if not entry.size:
         return out
-    op = np.unique(combine_labels(label[entry], number), return_inverse=True)[1]
+    # Of a large job each column takes tens of megabytes: half of that with short numbers.
+    short = np.int32 if max(entry.size, rank_index.size) < 1 << 31 else np.int64
+    op = np.unique(combine_labels(label[entry], number), return_inverse=True)[1].astype(short)
+    entry = entry.astype(short)
+    group = np.unique(process_group, return_inverse=True)[1].astype(short)
     skewed = find_skewed_rows(
-        rank_index[entry], process_group[entry], number, op, leave, np.ones(op.size, np.bool_)
+        rank_index.astype(short)[entry],
+        group[entry],
+        number,
+        op,
+        leave,
+        np.ones(op.size, np.bool_),
     )
     if skewed.any():
         bad = np.unique(combine_labels(rank_index[entry[skewed]], process_group[entry[skewed]]))
