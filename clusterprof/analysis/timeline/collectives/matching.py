@@ -278,12 +278,7 @@ def _find_skewed_channels(
     entry = entry.astype(short)
     group = np.unique(process_group, return_inverse=True)[1].astype(short)
     skewed = find_skewed_rows(
-        rank_index.astype(short)[entry],
-        group[entry],
-        number,
-        op,
-        leave,
-        np.ones(op.size, np.bool_),
+        rank_index.astype(short)[entry], group[entry], number, op, leave, np.ones(op.size, np.bool_)
     )
     if skewed.any():
         bad = np.unique(combine_labels(rank_index[entry[skewed]], process_group[entry[skewed]]))
