@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,8 @@ def find_skewed_rows(
 ) -> NDArray[np.bool_]:
     """Find rows of ranks whose leaves fit another operation of the group better: bool[n].
 
-    All arrays [n]; int64, leave_ns in ns; asked: bool, the rows to check. All members leave
-    together, so from one operation to the next all clocks advance equally:
+    All arrays [n]; int64 or int32, leave_ns in ns; candidates: bool, the rows to check. All
+    members leave together, so from one operation to the next all clocks advance equally:
 
         others    100    300    150    400
         rank 3    300    150    400    ...       its numbers are one behind
@@ -273,7 +274,7 @@ def _find_skewed_channels(
     if not entry.size:
         return out
     # Of a large job each column takes tens of megabytes: half of that with short numbers.
-    short = np.int32 if max(entry.size, rank_index.size) < 1 << 31 else np.int64
+    short: Any = np.int32 if max(entry.size, rank_index.size) < 1 << 31 else np.int64
     op = np.unique(combine_labels(label[entry], number), return_inverse=True)[1].astype(short)
     entry = entry.astype(short)
     group = np.unique(process_group, return_inverse=True)[1].astype(short)
