@@ -27,7 +27,7 @@ def analyze_two_nodes(folder: Path, seconds: int) -> tuple[list[NodeResult], Spi
     job = folder / "job"
     job.mkdir()
     place = SpillLocation(str(folder / "operations"))
-    Path(place.address).touch()
+    Path(place.address).mkdir()
     for name in ("plain", "late"):
         write_node(folder / name, seconds, late=name == "late")
     write_job(job, 2, folder / "plain", folder / "late", apart_ns=0)

@@ -100,7 +100,7 @@ def run_analysis(run: Path, processes: int) -> tuple[dict[str, Any], int]:
         running = subprocess.Popen(command, stdout=answer, text=True)
         while running.poll() is None:
             most = max(most, sum(map(read_own_bytes, list_family(running.pid))))
-            time.sleep(0.1)
+            time.sleep(0.5)  # reading the pages of a gigabyte takes milliseconds
         if running.returncode:
             raise SystemExit(f"{' '.join(command)}: exit {running.returncode}")
         answer.seek(0)

@@ -75,10 +75,11 @@ class CulpritSums:
 def make_culprit_sums(ranks: Sequence[tuple[NodeResult, RankResult]], causes: int) -> CulpritSums:
     """Make the sums for culprits without operations; causes: number of them."""
     begin_ns = np.array([node.loaded.first_ns for node, _ in ranks], np.int64)
-    keys = [node.facts.key for node, _ in ranks]
+    first: dict[str, int] = {}
+    labels = [first.setdefault(node.facts.key, at) for at, (node, _) in enumerate(ranks)]
     results = [rank for _, rank in ranks]
     return CulpritSums(
-        WaitTimeBins(causes, begin_ns, [keys.index(key) for key in keys]),
+        WaitTimeBins(causes, begin_ns, labels),
         VictimCounts(len(ranks)),
         SavingsTotals(_count_job_ranks(results), causes),
         _choose_slow_step_ranks(results),
@@ -93,7 +94,10 @@ class CulpritObserver:
     def __init__(
         self, ranks: Sequence[RankResult], causes: Sequence[str], sums: CulpritSums
     ) -> None:
-        self._ranks, self._causes, self.sums = ranks, causes, sums
+        # The results themselves hold the tables of operations, half a gigabyte of 10,000 ranks.
+        self._places = [(rank.ledger.node, rank.ledger.rank) for rank in ranks]
+        self._steps = [rank.ledger.steps for rank in ranks]
+        self._causes, self.sums = causes, sums
 
     def persistence(self, leaves: Collection[str]) -> Persistence | None:
         """Return how the culprits of some causes change over the run; None = not known."""
@@ -108,8 +112,8 @@ class CulpritObserver:
 
         own_ns: what the culprit lost by itself.
         """
-        steps = self._ranks[at].ledger.steps
-        return self.sums.savings.estimate_savings(at, self._cause_numbers(leaves), own_ns, steps)
+        causes = self._cause_numbers(leaves)
+        return self.sums.savings.estimate_savings(at, causes, own_ns, self._steps[at])
 
     def all_recoverable_ns(self, leaves: Collection[str]) -> int | None:
         """Return the device time all ranks save without some causes; None where it is not known.
@@ -118,8 +122,8 @@ class CulpritObserver:
         """
         if not set(leaves).isdisjoint(BLAME_CAUSES):
             return None
-        steps = [rank.ledger.steps for rank in self._ranks]
-        return self.sums.savings.estimate_savings_without_causes(self._cause_numbers(leaves), steps)
+        causes = self._cause_numbers(leaves)
+        return self.sums.savings.estimate_savings_without_causes(causes, self._steps)
 
     def tail(self, lengths: Mapping[int, int]) -> Tail:
         """Return how long steps take and which ranks set the length of slow ones.
@@ -139,10 +143,7 @@ class CulpritObserver:
             slow=slow_steps,
             p50_ns=None if p50 is None else int(p50),
             p99_ns=None if p99 is None else int(p99),
-            set_by=tuple(
-                (self._ranks[at].ledger.node, self._ranks[at].ledger.rank, steps)
-                for at, steps in order
-            ),
+            set_by=tuple((*self._places[at], steps) for at, steps in order),
             why_missing=why,
         )
 

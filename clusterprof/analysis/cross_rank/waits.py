@@ -108,6 +108,7 @@ def attribute_waits(state: JobState) -> JobState:
     clock = _require_clock(state)
     recorded = describe_comparison(sums.recorded, state.dumps)
     network = TransferObserver(state.nodes, state.limits, sums.transfers).result()
+    return_freed_memory()
     return replace(
         state,
         nodes=_with_attributed_waits(state, with_operations, sums, network),
@@ -178,8 +179,10 @@ def _observe_blame(
     sums = _make_sums(state.nodes, [CATEGORIES[c] for c in used])
     hidden = sums.what_if.begin(used, spent)
     sums.recorded = _make_comparison(state, with_operations, entries)
+    slabs = plan_slabs(entries, members)
+    return_freed_memory()
     unmatched = blame_in_slabs(
-        plan_slabs(entries, members),
+        slabs,
         sums,
         BlameColumns(tuple(used), tuple(hidden)),
         len(list_ranks(state.nodes)),

@@ -123,9 +123,10 @@ class PoolRunner:
     ) -> Iterator[Result | TaskFailure]:
         """Yield the result of each item, in order; a TaskFailure where its process died.
 
-        After a death the unfinished items run again, in the end each with nothing beside it.
+        After a death the unfinished items run again, in the end each with nothing beside it. A
+        single item runs in this process, unless others run: its memory is then added to theirs.
         """
-        if self._processes == 1 or len(items) == 1:
+        if self._processes == 1 or (len(items) == 1 and self._pool is None):
             yield from map(function, items)
             return
         done: dict[int, Result | TaskFailure] = {}

@@ -43,6 +43,7 @@ RESULT_S = 10.0
 NOT_YET = object()
 LOST = "lost"
 """Status of a future whose result died with its worker: Dask computes it again."""
+_WORKER_VARIABLES = "distributed.nanny.pre-spawn-environ"
 RETRIES = 2
 """Further attempts of a task that failed; dead workers are counted by the scheduler itself."""
 
@@ -101,10 +102,18 @@ def _start_workers(distributed: Any, count: int) -> Iterator[Any]:
     """Start workers on this machine, one thread each: the analysis holds the interpreter lock."""
     import dask
 
-    # A driver that answers with an error would keep the cluster from starting.
-    without_driver = dask.config.set({"distributed.diagnostics.nvml": False})
+    variables = dict(dask.config.get(_WORKER_VARIABLES))
+    # glibc then maps every large array anew: ten times as many page faults.
+    variables.pop("MALLOC_TRIM_THRESHOLD_", None)
+    settings = {
+        # A driver that answers with an error would keep the cluster from starting.
+        "distributed.diagnostics.nvml": False,
+        # Stacks of the worker, 100 times a second, for a dashboard that is not started.
+        "distributed.worker.profile.enabled": False,
+        _WORKER_VARIABLES: variables,
+    }
     with (
-        without_driver,
+        dask.config.set(settings),
         distributed.LocalCluster(
             n_workers=count,
             threads_per_worker=1,

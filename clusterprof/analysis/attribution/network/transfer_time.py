@@ -256,7 +256,9 @@ class TransferTotals:
             low, high = np.searchsorted(cell, (number, number + 1))
             sums = np.bincount(key[low:high] % ranks, weights=beyond[low:high], minlength=ranks)
             out[transfer_cell.nodes] = out.get(transfer_cell.nodes, 0.0) + sums[: self.node.size]
-        return {nodes: np.floor(sums).astype(np.int64) for nodes, sums in out.items()}
+        for nodes, sums in out.items():  # in place: a job of many nodes has many rows
+            out[nodes] = np.floor(sums).astype(np.int64)
+        return out
 
 
 def _sum_by_key(key: Int, count: Int, ns: Int) -> tuple[Int, Int, Int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,8 @@ def find_skewed_rows(
 ) -> NDArray[np.bool_]:
     """Find rows of ranks whose leaves fit another operation of the group better: bool[n].
 
-    All arrays [n]; int64, leave_ns in ns; asked: bool, the rows to check. All members leave
-    together, so from one operation to the next all clocks advance equally:
+    All arrays [n]; int64 or int32, leave_ns in ns; candidates: bool, the rows to check. All
+    members leave together, so from one operation to the next all clocks advance equally:
 
         others    100    300    150    400
         rank 3    300    150    400    ...       its numbers are one behind
@@ -54,6 +55,7 @@ def find_skewed_rows(
     step = np.zeros(rank.size, np.int64)
     step[current[follows[1:]]] = (leave_ns[current] - leave_ns[previous])[follows[1:]]
     rows = order[follows]
+    del order, follows, current, previous  # there may be millions
     if not rows.size:
         return out
     median_step = _compute_row_medians(op[rows], step[rows])
@@ -266,12 +268,18 @@ def _find_skewed_channels(
     entry, number, leave = (np.concatenate(parts) for parts in (entries, numbers, leaves))
     del entries, numbers, leaves
     selected = candidates[entry]
-    entry, number, leave = entry[selected], number[selected], leave[selected]
+    if not selected.all():
+        entry, number, leave = entry[selected], number[selected], leave[selected]
+    del selected
     if not entry.size:
         return out
-    op = np.unique(combine_labels(label[entry], number), return_inverse=True)[1]
+    # Of a large job each column takes tens of megabytes: half of that with short numbers.
+    short: Any = np.int32 if max(entry.size, rank_index.size) < 1 << 31 else np.int64
+    op = np.unique(combine_labels(label[entry], number), return_inverse=True)[1].astype(short)
+    entry = entry.astype(short)
+    group = np.unique(process_group, return_inverse=True)[1].astype(short)
     skewed = find_skewed_rows(
-        rank_index[entry], process_group[entry], number, op, leave, np.ones(op.size, np.bool_)
+        rank_index.astype(short)[entry], group[entry], number, op, leave, np.ones(op.size, np.bool_)
     )
     if skewed.any():
         bad = np.unique(combine_labels(rank_index[entry[skewed]], process_group[entry[skewed]]))
