@@ -319,23 +319,15 @@ class Service:
         )
         if self._redactor is not None:  # the others write files that hold paths and names
             return own
-        after_ns = plan.recording.get("dive_after_ns")
-        return (
-            *own,
-            *(
-                OptionalSource(name, source, self._note)
-                for name, source in (
-                    ("flight recorder", FlightRecorderDumps(run_dir, folder, proc)),
-                    ("NCCL Inspector", InspectorOutput(run_dir, folder, self._note)),
-                    ("autopsy", autopsies),
-                )
-            ),
-            *(
-                OptionalSource("dive", Dives(run_dir, folder, self._rings, ns), self._note)
-                for ns in (after_ns,)
-                if ns
-            ),
-        )
+        optional: dict[str, Source] = {
+            "flight recorder": FlightRecorderDumps(run_dir, folder, proc),
+            "NCCL Inspector": InspectorOutput(run_dir, folder, self._note),
+            "autopsy": autopsies,
+        }
+        if after_ns := plan.recording.get("dive_after_ns"):
+            optional["dive"] = Dives(run_dir, folder, self._rings, after_ns)
+        guarded = (OptionalSource(name, source, self._note) for name, source in optional.items())
+        return (*own, *guarded)
 
     def close(self) -> None:
         """Close inotify; it takes tens of ms in the kernel, so it is done after everything else."""
