@@ -85,10 +85,10 @@ def note_batch(loader: int, start_ns: int) -> None:
     global _step_source, _loader
     if _step_source != BATCHES and (_step_source != OPTIMIZER or _number):
         return
-    torch = sys.modules.get("torch")
     if get_native_id() != os.getpid() or ring.is_helper():
         return
-    if torch is not None and not torch.is_grad_enabled():
+    computes_gradients = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
+    if computes_gradients is not None and not computes_gradients():
         return
     if loader != _loader:
         _batches[loader] = _batches.get(loader, 0) + 1

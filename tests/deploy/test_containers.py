@@ -36,7 +36,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[object, dict[str, s
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     bucket = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-    bucket.mkdir("recordings")
+    bucket.mkdir("sidecar")  # of its own: all stores of a process are one
     yield bucket, variables
     server.stop()
 
@@ -45,7 +45,7 @@ def start_upload(
     folder: Path, variables: dict[str, str], interval: str = "0.1"
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(UPLOAD), str(folder), "s3://recordings/team/run", interval],
+        [sys.executable, str(UPLOAD), str(folder), "s3://sidecar/team/run", interval],
         env=environment(**variables),
         stderr=subprocess.PIPE,
         text=True,
@@ -64,7 +64,7 @@ def test_files_are_copied_while_they_grow_and_once_more_at_the_end(
     (node / "nccl").symlink_to("/etc")
 
     def read(name: str) -> bytes:
-        path = f"recordings/team/run/node-a/{name}"
+        path = f"sidecar/team/run/node-a/{name}"
         return bucket.cat_file(path) if bucket.exists(path) else b""  # type: ignore[attr-defined]
 
     uploader = start_upload(tmp_path / "run", variables)
@@ -79,7 +79,7 @@ def test_files_are_copied_while_they_grow_and_once_more_at_the_end(
         uploader.kill()
         uploader.wait()
     assert (uploader.returncode, read("000002.cpf")) == (0, b"two")
-    names = sorted(Path(name).name for name in bucket.find("recordings"))  # type: ignore[attr-defined]
+    names = sorted(Path(name).name for name in bucket.find("sidecar"))  # type: ignore[attr-defined]
     assert names == ["000001.cpf", "000002.cpf"]
 
 

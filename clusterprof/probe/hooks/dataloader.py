@@ -39,7 +39,7 @@ def _begin_wait(iterator: Any) -> WaitToken:
 def _finish_wait(wait: WaitToken, start: int, end: int, data: Any, iterator: Any) -> None:
     number, pid, workers, first, mark = wait
     annotations.begin_first_step(start)
-    annotations.note_batch(id(iterator._dataset), start)
+    annotations.note_batch(id(getattr(iterator, "_dataset", iterator)), start)
     sequence = ring.emit(layout.DATA_WAIT, start, end, number, pid, workers, first)
     cuda.finish_wait(mark, sequence, start, end)
     batch.record_batch(data)

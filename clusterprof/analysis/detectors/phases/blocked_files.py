@@ -24,19 +24,14 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
 )
 from clusterprof.analysis.timeline.data_wait.blocked import (
-    BLOCK_IO,
     BLOCKED_LOCAL,
     BLOCKED_PAGE,
     BLOCKED_REMOTE,
-    REMOTE_IO,
     count_blocked_samples,
+    estimate_blocked_shares,
     get_read_context,
 )
-from clusterprof.analysis.timeline.data_wait.samples import (
-    estimate_activity,
-    find_runs,
-    find_sleep_samples,
-)
+from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Rank
 from clusterprof.probe import layout
 
@@ -78,6 +73,7 @@ writes and does not read.
 """
 
 _MIN_READ_SAMPLES = 3
+_MIN_READ_CHARS = 65_536  # between two samples of the process
 _MIN_READ_RATIO = 0.02  # of the time in steps
 _SAMPLES = "write samples"  # name in `Chunk.shared`
 
@@ -96,27 +92,33 @@ def select_save_samples(rank: Rank) -> NDArray[np.bool_]:
     return _classify_samples(rank)[1]
 
 
-def estimate_write_share(
-    rank: Rank, lost: LostTime, write_samples: NDArray[np.bool_], min_ratio: float
+def estimate_blocked_share(
+    rank: Rank,
+    lost: LostTime,
+    samples: NDArray[np.bool_],
+    min_ratio: float,
+    counts_kernel: bool = True,
 ) -> Float:
-    """Estimate the share of each segment inside a step that blocked writes explain.
+    """Estimate the share of each segment inside a step that blocked reads or writes explain.
 
-    Returns float64[n]. write_samples: bool[samples]. min_ratio: a smaller part of the
-    segments together explains nothing.
+    Returns float64[n]. samples: bool[samples] of the main thread, those in which it was blocked so.
+    min_ratio: a smaller part of the segments together explains nothing. counts_kernel: a write
+    works in the kernel before and after it sleeps there.
     """
     out = np.zeros(lost.start_ns.size)
     inside = select_phases(lost, PHASE_COMPUTE)
-    if not inside.any() or not write_samples.any():
+    if not inside.any() or not samples.any():
         return out
-    # A write works in the kernel before and after it sleeps there.
     length = lost.end_ns - lost.start_ns
-    kernel = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside)) * length
-    unavailable_ns = measure_sleep(rank, lost, inside) + kernel
-    writing_ns = unavailable_ns * compute_place_ratios(rank, lost, inside, write_samples)
-    if float(writing_ns.sum()) < min_ratio * float(length[inside].sum()):
+    unavailable_ns = measure_sleep(rank, lost, inside)
+    if counts_kernel:
+        system = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside))
+        unavailable_ns = unavailable_ns + system * length
+    blocked_ns = unavailable_ns * compute_place_ratios(rank, lost, inside, samples)
+    if float(blocked_ns.sum()) < min_ratio * float(length[inside].sum()):
         return out
     # Nothing was launched while it was blocked: idle time of a segment belongs to it.
-    claimed_ns = limit_to_lost_time(writing_ns, lost, inside)
+    claimed_ns = limit_to_lost_time(blocked_ns, lost, inside)
     return np.minimum(claimed_ns / np.maximum(lost.lost_ns, 1), 1.0)
 
 
@@ -124,30 +126,48 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     """Estimate the share of each segment inside a step that blocked reads of files explain.
 
     Returns float64[n] for local disks and for network or user-space file systems; None if the main
-    thread of the chunk was hardly ever blocked in a read. What it wrote meanwhile does not count.
+    thread was hardly ever blocked in a read. It counts only where the process read more than it
+    wrote meanwhile.
     """
-    inside = select_phases(lost, PHASE_COMPUTE)
     thread = rank.main.threads.get(rank.pid)
-    if thread is None or not inside.any():
+    if thread is None:
         return None
     context = get_read_context(rank.chunk)
-    samples = count_blocked_samples(thread, np.ones(len(thread.t_ns), np.bool_), context)
-    if samples[:, (BLOCKED_LOCAL, BLOCKED_PAGE, BLOCKED_REMOTE)].sum() < _MIN_READ_SAMPLES:
+    kind = context.wchan_kind[
+        np.where(thread.wchan < len(context.wchan_kind) - 1, thread.wchan, -1)
+    ]
+    remote = kind == BLOCKED_REMOTE
+    local = ((kind == BLOCKED_LOCAL) | (kind == BLOCKED_PAGE)) & (thread.state == ord("D"))
+    samples = (local | remote) & _find_reading_samples(rank, thread.t_ns)
+    for written in _classify_samples(rank):
+        samples &= ~written
+    if np.count_nonzero(samples) < _MIN_READ_SAMPLES:
         return None
-    (rows,) = inside.nonzero()
-    activity = estimate_activity(rank.main, lost.start_ns[rows], lost.end_ns[rows], context)
-    length_ns = (lost.end_ns - lost.start_ns)[rows]
-    reads_ns = activity[:, (BLOCK_IO, REMOTE_IO)] * length_ns[:, None]
-    if reads_ns.sum() < _MIN_READ_RATIO * length_ns.sum():
+    share = estimate_blocked_share(rank, lost, samples, _MIN_READ_RATIO, counts_kernel=False)
+    if not share.any():
         return None
-    blocked_ns = np.zeros(inside.size)
-    blocked_ns[rows] = reads_ns.sum(axis=1)
-    share = limit_to_lost_time(blocked_ns, lost, inside) / np.maximum(lost.lost_ns, 1)
-    for samples_of_kind in _classify_samples(rank):
-        share = share - estimate_write_share(rank, lost, samples_of_kind, 0.0)
-    share = np.clip(share, 0.0, 1.0)
-    local_ratio = float(reads_ns[:, 0].sum() / reads_ns.sum())
-    return share * local_ratio, share * (1.0 - local_ratio)
+    counts = count_blocked_samples(thread, samples, context)
+    shares = estimate_blocked_shares(counts, context, _sum_read_bytes(rank), 0.0)
+    remote_ratio = shares.remote_io / max(shares.block_io + shares.remote_io, 1e-9)
+    return share * (1.0 - remote_ratio), share * remote_ratio
+
+
+def _find_reading_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
+    """Find the samples around which the process read more than it wrote: bool[n]."""
+    io = rank.main.io
+    if io is None or io.t_ns.size < 2:
+        return np.zeros(t_ns.size, np.bool_)
+    row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
+    read, written = np.diff(io.read_bytes)[row], np.diff(io.write_bytes)[row]
+    # Characters also count what mounts deliver. Those that are written go to sockets, too.
+    chars = np.diff(io.read_chars)[row]
+    is_reading = (read > np.maximum(written, 0)) | ((written <= 0) & (chars >= _MIN_READ_CHARS))
+    return np.asarray(is_reading, np.bool_)
+
+
+def _sum_read_bytes(rank: Rank) -> float:
+    io = rank.main.io
+    return 0.0 if io is None else float(max(io.read_bytes[-1] - io.read_bytes[0], 0))
 
 
 def _classify_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -43,7 +43,7 @@ from clusterprof.analysis.detectors.base import (
     sum_claimed_ns,
 )
 from clusterprof.analysis.detectors.phases.blocked_files import (
-    estimate_write_share,
+    estimate_blocked_share,
     select_save_samples,
 )
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, DataWaitBreakdown, LostTime, Rank
@@ -84,7 +84,7 @@ class Checkpoint:
     ) -> Claims | None:
         """Claim every lost segment inside a save."""
         inside = select_phases(lost, PHASE_CHECKPOINT)
-        writing = estimate_write_share(
+        writing = estimate_blocked_share(
             rank, lost, select_save_samples(rank), limits.blocked_at_least_ratio
         )
         if not inside.any() and not writing.any():

@@ -57,7 +57,7 @@ from clusterprof.analysis.detectors.base import (
 )
 from clusterprof.analysis.detectors.pauses import find_pauses, find_whole_pauses, has_loader
 from clusterprof.analysis.detectors.phases.blocked_files import (
-    estimate_write_share,
+    estimate_blocked_share,
     select_log_samples,
 )
 from clusterprof.analysis.timeline.model import PHASE_EVAL, DataWaitBreakdown, Float, LostTime, Rank
@@ -108,7 +108,7 @@ class EvalHost:
         if share.any() and table is not None:
             length = float((table.end_ns - table.start_ns).mean())
             evidence.append(Evidence("eval.mean_ns", length, "ns", "an evaluation took on average"))
-        writing = estimate_write_share(
+        writing = estimate_blocked_share(
             rank, lost, select_log_samples(rank), limits.blocked_at_least_ratio
         )
         if writing.any():
