@@ -31,7 +31,7 @@ TRANSFER_AT_LINK_RATE = replace(
     advice="No fault: overlap communication with computation, send less, or use a faster link",
 )
 TRANSFER_STEADY = replace(
-    TRANSFER, title="Exposed communication: every transfer takes about as long"
+    TRANSFER, title="Exposed communication: all transfers take about the same time"
 )
 TRANSFER_STEADY_SLOW = replace(
     TRANSFER,

@@ -22,7 +22,7 @@ what others read from it is.
 
 Add to the culprits' number of dataloader workers the number on other ranks.
 
-loader.workers_count 1 (of the rank; the other rank has 4)
+loader.workers_count 1 (on this rank; the other rank has 4)
 
 Find when a cause began that was not there from the first step on: `Finding.since`.
 

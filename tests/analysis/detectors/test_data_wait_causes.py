@@ -116,7 +116,7 @@ def test_cpu_preprocess_claims_computing_only_inside_waits() -> None:
         Evidence(
             "worker.on_cpu_ratio", 0.7, "ratio", "of the waits, the loading thread was computing"
         ),
-        Evidence("loader.workers_count", 2.0, "count", "of the rank"),
+        Evidence("loader.workers_count", 2.0, "count", "on this rank"),
     )
     assert got.resource == "worker pid 201"
 

@@ -14,7 +14,7 @@ from clusterprof.report.model import Culprit, Evidence, Finding
 from tests.support.reports import S, clean
 
 SIZE = Evidence("disk.read_size_bytes", 65536.0, "bytes", "a read requested on average")
-COUNT = Evidence("loader.workers_count", 1.0, "count", "of the rank")
+COUNT = Evidence("loader.workers_count", 1.0, "count", "on this rank")
 
 
 def finding(*culprits: Culprit, seen: Evidence = COUNT) -> Finding:
@@ -46,11 +46,11 @@ def noted(*workers: int | None, also: tuple[Culprit, ...] = ()) -> str:
 
 
 def test_workers_of_the_others_stand_beside() -> None:
-    assert noted(4, 1) == "of the rank; the other rank has 4"
-    assert noted(4, 1, 4, 4) == "of the rank; each of the other 3 ranks has 4"
-    assert noted(4, 1, 2) == "of the rank; each of the other 2 ranks has 2 to 4"
-    assert noted(4, 1, 2, also=(guilty(2, 8),)) == "of the rank; the other rank has 4"
-    assert noted(None, 1) == "of the rank"  # unknown is not zero
+    assert noted(4, 1) == "on this rank; the other rank has 4"
+    assert noted(4, 1, 4, 4) == "on this rank; each of the other 3 ranks has 4"
+    assert noted(4, 1, 2) == "on this rank; each of the other 2 ranks has 2 to 4"
+    assert noted(4, 1, 2, also=(guilty(2, 8),)) == "on this rank; the other rank has 4"
+    assert noted(None, 1) == "on this rank"  # unknown is not zero
 
 
 def test_only_the_number_of_workers_has_it() -> None:

@@ -159,7 +159,7 @@ def _count_workers(rank: Rank) -> list[Evidence]:
     if _has_unknown_workers(rank):
         return []
     count = float(count_live_workers(rank.workers))
-    return [Evidence("loader.workers_count", count, "count", "of the rank")]
+    return [Evidence("loader.workers_count", count, "count", "on this rank")]
 
 
 def _describe_affinity(rank: Rank) -> list[Evidence]:

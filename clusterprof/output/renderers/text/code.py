@@ -23,7 +23,7 @@ LINE_HEADS = ("line", "share", "lost", "function", "calls")
 """Columns of `list_line_rows`; the second and third are numbers."""
 MAX_SHOWN_LINES = 5
 """Lines of a finding in text outputs; JSON and HTML have all."""
-_MIN_WORK_RATIO = 0.1
+_MIN_WORK_RATIO = 0.25
 _MIN_UNKNOWN_RATIO, _MIN_UNKNOWN_SAMPLES = 0.25, 8
 UNKNOWN_STACK = "stack not known"
 _ARROW = "→"
@@ -175,13 +175,13 @@ def describe_unknown_where(report: Report) -> str:
 def describe_work(report: Report) -> str:
     """Describe the line in which training threads without a device worked longest; "" = not known.
 
-    A line below a tenth of the step time is not worth a sentence.
+    A line below a quarter of the step time is not worth a sentence.
     """
     line = report.code.work[0] if report.code is not None and report.code.work else None
     if line is None or line.share_ratio < _MIN_WORK_RATIO:
         return ""
     place = describe_line(line, build_file_names(report))
-    return f"{place}: {format_line_share(line)} of step time"
+    return f"{place}: {format_line_share(line)} of step time, at work in the training thread"
 
 
 def describe_line(line: CodeLine | WorkLine, names: FileNames) -> str:

@@ -185,7 +185,7 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
 def _build_work_row(report: Report) -> Iterator[ScreenRow]:
     """Yield where a job without a device works: what its steps spend there counts as no loss."""
     if report.in_step_ns and (text := code.describe_work(report)):
-        yield ScreenRow("Busiest line", f"{text}.")
+        yield ScreenRow("Busiest line", f"{text}. Move it out of the step if it is not training.")
 
 
 def _has_no_steps(report: Report) -> bool:
@@ -259,7 +259,9 @@ def _locate_cause(report: Report, finding: Finding) -> Iterator[ScreenRow]:
     line = code.describe_where(report, finding)
     comparison = culprits.describe_peer_comparison(finding)
     who = culprits.summarize_main_culprits(finding) if finding.culprits else "All ranks alike"
-    onset = culprits.describe_onset(finding) or culprits.summarize_persistence(finding)
+    onset = culprits.describe_onset(finding)
+    if not onset and len(finding.culprits) < len(report.ranks):
+        onset = culprits.summarize_persistence(finding)
     text = f"{who}: {comparison}" if comparison else who
     text = f"{text}; {onset}" if onset else text
     if line and len(report.ranks) == 1 and text == report.ranks[0].node:
