@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import ge
 from os import pread
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from clusterprof.agent.linux.files import FolderWatch, OpenFile
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
@@ -269,6 +269,7 @@ class Budget:
 # kill -9 must lose less than a second, including the poll by which the ring reader lags.
 FLUSH_INTERVAL_NS = 800_000_000
 CLOCK_INTERVAL_NS = 10_000_000_000
+_Answer = TypeVar("_Answer")
 
 
 class Source(Protocol):
@@ -300,21 +301,26 @@ class OptionalSource:
 
     def take(self, now_ns: int) -> Sequence[Record]:
         """Return the records since the last call; after an error there are no more."""
-        return self._call(self._source.take, now_ns)
+        return self._call(self._source.take, now_ns, ())
 
     def finish(self, now_ns: int) -> Sequence[Record]:
         """Return all remaining records, none after an error."""
-        return self._call(self._source.finish, now_ns)
+        return self._call(self._source.finish, now_ns, ())
 
-    def _call(self, method: Callable[[int], Sequence[Record]], now_ns: int) -> Sequence[Record]:
+    def look(self, now_ns: int) -> bool:
+        """Let the source look for news, if it does; nothing more is awaited after an error."""
+        look = getattr(self._source, "look", None)
+        return look is not None and self._call(look, now_ns, False)
+
+    def _call(self, method: Callable[[int], _Answer], now_ns: int, nothing: _Answer) -> _Answer:
         if self._is_off:
-            return ()
+            return nothing
         try:
             return method(now_ns)
         except Exception as error:
             self._is_off = True
             self._note(self._name, error)
-            return ()
+            return nothing
 
 
 def record_batches(

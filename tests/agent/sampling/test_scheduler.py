@@ -322,3 +322,27 @@ def test_the_first_error_of_an_optional_source_ends_it_and_is_logged(method: str
     )
     assert [*getattr(source, method)(0), *source.take(1), *source.finish(2)] == []
     assert (broken.calls, errors) == (1, [("autopsy", "no space left")])
+
+
+def test_an_optional_source_looks_for_news_until_its_first_error() -> None:
+    class Looking(Silent):
+        def look(self, now_ns: int) -> bool:  # type: ignore[override]
+            super().look(now_ns)
+            if now_ns > 1:
+                raise OSError("no descriptors")
+            return True
+
+    looking, errors = Looking(), []
+    source = OptionalSource("dumps", looking, lambda name, error: errors.append(name))
+    assert [source.look(now_ns) for now_ns in (1, 2, 3)] == [True, False, False]
+    assert (looking.looks, errors) == ([1, 2], ["dumps"])
+
+
+def test_an_optional_source_that_looks_for_nothing_awaits_nothing() -> None:
+    class Blind:
+        def take(self, now_ns: int) -> list[Record]:
+            return []
+
+        finish = take
+
+    assert not OptionalSource("autopsy", Blind(), lambda name, error: None).look(1)
