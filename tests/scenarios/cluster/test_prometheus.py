@@ -1,7 +1,7 @@
 """A real Prometheus scrapes two agents and `collect` while torchrun trains on two nodes.
 
-The loader of the second node is slow. The queries of docs/live-metrics.md name it, its alerts fire
-and stop, and an OTLP receiver gets the same numbers.
+The disk of the second node is slow, or its loader where no slow disk can be made. The queries of
+docs/live-metrics.md name it, its alerts fire and stop, and an OTLP receiver gets the same numbers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof_lab.real.cable import Cable, build
+from clusterprof_lab.real.faults import disks
+from clusterprof_lab.real.faults.base import Place
 from clusterprof_lab.real.job import SCRIPT, environment, wait_for_recorder
 from clusterprof_lab.real.node import Node, address_of, why_not_here
 from tests.support.dashboards import load_dashboard
@@ -36,6 +40,10 @@ pytestmark = [
 NAMES = ("gpu-a", "gpu-b")
 TOKEN = "a-token-of-the-test"
 STEPS, SLOW_MS = 300, 150
+DISK_BYTES, DISK_BYTES_PER_SECOND, READ_BYTES = 64 << 20, 14_000_000, 327_680
+"""Eight reads are a batch: 187 ms of the disk, beside 60 ms of computation."""
+FAMILY = "cpu-" if disks.why_not_here() else "storage-"
+"""Of the fault's cause."""
 LOST, CAUSED = "clusterprof_job_lost_gpu_seconds_total", "clusterprof_job_caused_gpu_seconds_total"
 RECEIVER = """
 import http.server, sys
@@ -97,18 +105,35 @@ class Run:
     report: Report | None = None
 
 
-def start_job(nodes: tuple[Node, Node], tmp_path: Path) -> list[subprocess.Popen[Any]]:
+@contextmanager
+def slow_loading(node: Node, folder: Path) -> Iterator[list[str]]:
+    """Options of a job whose batches come late: from a slow disk, where one can be made."""
+    if FAMILY == "cpu-":
+        yield ["--decode-ms", str(SLOW_MS)]
+        return
+    place = Place(node, folder, np.random.default_rng(0), share=0.5, step_ns=60_000_000)
+    with disks.disk(place, "slow-disk", DISK_BYTES) as disk:
+        data = disk.put("records", DISK_BYTES, place)
+        disk.limit("read", DISK_BYTES_PER_SECOND)
+        options = [("data", str(data)), ("reads", "1"), ("read-bytes", str(READ_BYTES))]
+        yield [word for name, value in options for word in (f"--{name}", value)]
+
+
+def start_job(
+    nodes: tuple[Node, Node], slow: list[str], tmp_path: Path
+) -> list[subprocess.Popen[Any]]:
     profile = tmp_path / "site.yaml"
     profile.write_text('extends: default\nmetrics: {to: ["0.0.0.0:9640"], interval_s: 3}\n')
     env = {**environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
     runs = []
-    for node, decode_ms in zip(nodes, ("2", str(SLOW_MS))):
+    for node, own in zip(nodes, ([], slow)):
         command = [
             *(sys.executable, "-m", "clusterprof", "record", "-o", str(tmp_path / "run")),
             *("--profile", str(profile), "--"),
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={NAMES[0]}:29400", "--rdzv-id=live"),
-            *(str(SCRIPT), "--steps", str(STEPS), "--model-mb", "1", "--decode-ms", decode_ms),
+            *(str(SCRIPT), "--steps", str(STEPS), "--model-mb", "1", "--decode-ms", "2"),
+            *own,
         ]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         runs.append(node.start(*command, folder=ROOT, env=env, **quiet))
@@ -149,10 +174,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     tmp_path = tmp_path_factory.mktemp("prometheus")
     result, received = Run(tmp_path / "run"), tmp_path / "received"
     targets = {"nodes": ["127.0.0.1:9640", f"{address_of(1)}:9640"], "collect": ["127.0.0.1:9641"]}
-    with Node(0, NAMES) as first, Node(1, NAMES) as second, Cable(build(tmp_path), [first, second]):
+    with (
+        Node(0, NAMES) as first,
+        Node(1, NAMES) as second,
+        Cable(build(tmp_path), [first, second]),
+        slow_loading(second, tmp_path) as slow,
+    ):
         prometheus = Prometheus(first, tmp_path, targets, TOKEN, read_rules())
         first.start(sys.executable, "-c", RECEIVER, str(received))
-        runs = start_job((first, second), tmp_path)
+        runs = start_job((first, second), slow, tmp_path)
         wait_until(lambda: len(list(result.out.glob("*/000001.cpf"))) == 2, 60)
         collect = start_collect(first, result.out)
         watch(prometheus, runs, result)
@@ -187,7 +217,7 @@ def test_all_three_are_scraped_with_their_token(run: Run) -> None:
 def test_the_culprit_and_its_cause_are_in_the_answers(run: Run) -> None:
     (first, *_) = sorted(answer_of(run, "topk(5"), key=lambda culprit: -culprit[1])
     assert (first[0]["node"], first[0]["rank"]) == (NAMES[1], "1")
-    assert first[0]["cause"].startswith("cpu-")
+    assert first[0]["cause"].startswith(FAMILY)
     assert first[0]["job_name"] == "live"
 
 
