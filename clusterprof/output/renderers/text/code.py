@@ -181,7 +181,8 @@ def describe_work(report: Report) -> str:
     if line is None or line.share_ratio < _MIN_WORK_RATIO:
         return ""
     place = describe_line(line, build_file_names(report))
-    return f"{place}: {format_line_share(line)} of step time, at work in the training thread"
+    text = f"{place}: {format_line_share(line)} of step time, at work in the training thread."
+    return text if line.library else f"{text} Move it out of the step if it is not training."
 
 
 def describe_line(line: CodeLine | WorkLine, names: FileNames) -> str:

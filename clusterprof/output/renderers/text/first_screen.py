@@ -185,7 +185,7 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
 def _build_work_row(report: Report) -> Iterator[ScreenRow]:
     """Yield where a job without a device works: what its steps spend there counts as no loss."""
     if report.in_step_ns and (text := code.describe_work(report)):
-        yield ScreenRow("Busiest line", f"{text}. Move it out of the step if it is not training.")
+        yield ScreenRow("Busiest line", text)
 
 
 def _has_no_steps(report: Report) -> bool:

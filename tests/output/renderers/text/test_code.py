@@ -96,6 +96,7 @@ def test_the_first_screen_names_the_busiest_line() -> None:
     report = with_work(ALL["upper-bound"](), 0.82)
     text = " ".join(Terminal(80, full=False).render(report).split())
     assert "Busiest line train.py:42 in Images.augment: 82 % ± 4 of step time, at work in" in text
+    assert "Move it out of the step" in text  # it calls no library: it may be no training
     assert '"share_ratio": 0.82' in Json().render(report)
     for without in (with_work(report, 0.24), storage_in_code()):
         assert "Busiest line" not in Terminal(80, full=False).render(without)
