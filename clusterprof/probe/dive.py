@@ -112,7 +112,7 @@ class Window:
         if self.step_ns > MAX_STEP_NS:
             reason = "its steps take longer than %d s" % (MAX_STEP_NS // 10**9)
         elif get_ident() != _probe.main_thread[0]:
-            # If the job ended within the window, nobody could end the profiler any more, and the
+            # If the job ended within the window, nothing could end the profiler any more, and the
             # process might crash.
             reason = "another thread than the main one trains"
         if reason:

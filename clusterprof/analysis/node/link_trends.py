@@ -131,7 +131,7 @@ class LinkTrends:
             elif key[0] in STATES:
                 self._note_states(key, readings)
 
-    def notes(self) -> tuple[str, ...]:
+    def describe_links(self) -> tuple[str, ...]:
         """Return a note on each link that shows errors or a worse state, by device."""
         errors = [self._describe_errors(key) for key in sorted(self._errors)]
         states = [self._describe_state(key) for key in sorted(self._states)]

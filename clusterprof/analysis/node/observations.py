@@ -290,7 +290,7 @@ class HostNotes:
                     f" {format_quantity(hot_ns, 'ns')} of {format_quantity(self._seen_ns, 'ns')}:"
                     " check the node's cooling"
                 )
-        return tuple(dict.fromkeys((*notes, *self._links.notes())))
+        return tuple(dict.fromkeys((*notes, *self._links.describe_links())))
 
     def _note_bound(self, chunk: Chunk, cpus: CpuTopology) -> None:
         """Note workers that may run on fewer CPUs than there are workers."""

@@ -95,14 +95,14 @@ def test_a_dump_of_a_rank_that_ends_is_copied_at_once(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["at-exit"]
     (folder / "70.exit.json").write_bytes(b"dump 3")
     (folder / "71.json").write_bytes(b"of a standstill: the autopsy takes it")
-    (folder / "99.exit.json").write_bytes(b"nobody knows a process 99")
+    (folder / "99.exit.json").write_bytes(b"no process 99 is registered")
     assert dumps.look(0) is False  # the run directory may be gone after the last process
     copied = {path.name: path.read_bytes() for path in (tmp_path / "recording/nccl").iterdir()}
     assert copied == {"exit_rank_3.json": b"dump 3"}
     left = sorted(path.name for path in folder.iterdir())
     assert left == ["71.json", "99.exit.json", "at-exit"]
     assert dumps.finish(0) == []
-    assert not (folder / "at-exit").exists()  # nobody takes dumps any more
+    assert not (folder / "at-exit").exists()  # no recorder takes dumps any more
 
 
 def test_a_rank_that_was_started_again_replaces_its_dump(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def notes(*chunks: Chunk) -> tuple[str, ...]:
     trends = LinkTrends()
     for part in chunks:
         trends.observe(part)
-    return trends.notes()
+    return trends.describe_links()
 
 
 def count_by_minute(name: str, device: str, errors: Sequence[int], before: int = 100) -> Chunk:

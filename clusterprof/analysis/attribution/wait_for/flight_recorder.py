@@ -306,9 +306,9 @@ def describe_comparison(
     percent = 100 * blocked_ns / max(comparison.covered_ns, blocked_ns, 1)
     return (
         f"PyTorch's flight recorder: {comparison.operations:,} operations of {len(ratios)} ranks"
-        f" compared ({percent:.0f}% of the time in operations): waited for a rank {waits},"
+        f" compared ({percent:.0f} % of the time in operations): waited for a rank {waits},"
         f" transferred {transfers}: at most {100 * max(ratios.values(), default=0.0):.1f} points"
-        f" of a rank's time apart; the same last rank in {100 * same:.0f}% of the wait{verdict}"
+        f" of a rank's time apart; the same last rank in {100 * same:.0f} % of the wait{verdict}"
         f" ({by_rank})",
     )
 

@@ -93,27 +93,21 @@ def select_save_samples(rank: Rank) -> NDArray[np.bool_]:
 
 
 def estimate_blocked_share(
-    rank: Rank,
-    lost: LostTime,
-    samples: NDArray[np.bool_],
-    min_ratio: float,
-    counts_kernel: bool = True,
+    rank: Rank, lost: LostTime, samples: NDArray[np.bool_], min_ratio: float
 ) -> Float:
     """Estimate the share of each segment inside a step that blocked reads or writes explain.
 
     Returns float64[n]. samples: bool[samples] of the main thread, those in which it was blocked so.
-    min_ratio: a smaller part of the segments together explains nothing. counts_kernel: a write
-    works in the kernel before and after it sleeps there.
+    min_ratio: a smaller part of the segments together explains nothing.
     """
     out = np.zeros(lost.start_ns.size)
     inside = select_phases(lost, PHASE_COMPUTE)
     if not inside.any() or not samples.any():
         return out
     length = lost.end_ns - lost.start_ns
-    unavailable_ns = measure_sleep(rank, lost, inside)
-    if counts_kernel:
-        system = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside))
-        unavailable_ns = unavailable_ns + system * length
+    # A read or a write works in the kernel before and after it sleeps there.
+    system = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside))
+    unavailable_ns = measure_sleep(rank, lost, inside) + system * length
     blocked_ns = unavailable_ns * compute_place_ratios(rank, lost, inside, samples)
     if float(blocked_ns.sum()) < min_ratio * float(length[inside].sum()):
         return out
@@ -143,7 +137,7 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
         samples &= ~written
     if np.count_nonzero(samples) < _MIN_READ_SAMPLES:
         return None
-    share = estimate_blocked_share(rank, lost, samples, _MIN_READ_RATIO, counts_kernel=False)
+    share = estimate_blocked_share(rank, lost, samples, _MIN_READ_RATIO)
     if not share.any():
         return None
     counts = count_blocked_samples(thread, samples, context)

@@ -54,7 +54,8 @@ MAX_CHUNK_ROWS = (600_000, 50_000)
 """Number of values and spans at which a chunk ends early; the second value is for imported
 traces, which are dense.
 """
-BRIEF_RATIO = 0.05  # a column that was missing for less of the recording was measured
+BRIEF_RATIO, MAX_BRIEF_NS = 0.05, 10_000_000_000
+"""A column that was missing for less of the recording, and for less time, was measured."""
 GapKey = tuple[str, str, str]
 """Collector, signal and device of a gap."""
 MAX_EVENTS = 10_000  # kept for the facts of a node
@@ -87,7 +88,7 @@ class LoadedNode:
     """Spans that were produced but not stored, as counted by the recorder."""
     gaps: tuple[Gap, ...]
     """The last gap of each collector and column: what is missing, and why. Gaps that ended are left
-    out where the column was missing for at most BRIEF_RATIO of the time."""
+    out where the column was hardly ever missing (BRIEF_RATIO, MAX_BRIEF_NS)."""
     events: tuple[Event, ...]
     """All events except registrations and exits of processes, and definitions of stacks."""
     stacks: StackTable = field(default_factory=StackTable, compare=False)
@@ -353,8 +354,9 @@ class _ChunkBuilder:
     def list_lasting_gaps(self) -> Iterator[Gap]:
         """Yield the last gap of each column, except of those that were hardly ever missing."""
         whole_ns = (self.latest_ns or 0) - (self.first_ns or 0)
+        brief_ns = min(BRIEF_RATIO * whole_ns, MAX_BRIEF_NS)
         for key, gap in self.gaps.items():
-            if key in self._missing_since or self._missing_ns.get(key, 0) > BRIEF_RATIO * whole_ns:
+            if key in self._missing_since or self._missing_ns.get(key, 0) > brief_ns:
                 yield gap
 
 
