@@ -94,6 +94,8 @@ class CodeProfile:
     work: tuple[WorkLine, ...] = ()
     """Lines in which the training threads worked longest, of ranks whose device was not measured:
     what they compute counts as work, whatever it is. Largest first."""
+    unattributed: tuple[CodeLine, ...] = ()
+    """Lines that ran while time without a known cause was lost; largest first."""
     why_missing: str = ""
     """Why there are no stacks; "" where there are some."""
     notes: tuple[str, ...] = field(default=())

@@ -134,6 +134,8 @@ class CodeProfile(Document, frozen=True):
     notes: tuple[str, ...]
     work: Annotated[tuple[WorkLine, ...], Meta(max_length=MAX_WORK_LINES)] = ()
     """Lines in which the training threads worked longest, of ranks without a measured device."""
+    unattributed: Annotated[tuple[CodeLine, ...], Meta(max_length=MAX_WORK_LINES)] = ()
+    """Lines that ran while time without a known cause was lost, largest first."""
 
 
 class UtilizationLevels(Document, frozen=True):

@@ -29,7 +29,7 @@ from clusterprof.report.model import UNATTRIBUTED, Finding
 MAX_LINES = 20
 """Most lines of a finding."""
 MAX_WORK_LINES = 5
-"""Most lines of work."""
+"""Most lines of work, and of time without a known cause."""
 MAX_STACKS = 5000
 """Most stacks of a report; the smallest are merged into the functions that called them."""
 MIN_SAMPLES = 8
@@ -186,7 +186,12 @@ def build_code(
     )
     samples = sum(rank.code.samples for rank in ranks if rank.code is not None)
     profile = _build_profile(by_cause, stacks, samples)
-    return with_lines, replace(profile, work=_list_work_lines(ranks, reader, stacks))
+    unknown = by_cause.get(UNATTRIBUTED, _CauseCode())
+    return with_lines, replace(
+        profile,
+        work=_list_work_lines(ranks, reader, stacks),
+        unattributed=tuple(_list_lines(unknown, stacks)[:MAX_WORK_LINES]),
+    )
 
 
 def _count_samples(weights: Weights) -> int:

@@ -176,6 +176,16 @@ def test_work_is_shared_out_among_the_samples_of_ranks_without_a_device() -> Non
     assert code.work[0].error_ratio == pytest.approx(0.3236 * 0.8, abs=2e-4)
 
 
+def test_time_without_a_cause_has_lines_too() -> None:
+    rank = _rank(0, unattributed=_sums(s3=6, s4=2))
+    _, code = _build([], [rank], [CulpritTotals({"unattributed": 8 * S}, {})])
+    assert [(line.place, line.library, line.lost_ns) for line in code.unattributed] == [
+        (AUGMENT, RESIZE, 6 * S),
+        (PAD, None, 2 * S),
+    ]
+    assert [line.share_ratio for line in code.unattributed] == [0.75, 0.25]
+
+
 def test_nothing_is_said_without_samples() -> None:
     findings = [_finding(20)]
     with_lines, code = build_code(findings, [books(0)], [TABLE], [CulpritTotals({}, {})], ())

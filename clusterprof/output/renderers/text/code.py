@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.wording import format_share
 from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
-from clusterprof.report.model import UNATTRIBUTED, Finding, Report
+from clusterprof.report.model import Finding, Report
 from clusterprof.units import format_quantity
 
 LINE_HEADS = ("line", "share", "lost", "function", "calls")
@@ -72,7 +72,8 @@ class LineTotals:
 def build_file_names(report: Report) -> dict[str, str]:
     """Build short names for all files in the stacks and lines of a report."""
     places = [*report.code.places] if report.code is not None else []
-    lines: list[CodeLine | WorkLine] = [*report.code.work] if report.code is not None else []
+    code = report.code
+    lines: list[CodeLine | WorkLine] = [*code.work, *code.unattributed] if code is not None else []
     lines += [line for finding in report.findings for line in finding.lines]
     for line in lines:
         places += [line.place] if line.library is None else [line.place, line.library]
@@ -143,31 +144,9 @@ def describe_where(report: Report, finding: Finding) -> str:
 
 def describe_unknown_where(report: Report) -> str:
     """Describe the line that ran during most of the time without a known cause; "" = not known."""
-    code = report.code
-    stacks = [s for s in code.stacks if s.cause == UNATTRIBUTED] if code is not None else []
-    total_ns = sum(stack.lost_ns for stack in stacks)
-    samples = sum(stack.samples for stack in stacks)
-    lost_ns: dict[Place, int] = {}
-    called: dict[Place, dict[Place | None, int]] = {}
-    for stack in stacks:
-        place = find_own_place(code, stack) if code is not None else None
-        if code is None or place is None:
-            continue
-        lost_ns[place] = lost_ns.get(place, 0) + stack.lost_ns
-        places = [code.places[index] for index in stack.places]
-        below = places[places.index(place) + 1 :][:1] if place in places else []
-        library = below[0] if below else None
-        sums = called.setdefault(place, {})
-        sums[library] = sums.get(library, 0) + stack.lost_ns
-    if not lost_ns or samples < _MIN_UNKNOWN_SAMPLES:
+    line = next(iter(report.code.unattributed if report.code is not None else ()), None)
+    if line is None or line.share_ratio < _MIN_UNKNOWN_RATIO or line.samples < _MIN_UNKNOWN_SAMPLES:
         return ""
-    place = max(lost_ns, key=lambda item: (lost_ns[item], item.file, item.line))
-    share = lost_ns[place] / total_ns
-    if share < _MIN_UNKNOWN_RATIO:
-        return ""
-    library = max(called[place], key=lambda item: (called[place][item], str(item)))
-    error = 1.96 * math.sqrt(share * (1 - share) / samples + 0.96 / samples**2)
-    line = CodeLine(place, library, lost_ns[place], share, min(error, 1.0), samples)
     text = f"{describe_line(line, build_file_names(report))}: {format_line_share(line)}"
     return f"{text} of the time without a cause"
 

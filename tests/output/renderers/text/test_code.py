@@ -103,14 +103,9 @@ def test_the_first_screen_names_the_busiest_line() -> None:
 
 
 def test_the_line_of_the_time_without_a_cause() -> None:
-    stacks = (
-        StackTime("unattributed", 0, (0, 2, 3), 6 * S, 60),
-        StackTime("unattributed", 0, (0, 4), 2 * S, 20),
-        StackTime("unattributed", 0, (), 2 * S, 20),
-        StackTime("storage-local", 0, (0, 4), 9 * S, 90),
-    )
-    report = with_code(storage_verdict(), (), dataclasses.replace(PROFILE, stacks=stacks))
-    # 100 samples: 1.96 * sqrt(0.24 / 100 + 0.96 / 10,000) = 0.098
+    line = CodeLine(AUGMENT, RESIZE, 6 * S, 0.6, 0.0957, 60)
+    profile = dataclasses.replace(PROFILE, unattributed=(line,))
+    report = with_code(storage_verdict(), (), profile)
     assert code.describe_unknown_where(report) == (
         "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 60 % ± 10 of the time"
         " without a cause"
@@ -120,8 +115,9 @@ def test_the_line_of_the_time_without_a_cause() -> None:
     screen = " ".join(Terminal(110, full=False).render(unknown).split())
     assert "Main cause Not known" in screen and "Where train.py:42 in Images.augment" in screen
     assert "Largest known cause: " in screen and "Confidence" not in screen
-    few = dataclasses.replace(PROFILE, stacks=(StackTime("unattributed", 0, (0, 4), S, 7),))
-    assert not code.describe_unknown_where(with_code(storage_verdict(), (), few))
+    for weak in (dataclasses.replace(line, samples=7), dataclasses.replace(line, share_ratio=0.24)):
+        profile = dataclasses.replace(PROFILE, unattributed=(weak,))
+        assert not code.describe_unknown_where(with_code(storage_verdict(), (), profile))
 
 
 def test_without_lines_nothing_is_said_about_code() -> None:
