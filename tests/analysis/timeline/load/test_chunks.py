@@ -276,13 +276,21 @@ def test_gaps_that_hardly_lasted_are_no_fact(tmp_path: Path, chunk_s: int) -> No
         for device, missing in times.items():
             if any(start == t for start, _ in missing):
                 records.append(gap(t, device))
-            if (device, t) == ("vdb", 12):
+            if device == "vda" and t in (11, 51):
                 records.append(gap(t, device, "another reason in the same gap"))
             if not any(start <= t < end for start, end in missing):
                 records.append(replace(disk((t, t)), devices=(device,)))
     load = NodeLoader(written(tmp_path / "node-1", [[record] for record in records]), ns(chunk_s))
     assert list(load.chunks())[-1].last
     assert [item.device for item in load.facts().gaps] == ["vdd", "vdb", "vdc"]
+
+
+def test_a_minute_without_values_is_a_fact_however_long_the_recording(tmp_path: Path) -> None:
+    gap = Gap(ns(100), "disk", "disk.read_bytes_total", "vda", "failed", "no answer", "")
+    batches: list[list[Record]] = [[disk((0, 0))], [gap], [disk((160, 1))], [disk((20_000, 2))]]
+    load = NodeLoader(written(tmp_path / "node-1", batches), ns(1000))
+    assert list(load.chunks())[-1].last
+    assert load.facts().gaps == (gap,)
 
 
 def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
