@@ -116,6 +116,8 @@ def test_everything_written_is_private(tmp_path: Path) -> None:
         os.umask(old)
     folder = wait_for_recording(out)
     wait_until(lambda: (run_dir_of(job) / "probe").exists())
+    # Until the recorder runs, the link leads nowhere: nothing may be written to memory.
+    wait_until(lambda: (run_dir_of(job) / "nccl").resolve() == folder / "nccl")
     for root in (folder, run_dir_of(job)):
         for path in (root, *root.rglob("*")):
             if "probe" in path.parts:
