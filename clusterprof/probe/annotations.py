@@ -34,6 +34,8 @@ _thread = 0  # thread that ended the last step
 training_thread: Tuple[int, int] = (0, 0)
 """Thread that ends steps, before the first the thread that began it: number in Python, number in
 the kernel; (0, 0) = not known yet."""
+loading_thread = 0
+"""Thread that trains while it waits in a data loader: what it waits for in there is part of it."""
 _has_batches = False  # this process has handed over a batch
 _samples = _tokens = 0  # handed over since the last step
 _job_step = UNKNOWN  # the job's own number of the step that runs, if it is known
@@ -62,9 +64,35 @@ def count_samples(samples: int, tokens: int) -> None:
     _tokens = UNKNOWN if tokens < 0 or _tokens < 0 else _tokens + tokens
 
 
+def has_batches() -> bool:
+    """Return whether a batch has been counted."""
+    return _has_batches
+
+
 def is_training_thread(thread: int) -> bool:
     """Return whether a thread is the one that trains; True while that thread is unknown."""
     return _thread in (0, thread)
+
+
+def count_steps() -> int:
+    """Count the steps that have ended."""
+    return _number
+
+
+def begin_loading() -> bool:
+    """Note that a thread asks a loader for a batch; return whether it is the one that trains."""
+    global loading_thread
+    thread = get_ident()
+    if not is_training_thread(thread):
+        return False
+    loading_thread = thread
+    return True
+
+
+def end_loading() -> None:
+    """Note that the thread that trains has its batch, or gets none."""
+    global loading_thread
+    loading_thread = 0
 
 
 def finish_optimizer_step(end_ns: int) -> None:
@@ -168,8 +196,8 @@ def _finish_step(end_ns: int) -> None:
 
 def _clear_steps() -> None:
     global _began_ns, _number, _step_source, _thread, _has_batches, _samples, _tokens
-    global training_thread, _job_step, _counters, _loader
-    _began_ns = _number = _thread = _samples = _tokens = _counters = _loader = 0
+    global training_thread, _job_step, _counters, _loader, loading_thread
+    _began_ns = _number = _thread = _samples = _tokens = _counters = _loader = loading_thread = 0
     _batches.clear()
     _job_step = UNKNOWN
     _step_source = OPTIMIZER

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 from time import monotonic_ns, thread_time_ns
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import handle_error, layout, make_lock, ring, stacks, start_thread
 
@@ -192,7 +192,7 @@ class _Watch:
             is_early = not is_prompt and sample_due_ns - now >= _LEAST_NS
             prepares = is_early and self._is_sample_due(sample_due_ns)
             taken_ns = 0 if prepares else self._take_sample(now, sample_due_ns)
-            others = self._take_others(now - due_ns)
+            others = self._take_others(now - due_ns, taken_ns)
             if self._needs_delay(now - due_ns, is_prompt):
                 before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
                 due_ns += self.delayed_ns - before_ns
@@ -204,12 +204,14 @@ class _Watch:
                     pause_ns = int(length_s * 1e9)
                     ring.emit(layout.INTERPRETER_WAIT, due_ns, monotonic_ns(), pause_ns)
                     if self.sampler is not None:
-                        self.sampler.record_others(others, due_ns, now)
+                        self.sampler.record_others(others, due_ns, now, now - due_ns)
                     short_pauses = SHORT_PAUSES
                     watchful_until_ns = now + WATCHFUL_NS
             self.unread += 1
             if self.sampler is not None:
                 self._finish_sample(sample_due_ns, taken_ns, int(length_s * 1e9), is_prompt)
+                if taken_ns and self.sampler.waits_for_others():
+                    self.sampler.record_others(others, taken_ns, taken_ns, int(length_s * 1e9))
             if prepares:
                 if self.sampler is not None and not self.records_waits:
                     self.sampler.note_other_threads()
@@ -273,9 +275,14 @@ class _Watch:
             needed_ns = max(needed_ns, sampler.mean_cpu_ns / max_ratio)
         return min(MAX_PAUSE_S, max(PAUSE_S, needed_ns / 1e9))
 
-    def _take_others(self, late_ns: int) -> List[int]:
-        """Return the stacks of other threads, if this wake-up was late; at most MAX_OTHERS."""
-        if late_ns < LATE_NS or not self.records_waits or self.sampler is None:
+    def _take_others(self, late_ns: int, taken_ns: int) -> List[Tuple[int, int]]:
+        """Return the stacks of other threads, at most MAX_OTHERS.
+
+        If this wake-up was late, or the thread that was just sampled waits for another one.
+        """
+        if not self.records_waits or self.sampler is None:
+            return []
+        if late_ns < LATE_NS and not (taken_ns and self.sampler.waits_for_others()):
             return []
         try:
             return self.sampler.take_others()

@@ -191,6 +191,7 @@ class Sampler:
         self._state_file = -1
         self._positions: List[int] = []
         self._contended = 0
+        self._waits = False
 
     def note_other_threads(self) -> None:
         """Note where the other threads are in their code, some time before a sample."""
@@ -244,37 +245,48 @@ class Sampler:
         del frames  # this function's own frame is among them
         if is_contended:
             return 0
+        self._waits = False
         if frame is None:
             self._stack = 0
             self._unreadable += 1
             return now
+        self._waits = frame.f_code.co_filename.endswith(_WAITING_FILES)
         self._stack = table.number_stack(frame)
         if not self._stack:
             self._overflowed += 1
         return now
 
-    def take_others(self) -> List[int]:
-        """Return the stacks of the other threads that do not wait for work: one kept the lock.
+    def take_others(self) -> List[Tuple[int, int]]:
+        """Return number and stack of each other thread that does not wait for work.
 
-        Nothing in here gives the interpreter lock away.
+        One of them kept the lock, or makes what the sampled thread waits for. The number is that in
+        the kernel, else 1. Nothing in here gives the interpreter lock away.
         """
         table = self._table
         if table is None:
             return []
         own = get_ident()
-        stacks: List[int] = []
+        known = getattr(sys.modules.get("threading"), "_active", {})
+        stacks: List[Tuple[int, int]] = []
         for thread, frame in sys._current_frames().items():
             is_other = thread != own and thread != self._thread[0]
             if is_other and not frame.f_code.co_filename.endswith(_WAITING_FILES):
-                stacks.append(table.number_stack(frame))
+                number = getattr(known.get(thread), "native_id", None)
+                stacks.append((number or 1, table.number_stack(frame)))
                 if len(stacks) == MAX_OTHERS:
                     break
         return stacks
 
-    def record_others(self, stacks: List[int], due_ns: int, taken_ns: int) -> None:
-        """Record the stacks of other threads, each for an equal part of a wait for the lock."""
-        for number, stack in enumerate(stacks, 1):
-            part_ns = (taken_ns - due_ns) // len(stacks)
+    def waits_for_others(self) -> bool:
+        """Return whether the thread sampled last waited for another one, in a queue or an event."""
+        return self._waits
+
+    def record_others(
+        self, stacks: List[Tuple[int, int]], due_ns: int, taken_ns: int, length_ns: int
+    ) -> None:
+        """Record the stacks of other threads, each for an equal part of some time."""
+        for number, stack in stacks:
+            part_ns = length_ns // len(stacks)
             ring.emit(layout.STACK_SAMPLE, due_ns, taken_ns, stack, part_ns, number, 0)
 
     def record(self, due_ns: int, taken_ns: int, interval_ns: int) -> None:

@@ -34,4 +34,7 @@ HOOKS = (
     ("nvidia.dali.plugin.jax.iterator", "loaders"),
     ("tensorflow.python.data.ops.iterator_ops", "loaders"),
     ("jax._src.monitoring", "jax_compiling"),
+    ("torch", "queues"),
+    ("jax._src.monitoring", "queues"),
+    ("multiprocessing.queues", "queues"),
 )

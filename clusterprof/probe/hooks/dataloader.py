@@ -4,7 +4,7 @@ import os
 import sys
 from time import monotonic_ns
 from types import ModuleType
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 from .. import annotations, layout, ring, stacks
 from . import batch, cuda
@@ -12,7 +12,7 @@ from .wrap import wrap_function
 
 UNKNOWN = -1
 
-WaitToken = Tuple[int, int, int, int, Any]
+WaitToken = Optional[Tuple[int, int, int, int, Any]]
 
 
 def install(module: ModuleType) -> bool:
@@ -20,7 +20,8 @@ def install(module: ModuleType) -> bool:
     utils: Any = module._utils  # type: ignore[attr-defined]
     single = module._SingleProcessDataLoaderIter  # type: ignore[attr-defined]
     multiple = module._MultiProcessingDataLoaderIter  # type: ignore[attr-defined]
-    wrap_function(module._BaseDataLoaderIter, "__next__", _finish_wait, _begin_wait)  # type: ignore[attr-defined]
+    iterator: Any = module._BaseDataLoaderIter  # type: ignore[attr-defined]
+    wrap_function(iterator, "__next__", _finish_wait, _begin_wait, raised=end_wait)
     wrap_function(single, "__init__", record_loader_start)
     wrap_function(multiple, "__init__", record_loader_start)
     wrap_function(utils.fetch._MapDatasetFetcher, "fetch", _finish_fetch, _begin_fetch)
@@ -30,6 +31,10 @@ def install(module: ModuleType) -> bool:
 
 
 def _begin_wait(iterator: Any) -> WaitToken:
+    if not annotations.begin_loading():
+        return (
+            None  # of a thread that fetches ahead: it delays the loop only if its buffer is empty
+        )
     workers = iterator._num_workers
     yielded = iterator._num_yielded
     pid = _find_critical_pid(iterator) if workers else 0
@@ -37,12 +42,23 @@ def _begin_wait(iterator: Any) -> WaitToken:
 
 
 def _finish_wait(wait: WaitToken, start: int, end: int, data: Any, iterator: Any) -> None:
+    if wait is None:
+        annotations.begin_first_step(start)
+        batch.record_batch(data)
+        return
+    annotations.end_loading()
     number, pid, workers, first, mark = wait
     annotations.begin_first_step(start)
     annotations.note_batch(id(getattr(iterator, "_dataset", iterator)), start)
     sequence = ring.emit(layout.DATA_WAIT, start, end, number, pid, workers, first)
     cuda.finish_wait(mark, sequence, start, end)
     batch.record_batch(data)
+
+
+def end_wait(wait: Any) -> None:
+    """Note that a loader raised instead of delivering a batch, at the end of an epoch."""
+    if wait is not None:
+        annotations.end_loading()
 
 
 def _find_critical_pid(iterator: Any) -> int:

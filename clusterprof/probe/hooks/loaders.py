@@ -5,13 +5,16 @@ built the awaited batch nor the number of threads is known.
 """
 
 from types import ModuleType
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 from .. import annotations, layout, ring
 from . import batch, cuda
+from .dataloader import end_wait
 from .wrap import wrap_function
 
 UNKNOWN = -1
+
+LoaderToken = Optional[Tuple[Any, bool]]
 
 _WAIT_FUNCTIONS = {
     "tensorflow.python.data.ops.iterator_ops": ("OwnedIterator", "__next__"),
@@ -24,16 +27,19 @@ _WAIT_FUNCTIONS = {
 def install(module: ModuleType) -> bool:
     """Wrap the function that delivers the next batch."""
     class_name, name = _WAIT_FUNCTIONS[module.__name__]
-    return wrap_function(getattr(module, class_name), name, _finish_loader_wait, _begin_loader_wait)
+    owner = getattr(module, class_name)
+    return wrap_function(owner, name, _finish_loader_wait, _begin_loader_wait, raised=end_wait)
 
 
-def _begin_loader_wait(iterator: Any, *arguments: Any, **keywords: Any) -> Tuple[Any, bool]:
+def _begin_loader_wait(iterator: Any, *arguments: Any, **keywords: Any) -> LoaderToken:
+    if not annotations.begin_loading():
+        return None
     # DALI's iterators fetch their first batch when they are created, and deliver it later.
     return cuda.begin_wait(), getattr(iterator, "_first_batch", None) is None
 
 
 def _finish_loader_wait(
-    token: Tuple[Any, bool],
+    token: LoaderToken,
     start: int,
     end: int,
     data: Any,
@@ -41,6 +47,10 @@ def _finish_loader_wait(
     *arguments: Any,
     **keywords: Any,
 ) -> None:
+    if token is None:
+        batch.record_batch(data)  # of a thread that fetches ahead
+        return
+    annotations.end_loading()
     if ring.is_helper():
         return  # a loader inside a worker of another loader
     mark, fresh = token

@@ -9,7 +9,8 @@ whether or not other intervals were sampled. At the end the shares of a cause ar
 lost time. The critical thread is the one that the time is lost to:
 
     wait for a batch     the worker that owns it, over the whole fetch: whatever is faster in a
-                         fetch shortens the wait, not only what the worker does last
+                         fetch shortens the wait, not only what the worker does last; or the other
+                         threads, while the thread that trains waits for one of them
     wait for the lock    the other threads, one of which kept the interpreter lock
     all other time       the thread that trains
 
@@ -44,6 +45,7 @@ from clusterprof.analysis.timeline.model import (
     Process,
     Rank,
 )
+from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import FetchSpans, StackSamples
 from clusterprof.report.model import UNATTRIBUTED
 
@@ -56,6 +58,8 @@ _HELD_LOCK = "cpu-gil"
 _RUNNING = ord("R")
 _LATE_NS = 300_000
 """A sample taken this much later than due found another thread with the interpreter lock."""
+_STATE_NS = 50_000_000
+"""A thread was on a CPU if it was for more than half the time this far around a sample."""
 _GROUP_NS = 1_000_000_000
 """Lost intervals are grouped to find where in a step they are lost: samples of devices are longer
 than many steps."""
@@ -145,9 +149,10 @@ class CodeSums:
         """Add the samples of the threads that train and load; amounts: float64[n] each, ns."""
         in_wait = lost.phase == PHASE_DATA_WAIT
         by_worker = in_wait & (breakdown.worker_pid > 0) & (breakdown.worker_pid != rank.pid)
+        by_thread = self._add_feeding_threads(rank, segment, lost, amounts, in_wait & ~by_worker)
         main = _select_samples(rank.main, segment.start_ns, segment.end_ns)
         if main is not None:
-            self._add_main(rank, main, lost, amounts, ~by_worker)
+            self._add_main(rank, main, lost, amounts, ~by_worker & ~by_thread)
         if _HELD_LOCK in amounts:
             self._add_lock_holders(rank.main, segment, float(amounts[_HELD_LOCK].sum()))
         for pid in np.unique(breakdown.worker_pid[by_worker]).tolist():
@@ -233,6 +238,34 @@ class CodeSums:
             total_ns = np.bincount(group, ns[rows], minlength=begin.size)
             self._put_by_state(key, chosen, (total_ns / length_ns)[at])
 
+    def _add_feeding_threads(
+        self,
+        rank: Rank,
+        segment: Segment,
+        lost: LostTime,
+        amounts: Mapping[str, Float],
+        rows: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        """Share the loss of waits for own threads out among the stacks of these threads.
+
+        They are sampled when the thread that trains waits for them. Returns bool[n], the rows whose
+        loss they carry: all, unless none was sampled.
+        """
+        samples = _select_feeding_samples(rank.main, segment.start_ns, segment.end_ns)
+        if samples is None or not rows.any():
+            return np.zeros_like(rows)
+        row = np.searchsorted(lost.start_ns, samples.t_ns, side="right") - 1
+        inside = row >= 0
+        inside[inside] = samples.t_ns[inside] < lost.end_ns[row[inside]]
+        inside[inside] = rows[row[inside]]
+        if not inside.any():
+            return np.zeros_like(rows)
+        at, chosen = row[inside], _select_rows(samples, inside)
+        length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
+        for key, ns in amounts.items():
+            self._put_by_state(key, chosen, (ns / length_ns)[at])
+        return rows
+
     def _add_lock_holders(self, main: Process, segment: Segment, total_ns: float) -> None:
         """Share time in which other threads kept the interpreter lock out among their stacks.
 
@@ -242,6 +275,7 @@ class CodeSums:
         if stacks is None:
             return
         rows = (stacks.thread > 0) & (stacks.interval_ns > 0)
+        rows &= stacks.end_ns > stacks.start_ns  # not those that feed the thread that trains
         rows &= (stacks.start_ns >= segment.start_ns) & (stacks.start_ns < segment.end_ns)
         if rows.any():
             weight = stacks.interval_ns[rows] / int(stacks.interval_ns[rows].sum())
@@ -297,6 +331,32 @@ def _select_samples(process: Process, start_ns: int, end_ns: int) -> _Samples | 
     if not rows.any():
         return None
     return _read_states(stacks.select(rows))
+
+
+def _select_feeding_samples(main: Process, start_ns: int, end_ns: int) -> _Samples | None:
+    """Select the samples of other threads, taken while the thread that trains waited for them.
+
+    Whether such a thread was on a CPU shows in the samples of its counters.
+    """
+    stacks = main.stacks
+    if stacks is None:
+        return None
+    rows = (stacks.thread > 0) & (stacks.end_ns == stacks.start_ns) & (stacks.stack > 0)
+    rows &= (stacks.start_ns >= start_ns) & (stacks.start_ns < end_ns)
+    if not rows.any():
+        return None
+    stacks = stacks.select(rows)
+    state = np.full(stacks.start_ns.size, ANY_THREAD)
+    for tid in np.unique(stacks.thread).tolist():
+        thread = main.threads.get(tid)
+        if thread is None:
+            continue
+        (own,) = (stacks.thread == tid).nonzero()
+        window = stacks.start_ns[own] - _STATE_NS, stacks.start_ns[own] + _STATE_NS
+        cpu_ns = compute_column_increase(thread.t_ns, thread.on_cpu_ns, *window)
+        on_cpu = np.nan_to_num(cpu_ns) >= _STATE_NS
+        state[own] = np.where(np.isnan(cpu_ns), ANY_THREAD, np.where(on_cpu, ON_CPU, ASLEEP))
+    return _Samples(stacks.start_ns, stacks.stack, np.maximum(stacks.interval_ns, 1), state)
 
 
 def _read_states(stacks: StackSamples) -> _Samples:

@@ -40,6 +40,7 @@ are not compared.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
     select_sleep_samples,
 )
-from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
+from clusterprof.analysis.timeline.data_wait.samples import HELPER_THREADS, find_sleep_samples
 from clusterprof.analysis.timeline.intervals import Intervals, measure_overlap
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
@@ -72,19 +73,6 @@ from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import InterpreterWaitSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
-
-_HELPER_THREADS = (
-    "pt_autograd",
-    "pt_nccl",
-    "pt_gloo",
-    "pt_tcp",
-    "nccl",
-    "NCCL",
-    "cuda",
-    "nv_",
-    "UVM",
-    "gloo",
-)
 
 
 class CpuGil:
@@ -125,18 +113,25 @@ class CpuGil:
             return none
         on_lock = find_sleep_samples(thread, rank.chunk.wchan_names, lambda name: "futex" in name)
         kept = _claim_kept_lock(rank, lost, inside, on_lock, limits)
-        if kept is not None:
-            return kept
-        if not others:
-            return none
         if not any(other.name for other in others.values()):
-            return None
+            return kept if kept is not None or others else none
         others = {
-            tid: other
-            for tid, other in others.items()
-            if not other.name.startswith(_HELPER_THREADS)
+            tid: other for tid, other in others.items() if not other.name.startswith(HELPER_THREADS)
         }
-        return _claim_computing_thread(rank, lost, inside, on_lock, others, limits) or none
+        computing = _claim_computing_thread(rank, lost, inside, on_lock, others, limits)
+        return _join_claims(lost, [claims for claims in (kept, computing) if claims]) or none
+
+
+def _join_claims(lost: LostTime, parts: list[Claims]) -> Claims | None:
+    """Join claims of both kinds: a thread can keep the lock in C code, and compete in Python.
+
+    Of each segment the larger share counts. The evidence and grade are those of the larger part.
+    """
+    if not parts:
+        return None
+    larger = max(parts, key=lambda claims: float((claims.share * lost.lost_ns).sum()))
+    share = np.maximum.reduce([claims.share for claims in parts])
+    return dataclasses.replace(larger, share=share)
 
 
 def _claim_kept_lock(
@@ -158,7 +153,7 @@ def _claim_kept_lock(
     kept_ns[inside] = measure_overlap(segments, Intervals(*waits.find_holds()))
     # What helper threads run they run for the main thread, also with the lock.
     for tid, other in rank.main.threads.items():
-        if tid != rank.pid and other.name.startswith(_HELPER_THREADS):
+        if tid != rank.pid and other.name.startswith(HELPER_THREADS):
             ran = compute_column_increase(other.t_ns, other.on_cpu_ns, *segments)
             kept_ns[inside] -= np.minimum(np.nan_to_num(ran), kept_ns[inside])
     asleep = measure_sleep(rank, lost, inside) * compute_place_ratios(rank, lost, inside, on_lock)

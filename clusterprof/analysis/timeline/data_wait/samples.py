@@ -32,6 +32,7 @@ spans `starved` (the device had no work because its host had not launched any ye
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -136,22 +137,66 @@ def select_busiest_thread(
     """Select the busiest data-loading thread of each interval; return its shares and its pid.
 
     float64[n, 11] and int64[n]; start_ns, end_ns: int64[n]. Candidates are the workers'
-    main threads; if none of them is active, or there are none, the rank's main thread. Time
-    in which even the busiest thread slept is unknown.
+    main threads; if none of them is active, or there are none, the threads of the rank itself.
+    Time in which even the busiest thread slept is unknown.
     """
-    feeders = [*rank.workers, rank.main]
+    own = [rank.main, *(view_thread(rank.main, tid) for tid in list_loading_threads(rank))]
+    feeders = [*rank.workers, *own]
     tables = np.stack([estimate_activity(p, start_ns, end_ns, context) for p in feeders])
     active = 1.0 - tables[:, :, kinds.UNKNOWN]
-    if len(feeders) > 1:
-        workers = active[:-1]
-        main_only = workers.max(axis=0) < MAX_IDLE_RATIO
-        active[-1] = np.where(main_only, active[-1], -1.0)
+    if rank.workers:
+        count = len(rank.workers)
+        own_only = active[:count].max(axis=0) < MAX_IDLE_RATIO
+        active[count:] = np.where(own_only, active[count:], -1.0)
     chosen = np.argmax(active, axis=0)
     rows = np.arange(len(start_ns))
     pids = np.array([p.pid for p in feeders], np.int64)
     result = tables[chosen, rows]
     is_known = result[:, kinds.UNKNOWN] < 1.0
     return result, np.where(is_known, pids[chosen], 0)
+
+
+HELPER_THREADS = (
+    "pt_autograd",
+    "pt_nccl",
+    "pt_gloo",
+    "pt_tcp",
+    "nccl",
+    "NCCL",
+    "cuda",
+    "nv_",
+    "UVM",
+    "gloo",
+)
+"""Beginnings of the names of threads that work for the thread that trains."""
+MAX_LOADING_THREADS = 8
+_MIN_LOADING_RATIO = 0.02  # of the time: a thread that loads is on a CPU, or blocked in reads
+
+
+def list_loading_threads(rank: Rank) -> list[int]:
+    """List the threads of a rank that may make its batches: those that are not asleep.
+
+    Thread ids, the busiest first, at most MAX_LOADING_THREADS. Empty without hooks: whether the
+    main thread waits for them is then not known.
+    """
+    if not rank.marked:
+        return []
+    busy = []
+    for tid, thread in rank.main.threads.items():
+        if tid == rank.pid or thread.name.startswith(HELPER_THREADS) or len(thread.t_ns) < 2:
+            continue
+        grown_ns = float(series.compute_differences(thread.on_cpu_ns)[0].sum())
+        blocked_ratio = float(np.mean(thread.state == ord("D")))
+        length_ns = max(int(thread.t_ns[-1] - thread.t_ns[0]), 1)
+        ratio = grown_ns / length_ns + blocked_ratio
+        if ratio >= _MIN_LOADING_RATIO:
+            busy.append((-ratio, tid))
+    return [tid for _, tid in sorted(busy)[:MAX_LOADING_THREADS]]
+
+
+def view_thread(process: Process, tid: int) -> Process:
+    """Return a process as if one of its other threads were its main thread."""
+    return replace(process, threads={process.pid: process.threads[tid]})
 
 
 _READING_BLOCKED_RATIO = 0.5  # of the blocked samples of a window

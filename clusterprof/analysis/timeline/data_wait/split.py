@@ -47,9 +47,12 @@ from clusterprof.analysis.timeline.data_wait.fetches import fill_unmeasured
 from clusterprof.analysis.timeline.data_wait.samples import (
     compute_loading_shares,
     estimate_activity,
+    list_loading_threads,
     select_busiest_thread,
+    view_thread,
 )
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, Int, Process, Rank
+from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import DataWaitSpans, FetchSpans, LoaderStartSpans
 from clusterprof.probe.layout import FETCH, WORKER_START
 
@@ -260,9 +263,9 @@ def _split_fetches(rank: Rank, context: ReadContext) -> SplitFetches:
     for process in (rank.main, *rank.workers):
         spans = select_fetches(process)
         if spans is not None:
-            thread = process.threads.get(process.pid)
+            view = _view_fetching_thread(rank, spans) if process is rank.main else process
             times_by_pid[process.pid] = fetches.measure_fetches(
-                fill_unmeasured(spans, process), thread, context
+                fill_unmeasured(spans, view), view.threads.get(process.pid), context
             )
     if not times_by_pid:
         return {}
@@ -273,6 +276,30 @@ def _split_fetches(rank: Rank, context: ReadContext) -> SplitFetches:
         pid: (f.spans, fetches.split_fetches(f, pool, read_bytes, context))
         for pid, f in times_by_pid.items()
     }
+
+
+def _view_fetching_thread(rank: Rank, spans: FetchSpans) -> Process:
+    """Return the rank's process with the thread that fetches as its main thread.
+
+    A buffer around a loader without workers fetches in a thread of its own: it is the one whose CPU
+    time agrees best with that of the fetches, which each thread measures itself.
+    """
+    tids = list_loading_threads(rank)
+    fetch_cpu_ns = spans.user_cpu_ns + spans.system_cpu_ns
+    if not tids or (fetch_cpu_ns < 0).any():
+        return rank.main
+
+    def compute_difference(tid: int) -> float:
+        thread = rank.main.threads.get(tid)
+        if thread is None:
+            return np.inf
+        cpu_ns = compute_column_increase(
+            thread.t_ns, thread.on_cpu_ns, spans.start_ns, spans.end_ns
+        )
+        return float(np.abs(np.nan_to_num(cpu_ns) - fetch_cpu_ns).sum())
+
+    closest = min((rank.pid, *tids), key=compute_difference)
+    return rank.main if closest == rank.pid else view_thread(rank.main, closest)
 
 
 def _split_wait_segment(

@@ -27,7 +27,7 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.probe import layout
-from tests.support.builders import lost, ns, process, rank, spans
+from tests.support.builders import activity, lost, ns, process, rank, spans, thread
 
 MS = 1_000_000
 SEGMENT = Segment(0, ns(10), False)
@@ -133,9 +133,11 @@ def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() 
 def test_a_kept_lock_is_shared_among_the_threads_that_may_have_kept_it() -> None:
     main = _with_stacks(process(100), [(1.2, 1, "S"), (1.4, 2, ""), (1.4, 3, ""), (1.8, 2, "")])
     assert main.stacks is not None
-    thread = np.array([0, 1, 2, 1])
+    threads = np.array([0, 1, 2, 1])
     interval_ns = np.array([50, 10, 10, 20]) * MS
-    main = replace(main, stacks=replace(main.stacks, thread=thread, interval_ns=interval_ns))
+    end_ns = main.stacks.start_ns + np.where(threads > 0, interval_ns, 0)
+    changed = replace(main.stacks, thread=threads, interval_ns=interval_ns, end_ns=end_ns)
+    main = replace(main, stacks=changed)
     pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
     code = _share(rank(10, main), pieces, cpu_gil=[0.5])
     assert _by_stack(code, "cpu-gil") == {2: (375.0, 2), 3: (125.0, 1)}
@@ -181,6 +183,32 @@ def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
     code = _share(rank(10, main, [worker]), pieces, cpu_preprocess=[1.0])
     assert _by_stack(code, "cpu-preprocess") == {1: (20.0, 1), 2: (20.0, 1)}
     assert code.in_steps[0].tolist() == [8]
+
+
+def test_a_wait_for_threads_of_the_own_process_is_lost_where_these_are() -> None:
+    # In the wait the main thread is in stack 8. Thread 101 computes until 1.5 s, then it reads;
+    # thread 102 sleeps. The sample at 2.5 s is in no wait: the main thread's own counts there.
+    samples = [(1.2, 8, "S"), (1.2, 1, ""), (1.2, 5, ""), (1.8, 8, "S"), (1.8, 2, ""), (2.5, 3, "")]
+    waits = {layout.DATA_WAIT: spans((1.0, 2.0, -1, -1, -1, -1))}
+    main = _with_stacks(process(100, spans=waits), samples)
+    assert main.stacks is not None
+    main = replace(
+        main,
+        threads={
+            100: thread(activity("U1 S1 U1"), 3),
+            101: thread(activity("U1.5 D0.5 U1"), 3),
+            102: thread(activity("S3"), 3),
+        },
+        stacks=replace(main.stacks, thread=np.array([0, 101, 102, 0, 101, 0])),
+    )
+    pieces = lost((1, 2, 0.8, PHASE_DATA_WAIT), (2, 3, 0.2, PHASE_COMPUTE))
+    shares = {"cpu_preprocess": [0.5, 0.0], "storage_local": [0.5, 0.0]}
+    code = _share(rank(3, main), pieces, **shares)
+    # 0.4 s for each of the causes, of which a sample of 50 ms carries 20 ms; one that fits carries
+    # those of the two others too, as far as it has room.
+    assert _by_stack(code, "cpu-preprocess") == {1: (50.0, 1)}
+    assert _by_stack(code, "storage-local") == {2: (30.0, 1), 5: (30.0, 1)}
+    assert _by_stack(code, "unattributed") == {3: (10.0, 1)}
 
 
 def test_what_is_not_lost_counts_as_work_where_no_device_was_measured() -> None:

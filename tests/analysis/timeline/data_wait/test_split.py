@@ -252,6 +252,43 @@ def test_a_rank_without_spans_is_recognized_by_its_busiest_worker() -> None:
     assert breakdown.identified.tolist() == [False]
 
 
+def test_a_wait_for_threads_of_the_own_process_is_what_the_busiest_of_them_did() -> None:
+    # The main thread waits from 1 to 5 s. One of its threads reads for 3 s of it and computes 1 s,
+    # another one hardly does anything; the driver's thread works for the main thread.
+    threads = {
+        MAIN: thread(activity("U1 L4 U1"), 6),
+        101: replace(thread(activity("U1 D3 U1 I1"), 6), name="python"),
+        102: replace(thread(activity("S5.5 U0.5"), 6), name="python"),
+        103: replace(thread(activity("U6"), 6), name="pt_autograd_0"),
+    }
+    waits = {DATA_WAIT: spans((1, 5, -1, -1, -1, -1))}
+    main = replace(process(MAIN, spans=waits), threads=threads)
+    breakdown = fed(rank(6, main), 1, 5)
+    assert row(breakdown)["user_cpu"] == 0.25
+    assert row(breakdown)["block_io"] == pytest.approx(0.75, abs=0.02)
+    assert breakdown.identified.tolist() == [False]
+    # Its workers, if it has any that are active, make the batches.
+    worker = process(WORKER, MAIN, thread=thread(activity("I1 U2 I3"), 6))
+    assert row(fed(rank(6, main, [worker]), 1, 5)) == {"user_cpu": 0.5, "unknown": 0.5}
+
+
+def test_a_thread_that_fetches_is_found_by_its_cpu_time() -> None:
+    # Four fetches of 1 s, in which another thread computes 0.5 s and is blocked in a read for 0.5 s.
+    text = "U0.5 D0.5 " * 4
+    calls = [(second, second + 1, MIB) for second in range(4)]
+    threads = {
+        MAIN: thread(activity("L4"), 5),
+        101: replace(thread(activity(text), 5), name="python"),
+        102: replace(thread(activity("S2 U2"), 5), name="python"),
+    }
+    marks = {
+        DATA_WAIT: spans((0, 4, -1, -1, -1, -1)),
+        FETCH: fetches(activity(text), *calls),
+    }
+    main = replace(process(MAIN, spans=marks), threads=threads)
+    assert row(fed(rank(5, main), 0, 4)) == {"user_cpu": 0.5, "block_io": 0.5}
+
+
 def test_nothing_known_is_all_unknown() -> None:
     breakdown = fed(rank(10, process(MAIN), [], marked=False), 0, 8)
     assert row(breakdown) == {"unknown": 1.0}

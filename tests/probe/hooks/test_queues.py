@@ -1,0 +1,162 @@
+"""Waits for batches that threads and processes of the job's own make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.frameworks import both_ways
+from tests.support.job_python import needs_torch
+from tests.support.probing import DATA_WAIT, STEP, Ring, Span
+
+needs_torch()
+pytestmark = pytest.mark.torch
+
+# Ten steps. Each batch takes 20 ms to make, and each step hardly any time: the loop waits.
+CODE = """
+import multiprocessing, queue, sys, threading, time
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = 10
+torch.manual_seed(1)
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+def make(number):
+    time.sleep(0.02)
+    return torch.full((4, 3), float(number))
+
+def fill(target):
+    for number in range(STEPS):
+        target.put(make(number))
+
+def step(batch):
+    optimizer.zero_grad()
+    net(batch).square().mean().backward()
+    optimizer.step()
+
+class Items(Dataset):
+    def __len__(self):
+        return STEPS
+    def __getitem__(self, number):
+        return make(number)[0]
+
+def start(target, *arguments):
+    threading.Thread(target=target, args=arguments, daemon=True).start()
+
+"""
+QUEUE = """
+source = queue.Queue(2)
+start(fill, source)
+for _ in range(STEPS):
+    step(source.get())
+"""
+TIMEOUTS = """
+source = queue.Queue(2)
+start(fill, source)
+taken = 0
+while taken < STEPS:
+    try:
+        batch = source.get(timeout=0.005)
+    except queue.Empty:
+        continue
+    taken += 1
+    step(batch)
+"""
+FUTURES = """
+with ThreadPoolExecutor(1) as pool:
+    for future in [pool.submit(make, number) for number in range(STEPS)]:
+        step(future.result())
+"""
+PROCESS = """
+context = multiprocessing.get_context("fork")
+source = context.Queue(2)
+maker = context.Process(target=fill, args=(source,))
+maker.start()
+for _ in range(STEPS):
+    step(source.get())
+maker.join()
+"""
+BUFFERED = """
+def load(target):
+    for batch in DataLoader(Items(), batch_size=1):
+        target.put(batch)
+
+source = queue.Queue(2)
+start(load, source)
+for _ in range(STEPS):
+    step(source.get())
+"""
+PINNED = """
+# A loader's own queue, inside its wait.
+class Waiting(Dataset):
+    def __len__(self):
+        return STEPS
+    def __getitem__(self, number):
+        answer = queue.Queue()
+        start(lambda: answer.put(make(number)[0]))
+        return answer.get()
+
+for batch in DataLoader(Waiting(), batch_size=1):
+    step(batch)
+"""
+SAVES = """
+done = queue.Queue()
+for number in range(STEPS):
+    step(torch.ones(4, 3))
+    if number in (2, 5, 8):
+        start(fill, done)
+        done.get()
+"""
+SERVER = """
+source = queue.Queue(2)
+start(fill, source)
+for _ in range(STEPS):
+    source.get()
+"""
+
+
+def train(tmp_path: Path, code: str) -> Ring:
+    rings = both_ways(CODE + code + "print(net.weight.tolist())\n", tmp_path)
+    (ring,) = (ring for ring in rings if ring.of(STEP))
+    assert len(ring.of(STEP)) == 10
+    return ring
+
+
+def sum_ms(waits: list[Span]) -> float:
+    return sum(wait.end_ns - wait.start_ns for wait in waits) / 1e6
+
+
+@pytest.mark.parametrize("code", [QUEUE, TIMEOUTS, FUTURES, PROCESS], ids=str.__len__)
+def test_the_loop_waits_for_batches(tmp_path: Path, code: str) -> None:
+    waits = train(tmp_path, code).of(DATA_WAIT)
+    assert {(wait.a, wait.b, wait.c, wait.d) for wait in waits} == {(-1, -1, -1, -1)}
+    # Batches 3 to 10: that it is a source of batches shows when the second one is taken.
+    assert len(waits) >= 6
+    assert 80 < sum_ms(waits) < 10 * 20 + 1000
+
+
+def test_a_loader_behind_a_buffer_is_waited_for_at_the_buffer(tmp_path: Path) -> None:
+    ring = train(tmp_path, BUFFERED)
+    first_step_ns = ring.of(STEP)[0].end_ns
+    # Until the first step ends it is not known which thread trains.
+    waits = [wait for wait in ring.of(DATA_WAIT) if wait.start_ns > first_step_ns]
+    assert {wait.b for wait in waits} == {-1}
+    # Every batch has one sample; it is counted where the loader delivers it, not once more.
+    assert sum(step.c for step in ring.of(STEP)) == 10
+
+
+def test_a_wait_inside_a_loader_belongs_to_it(tmp_path: Path) -> None:
+    waits = train(tmp_path, PINNED).of(DATA_WAIT)
+    assert [(wait.a, wait.b) for wait in waits] == [(number, 0) for number in range(10)]
+
+
+def test_what_is_not_taken_in_most_steps_is_no_source_of_batches(tmp_path: Path) -> None:
+    assert train(tmp_path, SAVES).of(DATA_WAIT) == []
+
+
+def test_a_process_without_steps_waits_for_no_batches(tmp_path: Path) -> None:
+    assert [ring.of(DATA_WAIT) for ring in both_ways(CODE + SERVER, tmp_path)] in ([], [[]])
