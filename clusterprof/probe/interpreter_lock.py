@@ -38,6 +38,9 @@ CREDIT_CPU_NS = 60_000_000
 MAX_PAUSE_S = 2.0
 PROMPT_SWITCH_S, PROMPT_LEAD = 0.0001, 2.5
 """Switch interval before a sample, and for how long before it, in switch intervals of the job."""
+PROMPT_RATIO, MAX_PROMPT_SWITCH_S = 0.05, 0.001
+"""Where C code keeps the lock, the interval is this part of how late samples are: the thread wakes
+up once in each interval for which it waits."""
 PROMPT_SAMPLES = 32
 """Number of samples before which the interval is lowered, after one that came at another time than
 a switch interval after it was due: the job gave the lock away by itself, or C code kept it."""
@@ -59,6 +62,7 @@ on_look: List[Callable[[int], None]] = []
 _stop: Optional[Any] = None  # locked while the thread shall run
 _ended: Optional[Any] = None  # locked until the thread has ended
 _lowered_from_s = 0.0  # the job's switch interval while it is lowered
+_lowered_to_s = PROMPT_SWITCH_S
 _samplers: List[stacks.Sampler] = [stacks.Sampler()]  # empty while a thread uses it
 
 
@@ -120,25 +124,26 @@ def _watch(stop: Any, ended: Any) -> None:
         ended.release()
 
 
-def lower_switch_interval() -> None:
+def lower_switch_interval(prompt_s: float = PROMPT_SWITCH_S) -> None:
     """Let a thread that runs Python give the lock away sooner, for the next sample.
 
     Usually it does so after 5 ms. One that calls a function which gives the lock away by itself
     before that would be seen only there, not where it was when the sample was due. If it gives the
     lock away for less time than a wake-up takes, again and again, it would not be seen at all.
     """
-    global _lowered_from_s
+    global _lowered_from_s, _lowered_to_s
     switch_s = sys.getswitchinterval()
-    if switch_s > PROMPT_SWITCH_S:
-        _lowered_from_s = switch_s  # first, so that a child forked in between can restore it
-        sys.setswitchinterval(PROMPT_SWITCH_S)
+    if switch_s > prompt_s:
+        # First, so that a child forked in between can restore it.
+        _lowered_from_s, _lowered_to_s = switch_s, prompt_s
+        sys.setswitchinterval(prompt_s)
 
 
 def restore_switch_interval() -> bool:
     """Restore the job's switch interval, unless it has set another; return if it was lowered."""
     global _lowered_from_s
     switch_s = _lowered_from_s
-    if switch_s and abs(sys.getswitchinterval() - PROMPT_SWITCH_S) < _HALF_MICROSECOND_S:
+    if switch_s and abs(sys.getswitchinterval() - _lowered_to_s) < 2 * _HALF_MICROSECOND_S:
         sys.setswitchinterval(switch_s + _HALF_MICROSECOND_S)
     _lowered_from_s = 0.0
     return switch_s > 0.0
@@ -158,6 +163,7 @@ class _Watch:
         self.cpu_ns = 0
         self.woken_cpu_ns = self.used_ns = 0
         self.prompt_samples = PROMPT_SAMPLES
+        self.mean_late_ns = 0.0
         self.random = (monotonic_ns() ^ os.getpid() << 8) & 0x7FFFFFFF
 
     def run(self, stop: Any) -> None:
@@ -211,11 +217,12 @@ class _Watch:
             if self.sampler is not None:
                 self._finish_sample(sample_due_ns, taken_ns, int(length_s * 1e9), is_prompt)
                 if taken_ns and self.sampler.waits_for_others():
-                    self.sampler.record_others(others, taken_ns, taken_ns, int(length_s * 1e9))
+                    interval_ns = self.sampler.interval_ns
+                    self.sampler.record_others(others, taken_ns, taken_ns, interval_ns)
             if prepares:
                 if self.sampler is not None and not self.records_waits:
                     self.sampler.note_other_threads()
-                lower_switch_interval()
+                lower_switch_interval(self._choose_switch_interval())
             elif self.records_waits:
                 for look in on_look:
                     look(now)
@@ -227,6 +234,11 @@ class _Watch:
         Python, and in C code until the next call returns.
         """
         return int(min(sys.getswitchinterval() * PROMPT_LEAD, PAUSE_S / 2) * 1e9)
+
+    def _choose_switch_interval(self) -> float:
+        """Return the switch interval for the next sample, s: whole microseconds."""
+        needed_s = int(self.mean_late_ns * PROMPT_RATIO / 1000) / 1e6
+        return min(max(PROMPT_SWITCH_S, needed_s), MAX_PROMPT_SWITCH_S)
 
     def _needs_delay(self, late_ns: int, is_prompt: bool) -> bool:
         """Return whether the own wait for a CPU must be read to judge this wake-up.
@@ -240,7 +252,7 @@ class _Watch:
             return self.unread >= _PAUSES_UNREAD
         if late_ns >= LATE_NS or self.unread >= _LATE_PAUSES_UNREAD:
             return True
-        switch_ns = int((PROMPT_SWITCH_S if is_prompt else sys.getswitchinterval()) * 1e9)
+        switch_ns = int((_lowered_to_s if is_prompt else sys.getswitchinterval()) * 1e9)
         return not switch_ns <= late_ns < switch_ns + _PROMPT_NS
 
     def _is_sample_due(self, now_ns: int) -> bool:
@@ -299,7 +311,8 @@ class _Watch:
             is_late = late_ns >= _LATE_SAMPLE_NS
             # A thread that runs Python all the time gives the lock away when it is asked to, after
             # a switch interval: then the sample shows where it was, and need not be prompt.
-            switch_ns = int((PROMPT_SWITCH_S if is_prompt else sys.getswitchinterval()) * 1e9)
+            switch_ns = int((_lowered_to_s if is_prompt else sys.getswitchinterval()) * 1e9)
+            self.mean_late_ns += (late_ns - self.mean_late_ns) / _AVERAGED
             is_asked = 0.9 * switch_ns <= late_ns < switch_ns + _LATE_SAMPLE_NS
             if is_late and not is_asked:
                 self.prompt_samples = PROMPT_SAMPLES

@@ -36,6 +36,8 @@ FULL_PATHS, HASHED_PATHS, BASE_NAMES = 0, 1, 2
 """Values of `stack_paths` in the probe's configuration."""
 MAX_CONTENDED = 2
 """Number of samples in a row that are given up because a third thread had the lock in between."""
+MAX_TIMED = 4
+"""Number of other threads of a worker whose time is read."""
 _OWN, _NO_ROOM = -1, -2
 _COMPARED_FRAMES = 4
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -182,6 +184,8 @@ class Sampler:
         """CPU time of the thread per sample, averaged over the last samples."""
         self.mean_held_ns = 0.0
         """Part of it in which a sample kept the lock from the job."""
+        self.interval_ns = 0
+        """Time for which the last sample stands."""
         self._table: Optional[StackTable] = None
         self._samples = self._unreadable = self._overflowed = 0
         self._reported_ns = self._report_due_ns = 0
@@ -190,16 +194,35 @@ class Sampler:
         self._thread = (0, 0)
         self._state_file = -1
         self._positions: List[int] = []
+        self._others: List[int] = []
+        self._ran: List[bytes] = []
+        self._time_files: Dict[int, int] = {}
         self._contended = 0
         self._waits = False
 
     def note_other_threads(self) -> None:
-        """Note where the other threads are in their code, some time before a sample."""
-        self._positions = self._list_positions(sys._current_frames())
+        """Note where the other threads are in their code, some time before a sample.
+
+        And for how long they have run: afterwards they may be where they were before.
+        """
+        frames = sys._current_frames()
+        self._positions = self._list_positions(frames)
+        threads = [thread for thread in frames if thread not in self._list_skipped()]
+        del frames
+        known = getattr(sys.modules.get("threading"), "_active", {})
+        self._others = [
+            number
+            for number in (getattr(known.get(thread), "native_id", None) for thread in threads)
+            if number
+        ][:MAX_TIMED]
+        self._ran = self._read_times()
+
+    def _list_skipped(self) -> Tuple[int, int]:
+        return get_ident(), find_sampled_thread()[0]
 
     def _list_positions(self, frames: Dict[int, FrameType]) -> List[int]:
         """List where all threads but this and the sampled one are: their innermost frames."""
-        skipped = get_ident(), find_sampled_thread()[0]
+        skipped = self._list_skipped()
         positions: List[int] = []
         for thread, innermost in frames.items():
             if thread not in skipped:
@@ -210,24 +233,35 @@ class Sampler:
                         frame = frame.f_back
         return positions
 
-    def _is_contended(self, frames: Dict[int, FrameType]) -> bool:
-        """Return whether a late sample of a worker must be given up.
+    def _read_times(self) -> List[bytes]:
+        """Read for how long each noted thread has run; gives the interpreter lock away."""
+        times: List[bytes] = []
+        for thread in self._others:
+            try:
+                file = self._time_files.get(thread)
+                if file is None:
+                    if len(self._time_files) >= MAX_TIMED:
+                        self._close_time_files()
+                    path = "/proc/self/task/%d/schedstat" % thread
+                    file = self._time_files[thread] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                times.append(os.pread(file, _STATE_BYTES, 0).split()[0])
+            except (OSError, IndexError):
+                times.append(b"")
+        return times
 
-        In the time for which it waited another thread, such as the one that sends batches, had the
-        lock. The sampled thread has then gone on: it gave the lock away where the sample was due,
-        and once more where it is now.
-        """
-        if self._positions and self._list_positions(frames) != self._positions:
-            self._contended += 1
-            if self._contended <= MAX_CONTENDED:
-                return True
-        self._contended = 0
-        return False
+    def _close_time_files(self) -> None:
+        for file in self._time_files.values():
+            os.close(file)
+        self._time_files.clear()
 
     def take(self, due_ns: int) -> int:
         """Take the frames now, and return when, ns; 0 = none, or there is no ring to write to.
 
-        Nothing in here gives the interpreter lock away.
+        Nothing in here gives the interpreter lock away before the frames are let go.
+
+        A late sample of a worker is given up if another thread, such as the one that sends batches,
+        had the lock in the time for which it waited. The sampled thread has then gone on: it gave
+        the lock away where the sample was due, and once more where it is now.
         """
         table = self._table
         if table is None:
@@ -241,10 +275,9 @@ class Sampler:
             self._thread = thread
         frames = sys._current_frames()
         frame = frames.get(thread[0])
-        is_contended = now - due_ns >= LATE_NS and self._is_contended(frames)
+        is_late = now - due_ns >= LATE_NS and bool(self._positions)
+        have_moved = is_late and self._list_positions(frames) != self._positions
         del frames  # this function's own frame is among them
-        if is_contended:
-            return 0
         self._waits = False
         if frame is None:
             self._stack = 0
@@ -252,6 +285,12 @@ class Sampler:
             return now
         self._waits = frame.f_code.co_filename.endswith(_WAITING_FILES)
         self._stack = table.number_stack(frame)
+        del frame
+        if have_moved or (is_late and self._read_times() != self._ran):
+            self._contended += 1
+            if self._contended <= MAX_CONTENDED:
+                return 0
+        self._contended = 0
         if not self._stack:
             self._overflowed += 1
         return now
@@ -300,6 +339,7 @@ class Sampler:
             self._reported_ns = taken_ns
             self._report_due_ns = taken_ns + FIRST_REPORT_NS
         self._taken_ns = taken_ns
+        self.interval_ns = interval_ns
         self._samples += 1
         due_ns = min(due_ns, taken_ns)
         # A late sample came when its thread gave the lock away: it ran Python before.
@@ -330,7 +370,8 @@ class Sampler:
             return 0
 
     def close(self) -> None:
-        """Close the file of the thread's state; the next sample opens it again."""
+        """Close the files of threads; the next sample opens them again."""
+        self._close_time_files()
         if self._state_file >= 0:
             os.close(self._state_file)
             self._state_file = -1

@@ -263,24 +263,40 @@ def test_a_full_log_is_a_full_table(room: int) -> None:
     assert numbers == ([1, 0, 1] if room >= 4 else [0, 0, 0])
 
 
-def test_a_late_sample_is_given_up_if_a_third_thread_ran_meanwhile(run_dir: Path) -> None:
-    code = """
-    import threading
-    import _clusterprof_probe.stacks as stacks
-    first, second, ready = threading.Event(), threading.Event(), threading.Event()
-    def send():
-        ready.set(); first.wait()
-        ready.set(); second.wait()
-    sender = threading.Thread(target=send); sender.start()
-    ready.wait(); ready.clear(); time.sleep(0.1)
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_late_sample_is_given_up_if_a_third_thread_ran_meanwhile(
+    run_dir: Path, returns: bool
+) -> None:
+    # A thread that sends batches waits somewhere else afterwards, or where it had waited before.
+    second = "self.first" if returns else "self.second"
+    code = f"""
+    import queue, threading
+    class Sender(threading.Thread):
+        first, second, ready = queue.Queue(), queue.Queue(), queue.Queue()
+        def wait(self, source):
+            self.ready.put(1); source.get()
+        def run(self):
+            for _ in range(2):
+                self.wait(self.first)
+            self.wait({second})
+    sender = Sender(); sender.start()
+    sender.ready.get(); time.sleep(0.1)
+    def is_given_up():
+        done, taken = probe.make_lock(), []
+        done.acquire()
+        def take():
+            taken.append(sampler.take(time.monotonic_ns() - 1_000_000)); done.release()
+        probe.start_thread(take, ()); done.acquire()
+        return taken == [0]
     sampler = watch._samplers[0]
     sampler.note_other_threads()
-    is_contended = lambda: sampler._is_contended(sys._current_frames())
-    answers = [is_contended()]
-    first.set(); ready.wait(); time.sleep(0.1)
-    answers += [is_contended() for _ in range(4)]
-    second.set(); sender.join()
+    answers = [is_given_up()]
+    sender.first.put(1); sender.ready.get(); time.sleep(0.1)
+    answers += [is_given_up() for _ in range(4)]
+    sender.first.put(1); sender.ready.get()
+    {second.replace("self", "sender")}.put(1); sender.join()
     print(answers)
     """
     result = run("-c", HEAD + TAKE + textwrap.dedent(code), run_dir=run_dir)
+    assert result.stderr == b""
     assert result.stdout.decode() == "[False, True, True, False, True]\n"

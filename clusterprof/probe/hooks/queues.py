@@ -21,6 +21,9 @@ MIN_WAIT_NS = 100_000
 """Shortest wait that is recorded."""
 _MAX_QUEUES = 64
 _FUTURES = 0  # key of all futures
+_LOADERS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
+"""Beginnings of the names of modules whose own queues are part of a wait for a loader, or of its
+restart between epochs."""
 _FINISHED = "FINISHED"  # state of a future that need not be waited for
 
 _taken: Dict[int, List[int]] = {}
@@ -50,7 +53,8 @@ def _wrap_get(owner: Any) -> bool:
 
 
 def _begin_get(queue: Any, block: bool = True, timeout: Any = None) -> WaitToken:
-    if not _may_wait():
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if not _may_wait() or str(caller).startswith(_LOADERS):
         return None
     waits = block and not getattr(queue, "queue", None)  # else there is an item already
     return id(queue), monotonic_ns(), waits, cuda.begin_wait() if waits else None

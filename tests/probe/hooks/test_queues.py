@@ -74,10 +74,13 @@ with ThreadPoolExecutor(1) as pool:
 PROCESS = """
 context = multiprocessing.get_context("fork")
 source = context.Queue(2)
-maker = context.Process(target=fill, args=(source,))
+def send():
+    for number in range(STEPS):
+        source.put(make(number).tolist())
+maker = context.Process(target=send)
 maker.start()
 for _ in range(STEPS):
-    step(source.get())
+    step(torch.tensor(source.get()))
 maker.join()
 """
 BUFFERED = """

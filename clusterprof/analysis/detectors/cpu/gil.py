@@ -58,7 +58,7 @@ from clusterprof.analysis.detectors.base import (
     select_sleep_samples,
 )
 from clusterprof.analysis.timeline.data_wait.samples import HELPER_THREADS, find_sleep_samples
-from clusterprof.analysis.timeline.intervals import Intervals, measure_overlap
+from clusterprof.analysis.timeline.intervals import Intervals, find_containing, measure_overlap
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_LOCK,
@@ -233,7 +233,7 @@ def _estimate_lock_ratio(
 
     1 = always against never, 0 = no more often: 8 of 10 times against 3 of 10 times is 5 / 7.
     """
-    asleep = select_sleep_samples(rank, lost, inside)
+    asleep = select_sleep_samples(rank, lost, inside) & ~_find_kept_samples(rank)
     ratio_running, ratio_resting = (
         compute_sample_ratio(asleep & other_running, lock_samples),
         compute_sample_ratio(asleep & ~other_running, lock_samples),
@@ -243,6 +243,15 @@ def _estimate_lock_ratio(
         if ratio_resting < 1.0
         else 0.0
     )
+
+
+def _find_kept_samples(rank: Rank) -> NDArray[np.bool_]:
+    """Find the samples of the main thread while C code kept the interpreter lock: bool[samples]."""
+    t_ns = rank.main.threads[rank.pid].t_ns
+    waits = rank.main.get_spans(InterpreterWaitSpans)
+    if waits is None or not waits.start_ns.size:
+        return np.zeros(t_ns.size, np.bool_)
+    return np.asarray(find_containing(t_ns, waits.find_holds()) >= 0, np.bool_)
 
 
 def _find_running_samples(other: ThreadTable, t_ns: Int) -> NDArray[np.bool_]:

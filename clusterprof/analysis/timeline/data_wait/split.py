@@ -69,7 +69,7 @@ class DataWaits:
     pid: Int
     """Process of the critical thread; 0 if unknown."""
     identified: NDArray[np.bool_]
-    """bool[n]: True if the span named the process, or if only one process fetches at all."""
+    """bool[n]: True if the span named the process, or if only one process or thread can load."""
 
 
 def find_data_waits(rank: Rank) -> DataWaits:
@@ -92,9 +92,12 @@ def find_data_waits(rank: Rank) -> DataWaits:
     pid = np.where(owner == 0, rank.pid, np.maximum(owner, UNKNOWN_PID))
     unnamed = owner < 0
     loaders = [p for p in (*rank.workers, rank.main) if select_fetches(p) is not None]
+    identified = ~unnamed | (len(loaders) == 1)
     if unnamed.any():
         pid[unnamed] = _find_last_finisher(loaders, end[unnamed])
-    identified = ~unnamed | (len(loaders) == 1)
+        if not loaders and len(rank.workers) + len(list_loading_threads(rank)) == 1:
+            pid[unnamed] = rank.workers[0].pid if rank.workers else rank.pid
+            identified[:] = True  # nobody else makes batches
     for owner_pid in list_distinct(pid):
         if owner_pid not in rank.chunk.processes:
             identified &= pid != owner_pid
@@ -316,7 +319,7 @@ def _split_wait_segment(
         table, _ = select_busiest_thread(rank, *segment, context)
         return table * (segment[1] - segment[0])[:, None]
     if pid == rank.pid:
-        return _split_main_process_wait(process, fetches.get(pid), context, segment)
+        return _split_main_process_wait(rank, fetches.get(pid), context, segment)
     return _split_worker_wait(process, fetches.get(pid), context, segment, wait)
 
 
@@ -351,21 +354,19 @@ def _split_worker_wait(
 
 
 def _split_main_process_wait(
-    process: Process,
+    rank: Rank,
     fetched: tuple[FetchSpans, Float] | None,
     context: ReadContext,
     segment: intervals.Pair,
 ) -> Float:
-    """Split segments in which the main thread loads.
+    """Split segments in which the main thread loads, or another thread of its process.
 
     Between fetches it samples, collates or pins memory.
     """
     table = kinds.make_empty_table(len(segment[0]))
     if fetched is None:
-        return (
-            table
-            + estimate_activity(process, *segment, context) * (segment[1] - segment[0])[:, None]
-        )
+        shares, _ = select_busiest_thread(rank, *segment, context)
+        return table + shares * (segment[1] - segment[0])[:, None]
     covered = _add_fetches(table, *fetched, segment)
     table[:, kinds.USER_CPU] += segment[1] - segment[0] - covered
     return table

@@ -273,7 +273,7 @@ def test_a_wait_for_threads_of_the_own_process_is_what_the_busiest_of_them_did()
 
 
 def test_a_thread_that_fetches_is_found_by_its_cpu_time() -> None:
-    # Four fetches of 1 s, in which another thread computes 0.5 s and is blocked in a read for 0.5 s.
+    # Four fetches of 1 s: another thread computes for 0.5 s and is blocked in a read for 0.5 s.
     text = "U0.5 D0.5 " * 4
     calls = [(second, second + 1, MIB) for second in range(4)]
     threads = {
@@ -281,10 +281,7 @@ def test_a_thread_that_fetches_is_found_by_its_cpu_time() -> None:
         101: replace(thread(activity(text), 5), name="python"),
         102: replace(thread(activity("S2 U2"), 5), name="python"),
     }
-    marks = {
-        DATA_WAIT: spans((0, 4, -1, -1, -1, -1)),
-        FETCH: fetches(activity(text), *calls),
-    }
+    marks = {DATA_WAIT: spans((0, 4, -1, -1, -1, -1)), FETCH: fetches(activity(text), *calls)}
     main = replace(process(MAIN, spans=marks), threads=threads)
     assert row(fed(rank(5, main), 0, 4)) == {"user_cpu": 0.5, "block_io": 0.5}
 
