@@ -237,11 +237,11 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
     if kind == layout.COLLECTIVE:
         return _find_waits_for_ranks(rank, table)
     if kind == layout.INTERPRETER_WAIT:
-        return _find_lock_waits(rank)
+        return find_lock_waits(rank)
     if kind == -layout.INTERPRETER_WAIT:
         called = rank.main.get_spans(CollectiveSpans)
         needed = called is not None and called.by_other_thread.any()
-        return _find_lock_waits(rank) if needed else EMPTY
+        return find_lock_waits(rank) if needed else EMPTY
     if kind == layout.CHECKPOINT:
         return merge_intervals(
             (table.start_ns, table.end_ns), _find_gaps_between_saves(rank, table)
@@ -374,7 +374,7 @@ def find_own_waits(rank: Rank) -> Intervals:
         for kind in _OWN_WAITS
         if (table := rank.main.spans.get(kind)) is not None
     ]
-    sets.append(_find_lock_waits(rank))
+    sets.append(find_lock_waits(rank))
     table = rank.main.spans.get(layout.COLLECTIVE)
     if table is not None:
         operations = CollectiveSpans.from_table(table)
@@ -386,7 +386,7 @@ def find_own_waits(rank: Rank) -> Intervals:
 _MIN_ASLEEP_RATIO = 0.5
 
 
-def _find_lock_waits(rank: Rank) -> Intervals:
+def find_lock_waits(rank: Rank) -> Intervals:
     """Return the time in which another thread kept the interpreter lock and the main one slept.
 
     A main thread that was active for most of it, from sample to sample, kept the lock itself.
@@ -399,6 +399,38 @@ def _find_lock_waits(rank: Rank) -> Intervals:
     asleep_ns = measure_free_sleep(thread, EMPTY)
     (rows,) = (asleep_ns >= _MIN_ASLEEP_RATIO * measure_overlap(samples, kept)).nonzero()
     return find_intersection(kept, merge_intervals((samples[0][rows], samples[1][rows])))
+
+
+MAX_HAND_OVER_NS = 20_000_000
+"""Time from the end of a kept lock within which the thread of an operation gets it: four switch
+intervals of Python, as other threads wait for it too."""
+
+MIN_UNDELAYED_NS = 2_000_000
+"""Least time from the begin of an operation to its delay: its thread had the lock when it began, and
+when another one took it is known to some milliseconds."""
+
+
+def measure_end_delays(rank: Rank, spans: CollectiveSpans, earliest_ns: int) -> Int:
+    """Measure for how long operations of other threads lacked the interpreter lock at their ends.
+
+    Returns int64[n], ns. Such a thread goes on when it has the lock, which may be long after the
+    last rank arrived and the data have moved: that is no wait for other ranks, and no transfer.
+
+        operation    |== wait ==|= transfer =|~~~ needs the lock ~~~|
+        lock kept                      |------------------------|
+        delay                          |~~~~~~~~~~~~~~~~~~~~~~~~~~~~|
+    """
+    delay_ns = np.zeros(spans.end_ns.size, np.int64)
+    waits = find_lock_waits(rank) if spans.by_other_thread.any() else EMPTY
+    if not waits.start_ns.size:
+        return delay_ns
+    row = np.searchsorted(waits.start_ns, spans.end_ns) - 1
+    at = np.maximum(row, 0)
+    delayed = spans.by_other_thread & (row >= 0)
+    delayed &= spans.end_ns - waits.end_ns[at] <= MAX_HAND_OVER_NS
+    begun_ns = np.maximum(spans.start_ns, earliest_ns) + MIN_UNDELAYED_NS
+    begin_ns = np.maximum(waits.start_ns[at], begun_ns)
+    return np.where(delayed, np.maximum(spans.end_ns - begin_ns, 0), delay_ns)
 
 
 def measure_free_sleep(thread: ThreadTable, own_waits: Intervals) -> Float:

@@ -38,6 +38,7 @@ from clusterprof.analysis.attribution.rank.hidden_cost import (
     HiddenCostSums,
     compute_hidden_cost,
 )
+from clusterprof.analysis.attribution.rank.host_phases import measure_end_delays
 from clusterprof.analysis.attribution.rank.without_probe import has_peers
 from clusterprof.analysis.attribution.wait_for.blame import WORK
 from clusterprof.analysis.timeline.collectives.operations import (
@@ -227,7 +228,8 @@ class TimeSpent:
         if ongoing is not None:
             t_ns = [np.maximum(ongoing.start_ns, segment.start_ns), *t_ns]
         if spans is not None:
-            t_ns = [np.maximum(spans.start_ns, segment.start_ns), spans.end_ns, *t_ns]
+            end_ns = spans.end_ns - measure_end_delays(rank, spans, segment.start_ns)
+            t_ns = [np.maximum(spans.start_ns, segment.start_ns), end_ns, *t_ns]
         used, spent = self._spent.add(
             rank, segment, lost, amounts, hidden_cost, np.concatenate(t_ns)
         )
@@ -236,9 +238,12 @@ class TimeSpent:
             at_arrive, at_leave = spent[:, :count].copy(), spent[:, count : 2 * count]
             blocked_ns = _measure_blocked_time(spans, segment, lost, inside)
             self._add_open(spans, segment, blocked_ns, at_arrive, used)
+            blocked_ns = np.minimum(blocked_ns, end_ns - spans.start_ns)
             columns = spans.group, spans.number, spans.bytes, spans.code, blocked_ns
-            table = np.stack([spans.start_ns, spans.end_ns, *columns])
-            self._tentative.append((table, at_arrive, at_leave, used))
+            table = np.stack([spans.start_ns, end_ns, *columns])
+            order = np.argsort(end_ns, kind="stable")
+            parts = (part[:, order] for part in (table, at_arrive, at_leave))
+            self._tentative.append((*parts, used))
         if ongoing is not None:
             until = _make_lost_time_sum(lost, np.flatnonzero(inside))
             arrived = spent[:, -1 - ongoing.start_ns.size : -1]
@@ -286,10 +291,7 @@ class TimeSpent:
         self._own.confirm()
 
     def own_losses(self) -> tuple[Int, Int] | None:
-        """Return what a rank without peers lost (analysis.attribution.rank.time_spent); None for a
-        rank with
-        peers.
-        """
+        """Return what a rank without peers lost; None for a rank with peers."""
         return self._own.build_table()
 
     def operations(self) -> RankOperations | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from clusterprof.analysis.attribution.rank.host_phases import split_host_phases
+from clusterprof.analysis.attribution.rank.host_phases import measure_end_delays, split_host_phases
 from clusterprof.analysis.timeline.intervals import EMPTY
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
@@ -17,7 +17,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_SYNC,
     Rank,
 )
-from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.analysis.timeline.spans import CollectiveSpans, SpanTable
 from clusterprof.probe import layout
 from tests.support.builders import activity, busy_counter, ns, process, rank, spans, thread
 from tests.support.lost_time import BUSY, settle_all
@@ -182,6 +182,30 @@ def test_what_a_main_thread_waits_for_in_an_operation_needs_no_lock() -> None:
             (0.7, 0.9, EXPOSED),
             (0.9, 1.0, COMPUTE),
         ]
+
+
+def test_an_operation_of_another_thread_ends_late_for_want_of_the_lock() -> None:
+    # Kept from 0.2 to 0.7. The operations end 15 ms and 25 ms after that, while it is kept (begun
+    # before and after it was taken), and before; one is the main thread's own.
+    operations = [
+        (0.1, 0.715, OTHER),
+        (0.1, 0.725, OTHER),
+        (0.1, 0.5, OTHER),
+        (0.1, 0.15, OTHER),
+        (0.1, 0.7, layout.ALL_REDUCE),
+        (0.3, 0.6, OTHER),
+    ]
+    given = build("L1", *operations, marks=KEPT)
+    called = given.main.get_spans(CollectiveSpans)
+    assert called is not None
+    delays = measure_end_delays(given, called, 0) / 1e9
+    # Of the last at least 2 ms are left: it had the lock when it began.
+    assert delays.tolist() == pytest.approx([0.515, 0.0, 0.3, 0.0, 0.0, 0.298])
+    # of an operation that began in an earlier segment only the part in this one
+    assert measure_end_delays(given, called, ns(0.4))[0] == ns(0.313)
+    # a main thread that computes keeps the lock itself
+    busy = build("U1", *operations, marks=KEPT)
+    assert not measure_end_delays(busy, called, 0).any()
 
 
 GRADIENTS = layout.GRADIENTS
