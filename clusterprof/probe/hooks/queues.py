@@ -6,13 +6,14 @@ thread that trains takes from it in at least every second step; one that hands o
 hundred steps, such as a checkpoint's writer, does not. All futures count as one queue.
 """
 
+import functools
 import sys
 from _thread import get_ident
 from time import monotonic_ns
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from .. import annotations, layout, ring
+from .. import annotations, layout, remove_own_frame, ring
 from . import batch, cuda
 from .wrap import wrap_function
 
@@ -39,22 +40,44 @@ WaitToken = Optional[Tuple[int, int, bool, Any]]
 def install(module: ModuleType) -> bool:
     """Wrap what waits: of a module with queues itself, or after torch of those it has imported."""
     if module.__name__ == "multiprocessing.queues":
-        return all([_wrap_get(getattr(module, name)) for name in ("Queue", "SimpleQueue")])
+        for name in ("Queue", "SimpleQueue"):
+            _wrap(getattr(module, name), "get", _begin_get)
+        return True
     queues, futures = sys.modules.get("queue"), sys.modules.get("concurrent.futures._base")
     if queues is not None:
-        _wrap_get(queues.Queue)
+        _wrap(queues.Queue, "get", _begin_get)
     if futures is not None:
-        wrap_function(futures.Future, "result", _finish_wait, _begin_result, raised=_note_timeout)
+        _wrap(futures.Future, "result", _begin_result)
     return True
 
 
-def _wrap_get(owner: Any) -> bool:
-    return wrap_function(owner, "get", _finish_wait, _begin_get, raised=_note_timeout)
+def _wrap(owner: Any, name: str, before: Callable[..., WaitToken]) -> None:
+    """Wrap a function for the thread that trains; for others it costs a comparison."""
+    original = getattr(owner, name)
+    if getattr(original, "_is_clusterprof", False):
+        return
+    wrap_function(owner, name, _finish_wait, before, raised=_note_timeout)
+    recorded = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            if get_ident() != annotations.training_thread[0]:
+                return original(*arguments, **keywords)
+            return recorded(*arguments, **keywords)
+        except BaseException as error:
+            remove_own_frame(error)
+            raise
+
+    call._is_clusterprof = True  # type: ignore[attr-defined]
+    setattr(owner, name, call)
 
 
 def _begin_get(queue: Any, block: bool = True, timeout: Any = None) -> WaitToken:
-    caller = sys._getframe(2).f_globals.get("__name__", "")
-    if not _may_wait() or str(caller).startswith(_LOADERS):
+    if not _may_wait():
+        return None
+    caller = sys._getframe(3).f_globals.get("__name__", "")
+    if str(caller).startswith(_LOADERS):
         return None
     waits = block and not getattr(queue, "queue", None)  # else there is an item already
     return id(queue), monotonic_ns(), waits, cuda.begin_wait() if waits else None

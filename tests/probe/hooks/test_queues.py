@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import job_python
 from tests.support.frameworks import both_ways
 from tests.support.job_python import needs_torch
-from tests.support.probing import DATA_WAIT, STEP, Ring, Span
+from tests.support.probing import DATA_WAIT, STEP, Ring, Span, install, run, seen
 
 needs_torch()
 pytestmark = pytest.mark.torch
@@ -163,3 +164,12 @@ def test_what_is_not_taken_in_most_steps_is_no_source_of_batches(tmp_path: Path)
 
 def test_a_process_without_steps_waits_for_no_batches(tmp_path: Path) -> None:
     assert [ring.of(DATA_WAIT) for ring in both_ways(CODE + SERVER, tmp_path)] in ([], [[]])
+
+
+@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
+def test_an_error_reads_as_it_does_without_us(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CODE + QUEUE + "source.get(timeout=0.01)\n")
+    run_dir = install(tmp_path / "run")
+    with_probe = run("train.py", run_dir=run_dir, cwd=tmp_path)
+    assert seen(with_probe) == seen(run("train.py", run_dir=None, cwd=tmp_path))
+    assert with_probe.stderr.count(b"File ") == 2  # the script, and queue.py

@@ -406,8 +406,8 @@ MAX_HAND_OVER_NS = 20_000_000
 intervals of Python, as other threads wait for it too."""
 
 MIN_UNDELAYED_NS = 2_000_000
-"""Least time from the begin of an operation to its delay: its thread had the lock when it began, and
-when another one took it is known to some milliseconds."""
+"""Least time from the begin of an operation to its delay: its thread had the lock when it began.
+When another one took it is known to some milliseconds."""
 
 
 def measure_end_delays(rank: Rank, spans: CollectiveSpans, earliest_ns: int) -> Int:
