@@ -36,8 +36,6 @@ FULL_PATHS, HASHED_PATHS, BASE_NAMES = 0, 1, 2
 """Values of `stack_paths` in the probe's configuration."""
 MAX_CONTENDED = 2
 """Number of samples in a row that are given up because a third thread had the lock in between."""
-MAX_TIMED = 4
-"""Number of other threads of a worker whose time is read."""
 _OWN, _NO_ROOM = -1, -2
 _COMPARED_FRAMES = 4
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -194,35 +192,16 @@ class Sampler:
         self._thread = (0, 0)
         self._state_file = -1
         self._positions: List[int] = []
-        self._others: List[int] = []
-        self._ran: List[bytes] = []
-        self._time_files: Dict[int, int] = {}
         self._contended = 0
         self._waits = False
 
     def note_other_threads(self) -> None:
-        """Note where the other threads are in their code, some time before a sample.
-
-        And for how long they have run: afterwards they may be where they were before.
-        """
-        frames = sys._current_frames()
-        self._positions = self._list_positions(frames)
-        threads = [thread for thread in frames if thread not in self._list_skipped()]
-        del frames
-        known = getattr(sys.modules.get("threading"), "_active", {})
-        self._others = [
-            number
-            for number in (getattr(known.get(thread), "native_id", None) for thread in threads)
-            if number
-        ][:MAX_TIMED]
-        self._ran = self._read_times()
-
-    def _list_skipped(self) -> Tuple[int, int]:
-        return get_ident(), find_sampled_thread()[0]
+        """Note where the other threads are in their code, some time before a sample."""
+        self._positions = self._list_positions(sys._current_frames())
 
     def _list_positions(self, frames: Dict[int, FrameType]) -> List[int]:
         """List where all threads but this and the sampled one are: their innermost frames."""
-        skipped = self._list_skipped()
+        skipped = get_ident(), find_sampled_thread()[0]
         positions: List[int] = []
         for thread, innermost in frames.items():
             if thread not in skipped:
@@ -233,31 +212,10 @@ class Sampler:
                         frame = frame.f_back
         return positions
 
-    def _read_times(self) -> List[bytes]:
-        """Read for how long each noted thread has run; gives the interpreter lock away."""
-        times: List[bytes] = []
-        for thread in self._others:
-            try:
-                file = self._time_files.get(thread)
-                if file is None:
-                    if len(self._time_files) >= MAX_TIMED:
-                        self._close_time_files()
-                    path = "/proc/self/task/%d/schedstat" % thread
-                    file = self._time_files[thread] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                times.append(os.pread(file, _STATE_BYTES, 0).split()[0])
-            except (OSError, IndexError):
-                times.append(b"")
-        return times
-
-    def _close_time_files(self) -> None:
-        for file in self._time_files.values():
-            os.close(file)
-        self._time_files.clear()
-
     def take(self, due_ns: int) -> int:
         """Take the frames now, and return when, ns; 0 = none, or there is no ring to write to.
 
-        Nothing in here gives the interpreter lock away before the frames are let go.
+        Nothing in here gives the interpreter lock away.
 
         A late sample of a worker is given up if another thread, such as the one that sends batches,
         had the lock in the time for which it waited. The sampled thread has then gone on: it gave
@@ -276,7 +234,7 @@ class Sampler:
         frames = sys._current_frames()
         frame = frames.get(thread[0])
         is_late = now - due_ns >= LATE_NS and bool(self._positions)
-        have_moved = is_late and self._list_positions(frames) != self._positions
+        is_contended = is_late and self._list_positions(frames) != self._positions
         del frames  # this function's own frame is among them
         self._waits = False
         if frame is None:
@@ -286,7 +244,7 @@ class Sampler:
         self._waits = frame.f_code.co_filename.endswith(_WAITING_FILES)
         self._stack = table.number_stack(frame)
         del frame
-        if have_moved or (is_late and self._read_times() != self._ran):
+        if is_contended:
             self._contended += 1
             if self._contended <= MAX_CONTENDED:
                 return 0
@@ -370,8 +328,7 @@ class Sampler:
             return 0
 
     def close(self) -> None:
-        """Close the files of threads; the next sample opens them again."""
-        self._close_time_files()
+        """Close the file of the thread's state; the next sample opens it again."""
         if self._state_file >= 0:
             os.close(self._state_file)
             self._state_file = -1
