@@ -530,21 +530,37 @@ _PLUMBER = "up to 47x for pipelines that were set up wrongly (Plumber, MLSys 202
 
 
 def _has_no_workers(context: AdviceContext) -> bool:
+    """Return whether the training process makes its batches itself."""
     workers = context.find_evidence("loader.workers_count")
+    if context.cause == "cpu-preprocess":  # with a data loader, `more-workers` applies
+        return context.workers is None and context.resource.startswith("training process")
     return workers is not None and workers.value == 0
+
+
+def _fill_workers(context: AdviceContext) -> FilledRecommendation:
+    if context.cause == "cpu-preprocess":
+        return FilledRecommendation(
+            mark_command("DataLoader(num_workers=4, persistent_workers=True)")
+            + " over the code that makes a batch, in place of the loop's own thread",
+            (
+                "the training process makes its batches itself, and Python runs one of its threads"
+                " at a time",
+            ),
+        )
+    return FilledRecommendation(
+        mark_command("DataLoader(num_workers=4, persistent_workers=True)")
+        + " instead of num_workers=0",
+        ("the training process loads its batches itself, between steps",),
+    )
 
 
 INPUT_RECOMMENDATIONS = (
     Recommendation(
         "load-in-workers",
-        ("input-wait",),
+        ("input-wait", "cpu-preprocess"),
         "Load batches in worker processes",
         "DataLoader(num_workers=N)",
-        FilledRecommendation(
-            mark_command("DataLoader(num_workers=4, persistent_workers=True)")
-            + " instead of num_workers=0",
-            ("the training process loads its batches itself, between steps",),
-        ),
+        _fill_workers,
         evidence_names=("loader.workers_count",),
         published=_PLUMBER,
         expected_change="the wait for data falls",

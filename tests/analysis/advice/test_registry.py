@@ -387,6 +387,17 @@ def test_what_asks_least_comes_first() -> None:
     ]
 
 
+def test_a_loop_that_makes_its_batches_itself_is_advised_to_use_workers() -> None:
+    itself, loop = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=0), "training process"
+    own = scene("cpu-preprocess", itself, loader=None, resource=f"{loop} pid 7")
+    assert ids(own)[0] == "load-in-workers"
+    assert "num_workers=4" in named(own, "load-in-workers").change
+    # A data loader without workers gets more of them; those of another loader are not counted.
+    assert "load-in-workers" not in ids(scene("cpu-preprocess", itself, resource=f"{loop} pid 7"))
+    other = scene("cpu-preprocess", itself, loader=None, resource="worker pid 7")
+    assert "load-in-workers" not in ids(other)
+
+
 def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> None:
     """10 workers would be needed, 7 have CPUs: both more workers and more CPUs are advised."""
     allowed = numbers(job__cpus_allowed_count=8)
