@@ -97,6 +97,12 @@ def _fill_more_workers(context: AdviceContext) -> FilledRecommendation:
             reasons.append(f"there are CPUs for {new} only, so part of the loss will remain")
     to = "N" if new is None else str(new)
     bound = ", at most the CPUs of the rank less one" if new is None else ""
+    if context.setup.loader is None:  # processes of the job's own, or of another library
+        return FilledRecommendation(
+            f"{to} processes that make batches instead of {workers}{bound}",
+            (f"processes that make batches: {workers}", *reasons[1:]),
+            f"Raise the number of processes that make batches from {workers} to {to}{bound}",
+        )
     call = mark_command(f"DataLoader(num_workers={to})")
     change = f"{call} instead of num_workers={workers}"
     change += " (N: at most the CPUs of the rank less one)" if bound else ""

@@ -251,8 +251,10 @@ class CodeSums:
         They are sampled when the thread that trains waits for them. Returns bool[n], the rows whose
         loss they carry: all, unless none was sampled.
         """
-        samples = _select_feeding_samples(rank.main, segment.start_ns, segment.end_ns)
-        if samples is None or not rows.any():
+        samples = None
+        if rows.any() and not rank.workers:  # processes that make batches are not sampled
+            samples = _select_feeding_samples(rank.main, segment.start_ns, segment.end_ns)
+        if samples is None:
             return np.zeros_like(rows)
         row = np.searchsorted(lost.start_ns, samples.t_ns, side="right") - 1
         inside = row >= 0

@@ -95,9 +95,9 @@ def find_data_waits(rank: Rank) -> DataWaits:
     identified = ~unnamed | (len(loaders) == 1)
     if unnamed.any():
         pid[unnamed] = _find_last_finisher(loaders, end[unnamed])
-        if not loaders and len(rank.workers) + len(list_loading_threads(rank)) == 1:
+        if not loaders and (len(rank.workers) or len(list_loading_threads(rank))) == 1:
             pid[unnamed] = rank.workers[0].pid if rank.workers else rank.pid
-            identified[:] = True  # nobody else makes batches
+            identified[:] = True  # nothing else makes batches
     for owner_pid in list_distinct(pid):
         if owner_pid not in rank.chunk.processes:
             identified &= pid != owner_pid
