@@ -23,8 +23,10 @@ lost segment outside any wait for data or other ranks, and how long the busiest 
 process was on a CPU: the smaller of the two is the upper limit. Samples show how much of it counts:
 the share of samples, at instants at which the other thread was running, that found the main thread
 asleep on a lock, in excess of that share while the other thread was resting. If the result is
-small, nothing is claimed. Threads of autograd, NCCL and the driver are left out: they work for the
-main thread, and what they launch counts as its launching.
+small, nothing is claimed; nor is more than the share of the probe's own needs of the lock that
+found it taken: a thread that computes in C code may have released it. Threads of autograd, NCCL and
+the driver are left out: they work for the main thread, and what they launch counts as its
+launching.
 
 ## What to do
 
@@ -58,7 +60,12 @@ from clusterprof.analysis.detectors.base import (
     select_sleep_samples,
 )
 from clusterprof.analysis.timeline.data_wait.samples import HELPER_THREADS, find_sleep_samples
-from clusterprof.analysis.timeline.intervals import Intervals, find_containing, measure_overlap
+from clusterprof.analysis.timeline.intervals import (
+    Intervals,
+    find_containing,
+    measure_overlap,
+    merge_intervals,
+)
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_LOCK,
@@ -73,6 +80,9 @@ from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import InterpreterWaitSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
+
+_MIN_STACK_SAMPLES = 20
+_LATE_NS = 300_000  # a free lock is had sooner
 
 
 class CpuGil:
@@ -199,8 +209,10 @@ def _claim_computing_thread(
     other_cpu_ns[inside] = other_ns
     both = np.minimum(asleep, other_cpu_ns)
     running = _find_running_samples(others[tid], rank.main.threads[rank.pid].t_ns)
-    lock_ratio = _estimate_lock_ratio(rank, lost, inside, on_lock, running)
     length = lost.end_ns - lost.start_ns
+    lock_ratio = _estimate_lock_ratio(rank, lost, inside, on_lock, running)
+    held_ns = _estimate_held_ratio(rank, lost, inside) * float(length[inside].sum())
+    lock_ratio *= min(1.0, held_ns / max(lock_ratio * float(both.sum()), 1.0))
     if lock_ratio * float(both.sum()) < limits.kept_at_least_ratio * float(length[inside].sum()):
         return None
     share = lock_ratio * limit_to_lost_time(both, lost, inside) / np.maximum(lost.lost_ns, 1)
@@ -243,6 +255,22 @@ def _estimate_lock_ratio(
         if ratio_resting < 1.0
         else 0.0
     )
+
+
+def _estimate_held_ratio(rank: Rank, lost: LostTime, inside: NDArray[np.bool_]) -> float:
+    """Estimate the share of the segments in which the interpreter lock was not free.
+
+    The probe's thread asks for it at random times to sample stacks: a sample that comes late found
+    the lock taken. 1 = not known.
+    """
+    stacks = rank.main.stacks
+    if stacks is None:
+        return 1.0
+    segments = merge_intervals((lost.start_ns[inside], lost.end_ns[inside]))
+    due = (stacks.thread == 0) & (find_containing(stacks.start_ns, segments) >= 0)
+    if np.count_nonzero(due) < _MIN_STACK_SAMPLES:
+        return 1.0
+    return float(np.mean((stacks.end_ns - stacks.start_ns)[due] >= _LATE_NS))
 
 
 def _find_kept_samples(rank: Rank) -> NDArray[np.bool_]:

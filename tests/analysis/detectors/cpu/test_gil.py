@@ -10,6 +10,7 @@ import pytest
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.cpu.gil import CpuGil
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Process
+from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.probe import layout
 from tests.support.builders import activity, lost, process, rank, spans, thread
 from tests.support.data_waits import feeding
@@ -126,3 +127,19 @@ def test_a_lock_that_is_kept_and_contested() -> None:
     assert got is not None
     np.testing.assert_allclose(got.share, [0.45 / 0.5, 1.0, 0.0])
     assert (got.grade, got.resource) == ("B", "thread python 101")  # of the larger part
+
+
+@pytest.mark.parametrize(("late", "claimed"), [(20, 1.0), (5, 0.25), (0, 0.0)])
+def test_no_more_than_the_lock_was_taken_when_the_probe_wanted_it(
+    late: int, claimed: float
+) -> None:
+    # 20 samples in 2 s, of which these came 5 ms late. All of 1.3 s lost would be claimed: 2 s
+    # on a lock beside a thread that computes, perhaps in C code that released the lock.
+    start_ns = np.arange(20) * 100_000_000
+    zero = np.zeros(20, np.int64)
+    end_ns = start_ns + np.where(np.arange(20) < late, 5_000_000, 100_000)
+    stacks = StackSamples(start_ns, end_ns, np.arange(20), zero + 1, zero, zero, zero)
+    main = replace(training("L2 S1", python="U3"), stacks=stacks)
+    got = claim(main)
+    assert got is not None
+    np.testing.assert_allclose(got.share, [claimed, claimed, 0.0])
