@@ -242,8 +242,8 @@ class TimeSpent:
             columns = spans.group, spans.number, spans.bytes, spans.code, blocked_ns
             table = np.stack([spans.start_ns, end_ns, *columns])
             order = np.argsort(end_ns, kind="stable")
-            parts = (part[:, order] for part in (table, at_arrive, at_leave))
-            self._tentative.append((*parts, used))
+            rows = table[:, order], at_arrive[:, order], at_leave[:, order], used
+            self._tentative.append(rows)
         if ongoing is not None:
             until = _make_lost_time_sum(lost, np.flatnonzero(inside))
             arrived = spent[:, -1 - ongoing.start_ns.size : -1]
