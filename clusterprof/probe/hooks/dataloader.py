@@ -1,4 +1,8 @@
-"""torch.utils.data: the waits of the main process and the fetches of each worker."""
+"""torch.utils.data: the waits of the main process and the fetches of each worker.
+
+torchdata's StatefulDataLoader waits through torch's base class, and its workers fetch with torch's
+fetchers; only the starts of its iterators and workers are its own.
+"""
 
 import os
 import sys
@@ -15,8 +19,16 @@ UNKNOWN = -1
 WaitToken = Optional[Tuple[int, int, int, int, Any]]
 
 
+_STATEFUL_ITERATORS = (
+    "_StatefulSingleProcessDataLoaderIter",
+    "_StatefulMultiProcessingDataLoaderIter",
+)
+
+
 def install(module: ModuleType) -> bool:
     """Wrap iterators in the main process, and the fetches of workers or of the main process."""
+    if module.__name__.startswith("torchdata."):
+        return _install_stateful(module)
     utils: Any = module._utils  # type: ignore[attr-defined]
     single = module._SingleProcessDataLoaderIter  # type: ignore[attr-defined]
     multiple = module._MultiProcessingDataLoaderIter  # type: ignore[attr-defined]
@@ -27,6 +39,16 @@ def install(module: ModuleType) -> bool:
     wrap_function(utils.fetch._MapDatasetFetcher, "fetch", _finish_fetch, _begin_fetch)
     wrap_function(utils.fetch._IterableDatasetFetcher, "fetch", _finish_fetch, _begin_fetch)
     wrap_worker_loop(utils.worker)
+    return True
+
+
+def _install_stateful(module: ModuleType) -> bool:
+    """Wrap the worker loop in its module, and the iterators in theirs."""
+    if hasattr(module, "_worker_loop") and module.__name__.endswith(".worker"):
+        wrap_worker_loop(module)
+        return True
+    for name in _STATEFUL_ITERATORS:
+        wrap_function(getattr(module, name), "__init__", record_loader_start)
     return True
 
 

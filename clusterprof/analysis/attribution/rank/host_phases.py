@@ -389,7 +389,8 @@ _MIN_ASLEEP_RATIO = 0.5
 def find_lock_waits(rank: Rank) -> Intervals:
     """Return the time in which another thread kept the interpreter lock and the main one slept.
 
-    A main thread that was active for most of it, from sample to sample, kept the lock itself.
+    Disjoint and sorted, ns. A main thread that was active for most of it, from sample to sample,
+    kept the lock itself.
     """
     waits, thread = rank.main.get_spans(InterpreterWaitSpans), rank.main.threads.get(rank.pid)
     if waits is None or thread is None or len(thread.t_ns) < 2:
