@@ -10,6 +10,7 @@ Compare the report with the injected ground truth, rank by rank, in points of st
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,10 @@ class DemoResult:
     recording: Path
 
 
+_LASTING = Path("/var/tmp")
+"""Temporary files that outlive a restart are on a disk."""
+
+
 def run_scenario(
     scenario_name: str, keep: Path | None = None, inject: str = "auto", steps: int = 0
 ) -> DemoResult:
@@ -67,10 +72,10 @@ def run_scenario(
     except KeyError as error:
         raise UsageError(error.args[0], "clusterprof demo --scenario storage") from None
     with _open_working_folder(keep) as folder:
-        require_real_disk(folder.resolve(), Path("/proc/self/mounts").read_text(encoding="utf-8"))
         recording = folder / "recording"
         if recording.exists():  # two runs in one recording would be analyzed as one job
             raise UsageError(f"{recording} already exists", "give --keep another folder")
+        require_real_disk(folder.resolve(), _read_mounts())
         dataset = folder / "dataset.bin"
         write_dataset(dataset, DATASET_BYTES)
         _record_scenario(scenario, recording, dataset, inject)
@@ -85,11 +90,25 @@ def _open_working_folder(keep: Path | None) -> Iterator[Path]:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep
         return
-    folder = Path(tempfile.mkdtemp(prefix="clusterprof-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="clusterprof-demo-", dir=choose_temporary_folder()))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def choose_temporary_folder() -> Path:
+    """Choose the folder for temporary files, or another one if that is in memory."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    try:
+        require_real_disk(usual, _read_mounts())
+    except ClusterprofError:
+        return _LASTING if os.access(_LASTING, os.W_OK) else usual
+    return usual
+
+
+def _read_mounts() -> str:
+    return Path("/proc/self/mounts").read_text(encoding="utf-8")
 
 
 def _record_scenario(scenario: Scenario, recording: Path, dataset: Path, inject: str) -> None:

@@ -6,12 +6,19 @@ answers with the job's own stopwatches and the device's own log, at a tolerance.
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clusterprof.demo.run import DemoResult, format_truth_comparison, run_scenario
+from clusterprof.demo.run import (
+    DemoResult,
+    choose_temporary_folder,
+    format_truth_comparison,
+    run_scenario,
+)
 from clusterprof.errors import UsageError
 from clusterprof.report.model import RankLedger
 
@@ -31,9 +38,20 @@ def assert_ledger_is_conserved(result: DemoResult) -> None:
     assert report.lost_ns == sum(ledger.lost_ns for ledger in report.ranks)
 
 
-def test_an_injected_disk_fault_is_found_on_the_rank_that_has_it(tmp_path: Path) -> None:
+@pytest.fixture
+def disk_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk, wherever temporary files of tests are."""
+    on_disk = choose_temporary_folder()
+    if on_disk == Path(tempfile.gettempdir()).resolve():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=on_disk) as folder:
+        yield Path(folder)
+
+
+def test_an_injected_disk_fault_is_found_on_the_rank_that_has_it(disk_path: Path) -> None:
     """Whatever else a busy machine adds, the reads of rank 1 were slow, and only those."""
-    result = run_scenario("storage", tmp_path)
+    result = run_scenario("storage", disk_path)
     assert_ledger_is_conserved(result)
     storage = next(f for f in result.report.findings if f.cause.id == "storage-local")
     assert storage.culprits[0].rank == 1
@@ -43,8 +61,8 @@ def test_an_injected_disk_fault_is_found_on_the_rank_that_has_it(tmp_path: Path)
 
 @pytest.mark.accept
 @pytest.mark.parametrize("name", ["storage", "cpu"])
-def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -> None:
-    result = run_scenario(name, tmp_path)
+def test_the_fault_is_named_on_the_rank_that_has_it(disk_path: Path, name: str) -> None:
+    result = run_scenario(name, disk_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
     # A busy neighbour on this machine can make contention the largest true cause.
@@ -63,16 +81,16 @@ def test_the_fault_is_named_on_the_rank_that_has_it(tmp_path: Path, name: str) -
 
 
 @pytest.mark.accept
-def test_a_clean_run_blames_neither_storage_nor_cpu(tmp_path: Path) -> None:
-    result = run_scenario("clean", tmp_path)
+def test_a_clean_run_blames_neither_storage_nor_cpu(disk_path: Path) -> None:
+    result = run_scenario("clean", disk_path)
     assert_ledger_is_conserved(result)
     families = {finding.cause.family for finding in result.report.findings}
     assert families.isdisjoint({"storage", "cpu"})
 
 
 @pytest.mark.accept
-def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path) -> None:
-    result = run_scenario("network", tmp_path)
+def test_a_slow_network_is_named_and_no_rank_is_blamed(disk_path: Path) -> None:
+    result = run_scenario("network", disk_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
     assert (first.cause.id, first.cause.family) == ("net-transfer", "network")
@@ -86,8 +104,8 @@ def test_a_slow_network_is_named_and_no_rank_is_blamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.accept
-def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> None:
-    result = run_scenario("straggler", tmp_path)
+def test_a_straggler_is_named_behind_those_who_wait_for_it(disk_path: Path) -> None:
+    result = run_scenario("straggler", disk_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
     assert first.cause.id == "sync-slow-compute"
@@ -103,18 +121,18 @@ def test_a_straggler_is_named_behind_those_who_wait_for_it(tmp_path: Path) -> No
         assert 0.6 * true - 0.01 <= share <= true + THREE_POINTS
 
 
-def test_a_folder_with_a_recording_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "recording").mkdir()
+def test_a_folder_with_a_recording_is_refused(disk_path: Path) -> None:
+    (disk_path / "recording").mkdir()
     with pytest.raises(UsageError, match="already exists"):
-        run_scenario("clean", tmp_path)
+        run_scenario("clean", disk_path)
 
 
 @pytest.mark.accept
 @pytest.mark.parametrize(("name", "family"), [("storage", "storage"), ("cpu", "cpu")])
 def test_without_the_probe_the_family_is_named_and_never_a_leaf(
-    tmp_path: Path, name: str, family: str
+    disk_path: Path, name: str, family: str
 ) -> None:
-    result = run_scenario(name, tmp_path, inject="off")
+    result = run_scenario(name, disk_path, inject="off")
     assert_ledger_is_conserved(result)
     named = {f.cause.id for f in result.report.findings if not f.outside_steps}
     assert family in named

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
+from clusterprof.demo.run import choose_temporary_folder
 from clusterprof.report.model import Report
 from clusterprof_lab.real.cable import Cable, build
 from clusterprof_lab.real.faults import disks
@@ -169,9 +171,16 @@ def watch(prometheus: Prometheus, runs: list[subprocess.Popen[Any]], run: Run) -
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def shared_path() -> Iterator[Path]:
+    """A folder that both nodes see: each has a /dev/shm of its own."""
+    with tempfile.TemporaryDirectory(dir=choose_temporary_folder()) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def run(shared_path: Path) -> Iterator[Run]:
     needs_torch()
-    tmp_path = tmp_path_factory.mktemp("prometheus")
+    tmp_path = shared_path
     result, received = Run(tmp_path / "run"), tmp_path / "received"
     targets = {"nodes": ["127.0.0.1:9640", f"{address_of(1)}:9640"], "collect": ["127.0.0.1:9641"]}
     with (
