@@ -134,7 +134,9 @@ def sum_ms(waits: list[Span]) -> float:
     return sum(wait.end_ns - wait.start_ns for wait in waits) / 1e6
 
 
-@pytest.mark.parametrize("code", [QUEUE, TIMEOUTS, FUTURES, PROCESS], ids=str.__len__)
+@pytest.mark.parametrize(
+    "code", [QUEUE, TIMEOUTS, FUTURES, PROCESS], ids=("queue", "timeouts", "futures", "process")
+)
 def test_the_loop_waits_for_batches(tmp_path: Path, code: str) -> None:
     waits = train(tmp_path, code).of(DATA_WAIT)
     assert {(wait.a, wait.b, wait.c, wait.d) for wait in waits} == {(-1, -1, -1, -1)}
