@@ -6,6 +6,7 @@ answers with the job's own stopwatches and the device's own log, at a tolerance.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterprof.demo import run
 from clusterprof.demo.run import (
     DemoResult,
     choose_temporary_folder,
@@ -119,6 +121,15 @@ def test_a_straggler_is_named_behind_those_who_wait_for_it(disk_path: Path) -> N
         assert (true < 0.01) if truth.rank == 2 else (true > 0.2)
         # A busy machine adds CPU contention to this lateness, or hides a part of it.
         assert 0.6 * true - 0.01 <= share <= true + THREE_POINTS
+
+
+def test_temporary_files_are_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_LASTING", Path("/"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/x/y")
+    for mounts, folder in (("tmpfs /x tmpfs rw 0 0\n", "/"), ("/dev/a /x ext4 rw 0 0\n", "/x/y")):
+        monkeypatch.setattr(run, "_read_mounts", lambda text=mounts: text)
+        expected = folder if os.access("/", os.W_OK) else "/x/y"
+        assert choose_temporary_folder() == Path(expected)
 
 
 def test_a_folder_with_a_recording_is_refused(disk_path: Path) -> None:

@@ -387,6 +387,13 @@ def test_what_asks_least_comes_first() -> None:
     ]
 
 
+def test_processes_of_the_jobs_own_are_not_called_workers_of_a_loader() -> None:
+    own = scene("cpu-preprocess", PREPARING, loader=None, own_loss_ratio=0.2)
+    what = "Raise the number of processes that make batches from 4 to 5"
+    assert named(own, "more-workers").what == what
+    assert "num_workers" not in named(own, "more-workers").change
+
+
 def test_a_loop_that_makes_its_batches_itself_is_advised_to_use_workers() -> None:
     itself, loop = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=0), "training process"
     own = scene("cpu-preprocess", itself, loader=None, resource=f"{loop} pid 7")

@@ -131,11 +131,13 @@ def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() 
 
 
 def test_a_kept_lock_is_shared_among_the_threads_that_may_have_kept_it() -> None:
-    main = _with_stacks(process(100), [(1.2, 1, "S"), (1.4, 2, ""), (1.4, 3, ""), (1.8, 2, "")])
+    # The last sample is of a thread that the main thread waited for: not late, and no holder.
+    samples = [(1.2, 1, "S"), (1.4, 2, ""), (1.4, 3, ""), (1.8, 2, ""), (1.9, 4, "")]
+    main = _with_stacks(process(100), samples)
     assert main.stacks is not None
-    threads = np.array([0, 1, 2, 1])
-    interval_ns = np.array([50, 10, 10, 20]) * MS
-    end_ns = main.stacks.start_ns + np.where(threads > 0, interval_ns, 0)
+    threads = np.array([0, 1, 2, 1, 1])
+    interval_ns = np.array([50, 10, 10, 20, 50]) * MS
+    end_ns = main.stacks.start_ns + np.where(main.stacks.stack < 4, interval_ns, 0)
     changed = replace(main.stacks, thread=threads, interval_ns=interval_ns, end_ns=end_ns)
     main = replace(main, stacks=changed)
     pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
@@ -209,6 +211,9 @@ def test_a_wait_for_threads_of_the_own_process_is_lost_where_these_are() -> None
     assert _by_stack(code, "cpu-preprocess") == {1: (50.0, 1)}
     assert _by_stack(code, "storage-local") == {2: (30.0, 1), 5: (30.0, 1)}
     assert _by_stack(code, "unattributed") == {3: (10.0, 1)}
+    # Processes that make batches are not sampled: then the main thread's own samples count.
+    code = _share(rank(3, main, [process(201, parent=100)]), pieces, **shares)
+    assert set(_by_stack(code, "storage-local")) == {8}
 
 
 def test_what_is_not_lost_counts_as_work_where_no_device_was_measured() -> None:

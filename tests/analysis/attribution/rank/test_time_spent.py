@@ -16,7 +16,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
 )
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE
 from clusterprof.probe import layout
-from tests.support.builders import lost, ns, process, rank, spans
+from tests.support.builders import activity, lost, ns, process, rank, spans, thread
 
 GROUP, END_S = 7, 100
 OTHER = layout.ALL_REDUCE | layout.OTHER_THREAD
@@ -33,16 +33,25 @@ class Kept:
 
 
 def record(
-    operations: list[Operation], idle: list[tuple[float, float, float]], cuts: tuple[int, ...] = ()
+    operations: list[Operation],
+    idle: list[tuple[float, float, float]],
+    cuts: tuple[int, ...] = (),
+    kept: tuple[float, float, int] | None = None,
 ) -> RankOperations:
     """The operations of a rank; `idle`: intervals in operations and what was lost in each.
 
-    cuts: when a segment ends and the next one begins.
+    cuts: when a segment ends and the next one begins. kept: a wait for the interpreter lock (start,
+    end, pause before it in ns), with a main thread that sleeps on a lock all the time.
     """
     table = spans(
         *((start, end, GROUP, at, 0, code) for at, (start, end, code) in enumerate(operations))
     )
-    timeline = rank(END_S, process(100, spans={layout.COLLECTIVE: table}))
+    marks = {layout.COLLECTIVE: table}
+    asleep = None
+    if kept is not None:
+        marks[layout.INTERPRETER_WAIT] = spans(kept)
+        asleep = thread(activity(f"L{END_S}"), END_S, hz=1)
+    timeline = rank(END_S, process(100, spans=marks, thread=asleep))
     spending = TimeSpent(("storage-local",), Kept())
     for begin, end in zip((0, *cuts), (*cuts, END_S)):
         here = [piece for piece in idle if begin <= piece[0] < end]
@@ -68,6 +77,16 @@ def read_table(operations: RankOperations) -> list[list[int]]:
     assert isinstance(block.location, bytes)
     read_block(block.location, block, np.arange(3), table)
     return table.tolist()
+
+
+def test_an_operation_ends_when_its_thread_lacks_only_the_interpreter_lock() -> None:
+    # The lock is kept from 40 to 70: of two operations of other threads one ends with it. The rank
+    # lost 25 in it before that; what it lost after that is no part of the operation.
+    operations = [(10, 70, OTHER), (72, 80, OTHER)]
+    idle = [(10, 40, 25), (40, 70, 30), (72, 80, 8)]
+    table = read_table(record(operations, idle, kept=(50, 70, ns(20))))
+    assert [blocked / 1e9 for blocked in table[BLOCKED]] == [30, 8]  # all that is left of it
+    assert sum(read_table(record(operations, idle))[BLOCKED]) == ns(25 + 30 + 8)
 
 
 def test_an_operation_that_is_cut_keeps_what_it_lost_before() -> None:

@@ -267,9 +267,15 @@ def test_a_wait_for_threads_of_the_own_process_is_what_the_busiest_of_them_did()
     assert row(breakdown)["user_cpu"] == 0.25
     assert row(breakdown)["block_io"] == pytest.approx(0.75, abs=0.02)
     assert breakdown.identified.tolist() == [False]
+    # One thread alone makes them, then. So does one process, beside any threads.
+    del threads[102]
+    alone = fed(rank(6, replace(main, threads=threads)), 1, 5)
+    assert (alone.identified.tolist(), alone.worker_pid.tolist()) == ([True], [MAIN])
     # Its workers, if it has any that are active, make the batches.
     worker = process(WORKER, MAIN, thread=thread(activity("I1 U2 I3"), 6))
-    assert row(fed(rank(6, main, [worker]), 1, 5)) == {"user_cpu": 0.5, "unknown": 0.5}
+    by_worker = fed(rank(6, main, [worker]), 1, 5)
+    assert row(by_worker) == {"user_cpu": 0.5, "unknown": 0.5}
+    assert (by_worker.identified.tolist(), by_worker.worker_pid.tolist()) == ([True], [WORKER])
 
 
 def test_a_thread_that_fetches_is_found_by_its_cpu_time() -> None:
