@@ -27,7 +27,7 @@ _STATEFUL_ITERATORS = (
 
 def install(module: ModuleType) -> bool:
     """Wrap iterators in the main process, and the fetches of workers or of the main process."""
-    if module.__name__.startswith("torchdata."):
+    if str(getattr(module, "__name__", "")).startswith("torchdata."):
         return _install_stateful(module)
     utils: Any = module._utils  # type: ignore[attr-defined]
     single = module._SingleProcessDataLoaderIter  # type: ignore[attr-defined]

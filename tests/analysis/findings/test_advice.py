@@ -30,7 +30,7 @@ def test_advice_is_for_the_node_of_the_rank_that_was_late(tmp_path: Path) -> Non
         for advice_item in tested_finding.advice
     )
     assert "worker.on_cpu_ratio" in tested_finding.advice[0].because
-    assert "num_workers is 1" in tested_finding.advice[0].because
+    assert "processes that make batches: 1" in tested_finding.advice[0].because
     assert finding(report, "startup").advice == ()  # 1 s, once
     transfer = finding(report, "net-transfer")
     assert transfer.share_ratio > 0.1  # at its usual pace, and much

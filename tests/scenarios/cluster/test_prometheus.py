@@ -283,12 +283,16 @@ def test_the_live_numbers_are_those_of_the_report(run: Run) -> None:
     counted = sum(value for _, value in run.last[LOST])
     assert counted == pytest.approx(run.report.lost_ns / 1e9, rel=0.02)
     assert sum(value for _, value in run.last[CAUSED]) == pytest.approx(counted)
-    slow = run.report.ranks[1]
-    for cause, ns in slow.caused:
+    # By family: on a busy machine both may take another storage cause for the same waits.
+    families: dict[str, int] = {}
+    for cause, ns in run.report.ranks[1].caused:
+        family = cause.partition("-")[0]
+        families[family] = families.get(family, 0) + ns
+    for family, ns in families.items():
         if ns > 0.1 * run.report.lost_ns:
             live = sum(
                 value
                 for labels, value in run.last[CAUSED]
-                if labels["cause"] == cause and labels.get("rank") == "1"
+                if labels["cause"].partition("-")[0] == family and labels.get("rank") == "1"
             )
-            assert live == pytest.approx(ns / 1e9, rel=0.1), cause
+            assert live == pytest.approx(ns / 1e9, rel=0.1), family

@@ -182,8 +182,12 @@ dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, wor
 dist.all_reduce(torch.ones(10)); dist.barrier()
 from torch._C import _distributed_c10d as c10d
 import json, time
-while any(not e["retired"] for e in json.loads(c10d._dump_fr_trace_json())["entries"]):
-    time.sleep(0.01)  # another thread says that an operation is over
+def is_over():  # another thread says so, of each operation and of the group
+    state = json.loads(c10d._dump_fr_trace_json())
+    completed = [int(group["last_completed_collective"]) for group in state["pg_status"].values()]
+    return all(entry["retired"] for entry in state["entries"]) and completed == [2]
+while not is_over():
+    time.sleep(0.01)
 open(sys.argv[2], "wb").write(c10d._dump_fr_trace())
 open(sys.argv[3], "wb").write(c10d._dump_fr_trace_json())
 """
