@@ -54,9 +54,7 @@ def _install_stateful(module: ModuleType) -> bool:
 
 def _begin_wait(iterator: Any) -> WaitToken:
     if not annotations.begin_loading():
-        return (
-            None  # of a thread that fetches ahead: it delays the loop only if its buffer is empty
-        )
+        return None  # a thread that fetches ahead delays the loop only if its buffer is empty
     workers = iterator._num_workers
     yielded = iterator._num_yielded
     pid = _find_critical_pid(iterator) if workers else 0

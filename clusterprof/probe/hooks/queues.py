@@ -13,7 +13,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from .. import annotations, layout, remove_own_frame, ring
+from .. import annotations, handle_error, layout, remove_own_frame, ring
 from . import batch, cuda
 from .wrap import wrap_function
 
@@ -137,11 +137,14 @@ def _note_timeout(wait: Any) -> None:
     if wait is None:
         return
     key, start, waits, mark = wait
-    taken, end = _taken.get(key), monotonic_ns()
-    if waits and taken is not None and taken[0] > 1 and end - start >= MIN_WAIT_NS:
-        _record_wait(mark, start, end)
-    else:
-        cuda.finish_wait(mark, 0, start, end)
+    try:  # the job's own exception is under way: none of ours may take its place
+        taken, end = _taken.get(key), monotonic_ns()
+        if waits and taken is not None and taken[0] > 1 and end - start >= MIN_WAIT_NS:
+            _record_wait(mark, start, end)
+        else:
+            cuda.finish_wait(mark, 0, start, end)
+    except BaseException as error:
+        handle_error(error)
 
 
 def _record_wait(mark: Any, start: int, end: int) -> None:

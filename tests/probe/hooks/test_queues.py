@@ -191,3 +191,21 @@ def test_an_error_reads_as_it_does_without_us(tmp_path: Path) -> None:
     with_probe = run("train.py", run_dir=run_dir, cwd=tmp_path)
     assert seen(with_probe) == seen(run("train.py", run_dir=None, cwd=tmp_path))
     assert with_probe.stderr.count(b"File ") == 2  # the script, and queue.py
+
+
+def test_an_error_of_ours_does_not_replace_that_of_the_job(tmp_path: Path) -> None:
+    break_probe = """
+source.put(1); source.get(); source.put(1); source.get()
+if "_clusterprof_probe" in sys.modules:
+    import _clusterprof_probe.hooks.cuda as events
+    def fail(*arguments):
+        raise RuntimeError("the device is lost")
+    events.finish_wait = fail
+try:
+    source.get(timeout=0.01)
+except queue.Empty:
+    print("empty")
+"""
+    (tmp_path / "train.py").write_text(CODE + QUEUE + break_probe)
+    done = run("train.py", run_dir=install(tmp_path / "run"), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"empty\n", b"")

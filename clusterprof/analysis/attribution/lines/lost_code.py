@@ -32,7 +32,7 @@ from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.timeline.device_sync import select_device_waits
-from clusterprof.analysis.timeline.intervals import measure_overlap
+from clusterprof.analysis.timeline.intervals import find_containing, measure_overlap
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
@@ -256,10 +256,8 @@ class CodeSums:
             samples = _select_feeding_samples(rank.main, segment.start_ns, segment.end_ns)
         if samples is None:
             return np.zeros_like(rows)
-        row = np.searchsorted(lost.start_ns, samples.t_ns, side="right") - 1
-        inside = row >= 0
-        inside[inside] = samples.t_ns[inside] < lost.end_ns[row[inside]]
-        inside[inside] = rows[row[inside]]
+        row = find_containing(samples.t_ns, (lost.start_ns, lost.end_ns))
+        inside = (row >= 0) & rows[row]
         if not inside.any():
             return np.zeros_like(rows)
         at, chosen = row[inside], _select_rows(samples, inside)

@@ -405,17 +405,17 @@ def find_lock_waits(rank: Rank) -> Intervals:
 MAX_HAND_OVER_NS = 20_000_000
 """Time from the end of a kept lock within which the thread of an operation gets it: four switch
 intervals of Python, as other threads wait for it too."""
-
 MIN_UNDELAYED_NS = 2_000_000
-"""Least time from the begin of an operation to its delay: its thread had the lock when it began.
-When another one took it is known to some milliseconds."""
+"""Least time from the start of an operation to its delay: its thread had the lock at the start.
+When another thread took it is known to a few milliseconds only."""
 
 
 def measure_end_delays(rank: Rank, spans: CollectiveSpans, earliest_ns: int) -> Int:
-    """Measure for how long operations of other threads lacked the interpreter lock at their ends.
+    """Measure how long operations of other threads waited for the interpreter lock at their end.
 
-    Returns int64[n], ns. Such a thread goes on when it has the lock, which may be long after the
-    last rank arrived and the data have moved: that is no wait for other ranks, and no transfer.
+    Returns int64[n], ns, counted from `earliest_ns` on. Such a thread continues when it has the
+    lock, perhaps long after the last rank arrived and the data moved: the delay is neither a wait
+    for other ranks nor a transfer.
 
         operation    |== wait ==|= transfer =|~~~ needs the lock ~~~|
         lock kept                      |------------------------|
