@@ -67,7 +67,9 @@ def test_a_sleeping_line_is_named(run_dir: Path) -> None:
         ("<string>", "pause", 6),
     ]
     assert stack[1][2] == 5
-    assert {chr(span.d) for span in samples if span.end_ns - span.start_ns < 300_000} <= {"S"}
+    # The first and the last may find it on its way into the sleep or out of it.
+    inner = [span for span in samples[1:-1] if span.end_ns - span.start_ns < 300_000]
+    assert {chr(span.d) for span in inner} <= {"S"}
     for before, span in itertools.pairwise(samples):
         assert span.b == span.end_ns - before.end_ns
         assert span.c == 0
