@@ -7,9 +7,7 @@ ours to ship: they are read where they lie, beside the repository.
 from __future__ import annotations
 
 import re
-import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -39,6 +37,7 @@ from clusterprof.agent.linux.threads import (
     parse_thread_stat,
 )
 from clusterprof.signals import BY_NAME
+from tests.support.archives import unpack_archive
 from tests.support.collecting import Opened
 from tests.support.node_exporter import PAGE, SHARED, of
 
@@ -58,27 +57,12 @@ SECTIONS = {
 """By section: their label that is our device, and what our name has before it."""
 
 
-def unpacked(archive: Path, folder: Path, *parts: str) -> Path:
-    """Unpack what has one of the parts in its path; links that lead out are left out."""
-
-    def without_outward_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        try:
-            return tarfile.data_filter(member, path)
-        except (tarfile.AbsoluteLinkError, tarfile.LinkOutsideDestinationError):
-            return None
-
-    with tarfile.open(archive) as tar:
-        members = [item for item in tar if any(part in item.name for part in parts)]
-        tar.extractall(folder, members, filter=without_outward_links)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def exporter(tmp_path_factory: pytest.TempPathFactory) -> Roots:
     folder = tmp_path_factory.mktemp("exporter")
     files = ("proc/stat", "proc/schedstat", "proc/pressure", "proc/vmstat", "proc/net/", "meminfo")
-    unpacked(SHARED / "proc.tar.gz", folder, *files)
-    unpacked(SHARED / "sys.tar.gz", folder, *CPUS, "infiniband", "/net/")
+    unpack_archive(SHARED / "proc.tar.gz", folder, *files)
+    unpack_archive(SHARED / "sys.tar.gz", folder, *CPUS, "infiniband", "/net/")
     return Roots(folder / "proc", folder / "sys")
 
 
@@ -86,7 +70,7 @@ def exporter(tmp_path_factory: pytest.TempPathFactory) -> Roots:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Roots:
     folder = tmp_path_factory.mktemp("library")
     files = ("proc/schedstat", "proc/pressure", "proc/net/dev", "proc/net/snmp", "proc/26231/")
-    unpacked(LIBRARY, folder, *files, *CPUS, "infiniband", "drm/card0", "drivers/amdgpu")
+    unpack_archive(LIBRARY, folder, *files, *CPUS, "infiniband", "drm/card0", "drivers/amdgpu")
     return Roots(folder / "fixtures/proc", folder / "fixtures/sys")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from clusterprof.agent.collectors.base import Value
 from clusterprof.agent.collectors.rdma import RdmaCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
+from tests.support.archives import unpack_archive
 from tests.support.collecting import Opened
 
 SHARED = Path(__file__).parents[3].parent / "shared/data"
@@ -26,9 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def values(folder: Path, archive: str, sys: str) -> dict[tuple[str, str], Value]:
-    with tarfile.open(SHARED / archive) as tar:
-        members = [m for m in tar if "/infiniband/" in m.name and (m.isfile() or m.isdir())]
-        tar.extractall(folder, members, filter="data")
+    unpack_archive(SHARED / archive, folder, "/infiniband/")
     return {
         (name.removeprefix("rdma."), device): value
         for name, device, value in Opened(RdmaCollector, Roots(folder, folder / sys)).readings()

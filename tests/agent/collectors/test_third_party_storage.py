@@ -7,7 +7,6 @@ ours to ship: they are read where they lie, beside the repository.
 from __future__ import annotations
 
 import re
-import tarfile
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +16,7 @@ from clusterprof.agent.collectors.memory import MemoryCollector
 from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
+from tests.support.archives import unpack_archive
 from tests.support.collecting import Opened
 from tests.support.node_exporter import PAGE, SHARED, of
 
@@ -47,10 +47,7 @@ def rows(section: str) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Roots:
-    folder = tmp_path_factory.mktemp("node-exporter")
-    with tarfile.open(SHARED / "proc.tar.gz") as tar:
-        members = [m for m in tar if m.isfile() or m.isdir()]
-        tar.extractall(folder, members, filter="data")
+    folder = unpack_archive(SHARED / "proc.tar.gz", tmp_path_factory.mktemp("node-exporter"))
     return Roots(folder / "proc", folder / "no-sys")
 
 

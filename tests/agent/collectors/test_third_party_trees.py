@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from clusterprof.agent.collectors.network import NetworkCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.storage.network_mounts import parse_mountstats
 from clusterprof.errors import Unavailable
+from tests.support.archives import unpack_archive
 from tests.support.collecting import Opened
 
 SHARED = Path(__file__).parents[3].parent / "shared/data"
@@ -39,16 +39,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "procfs-fixtures/fixtures.tar.gz",
         "dynolog-testroot/root.tar.gz",
     ):
-        with tarfile.open(SHARED / archive) as tar:
-            tar.extractall(folder / archive.split("/")[0], filter=without_outward_links)
+        unpack_archive(SHARED / archive, folder / archive.split("/")[0])
     return folder
-
-
-def without_outward_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.data_filter(member, path)
-    except (tarfile.AbsoluteLinkError, tarfile.LinkOutsideDestinationError):
-        return None
 
 
 def expected() -> dict[tuple[str, str], float]:

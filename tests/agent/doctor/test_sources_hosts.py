@@ -23,6 +23,7 @@ HOSTS = Path(__file__).parents[2] / "hosts"
 ASKS_ELSEWHERE = (
     "sockets",
     "ethtool",
+    "kernel_log",
     "gpu_nvidia",
     "gpu_gaudi",
     "gpu_neuron",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import time
 from functools import cache
 from pathlib import Path
@@ -51,9 +49,7 @@ def export_version(commit: str, folder: Path) -> Path:
         capture_output=True,
         check=True,
     )
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        for member in tar.getmembers():
-            tar.extract(member, folder, filter="data")
+    subprocess.run(["tar", "--extract", "--directory", folder], input=archive.stdout, check=True)
     return folder
 
 
