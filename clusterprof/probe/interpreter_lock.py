@@ -38,7 +38,7 @@ CREDIT_CPU_NS = 60_000_000
 MAX_PAUSE_S = 2.0
 PROMPT_SWITCH_S, PROMPT_LEAD = 0.0001, 2.5
 """Switch interval before a sample, and for how long before it, in switch intervals of the job."""
-PROMPT_RATIO, MAX_PROMPT_SWITCH_S = 0.15, 0.001
+PROMPT_RATIO, MAX_PROMPT_SWITCH_S = 0.04, 0.001
 """Where C code keeps the lock, the interval is this part of how late samples are: the thread wakes
 up once in each interval for which it waits."""
 PROMPT_SAMPLES = 32

@@ -34,8 +34,6 @@ FIRST_REPORT_NS = 10_000_000_000
 """Time between two reports about the sampler itself, and to the first of them."""
 FULL_PATHS, HASHED_PATHS, BASE_NAMES = 0, 1, 2
 """Values of `stack_paths` in the probe's configuration."""
-MAX_CONTENDED = 2
-"""Number of samples in a row that are given up because a third thread had the lock in between."""
 _OWN, _NO_ROOM = -1, -2
 _COMPARED_FRAMES = 4
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -192,7 +190,7 @@ class Sampler:
         self._thread = (0, 0)
         self._state_file = -1
         self._positions: List[int] = []
-        self._contended = 0
+        self._is_contended = False
         self._waits = False
 
     def note_other_threads(self) -> None:
@@ -217,9 +215,10 @@ class Sampler:
 
         Nothing in here gives the interpreter lock away.
 
-        A late sample of a worker is given up if another thread, such as the one that sends batches,
-        had the lock in the time for which it waited. The sampled thread has then gone on: it gave
-        the lock away where the sample was due, and once more where it is now.
+        A late sample of a worker is contended if another thread, such as the one that sends
+        batches, had the lock in the time for which it waited. The sampled thread has then gone on:
+        it gave the lock away where the sample was due, and once more where it is now. It is
+        recorded as such; without it, C code that keeps the lock would be counted too rarely.
         """
         table = self._table
         if table is None:
@@ -234,7 +233,8 @@ class Sampler:
         frames = sys._current_frames()
         frame = frames.get(thread[0])
         is_late = now - due_ns >= LATE_NS and bool(self._positions)
-        is_contended = is_late and self._list_positions(frames) != self._positions
+        self._is_contended = is_late and self._list_positions(frames) != self._positions
+        self._positions = []
         del frames  # this function's own frame is among them
         self._waits = False
         if frame is None:
@@ -244,11 +244,6 @@ class Sampler:
         self._waits = frame.f_code.co_filename.endswith(_WAITING_FILES)
         self._stack = table.number_stack(frame)
         del frame
-        if is_contended:
-            self._contended += 1
-            if self._contended <= MAX_CONTENDED:
-                return 0
-        self._contended = 0
         if not self._stack:
             self._overflowed += 1
         return now
@@ -301,7 +296,9 @@ class Sampler:
         self._samples += 1
         due_ns = min(due_ns, taken_ns)
         # A late sample came when its thread gave the lock away: it ran Python before.
-        state = self._read_state() if taken_ns - due_ns < LATE_NS else 0
+        state = layout.CONTENDED if self._is_contended else 0
+        if taken_ns - due_ns < LATE_NS:
+            state = self._read_state()
         ring.emit(layout.STACK_SAMPLE, due_ns, taken_ns, self._stack, interval_ns, 0, state)
         if taken_ns >= self._report_due_ns:
             self.report(taken_ns)

@@ -10,7 +10,7 @@ from types import FunctionType
 
 import pytest
 
-from clusterprof.probe import stacks
+from clusterprof.probe import layout, stacks
 from tests.support.probing import (
     STACK_SAMPLE,
     STACK_SAMPLER,
@@ -19,7 +19,6 @@ from tests.support.probing import (
     list_stacks,
     longer,
     recorded,
-    run,
 )
 
 HEAD = """
@@ -265,7 +264,7 @@ def test_a_full_log_is_a_full_table(room: int) -> None:
     assert numbers == ([1, 0, 1] if room >= 4 else [0, 0, 0])
 
 
-def test_a_late_sample_is_given_up_if_a_third_thread_ran_meanwhile(run_dir: Path) -> None:
+def test_a_late_sample_says_if_a_third_thread_ran_meanwhile(run_dir: Path) -> None:
     code = """
     import queue, threading
     class Sender(threading.Thread):
@@ -277,21 +276,26 @@ def test_a_late_sample_is_given_up_if_a_third_thread_ran_meanwhile(run_dir: Path
             self.wait(self.second)
     sender = Sender(); sender.start()
     sender.ready.get(); time.sleep(0.1)
-    def is_given_up():
-        done, taken = probe.make_lock(), []
+    def take(late_ns):
+        done = probe.make_lock()
         done.acquire()
-        def take():
-            taken.append(sampler.take(time.monotonic_ns() - 1_000_000)); done.release()
-        probe.start_thread(take, ()); done.acquire()
-        return taken == [0]
+        def sample():
+            due_ns = time.monotonic_ns() - late_ns
+            sampler.record(due_ns, sampler.take(due_ns), 1000); done.release()
+        probe.start_thread(sample, ()); done.acquire()
     sampler = watch._samplers[0]
     sampler.note_other_threads()
-    answers = [is_given_up()]
+    take(1_000_000)
+    sampler.note_other_threads()
     sender.first.put(1); sender.ready.get(); time.sleep(0.1)
-    answers += [is_given_up() for _ in range(4)]
+    take(1_000_000)
+    take(1_000_000)
+    sampler.note_other_threads()
     sender.second.put(1); sender.join()
-    print(answers)
+    take(0)
     """
-    result = run("-c", HEAD + TAKE + textwrap.dedent(code), run_dir=run_dir)
-    assert result.stderr == b""
-    assert result.stdout.decode() == "[False, True, True, False, True]\n"
+    (ring,) = recorded(HEAD + TAKE + textwrap.dedent(code), run_dir)
+    samples = ring.of(STACK_SAMPLE)
+    assert all(span.a for span in samples)
+    # Late: the sender did not move, it did, nothing noted before. In time: the state of the thread.
+    assert [span.d for span in samples] == [0, layout.CONTENDED, 0, ord("S")]
