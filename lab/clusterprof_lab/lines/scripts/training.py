@@ -23,7 +23,7 @@ RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZ
 SLOW = RANK == WORLD_SIZE - 1
 """The last rank has the fault; a single one has it, too."""
 STEPS = int(os.environ.get("STEPS", 300))
-WARM_UP = 10
+WARM_UP = 10  # steps; the analysis leaves them out, too
 FEATURES = 64
 
 stopwatch_ns: list[tuple[int, int]] = []

@@ -200,7 +200,7 @@ def _share_late(contended: Sequence[Sample], late: Sequence[Sample]) -> dict[int
 
 
 def test_late_samples_carry_the_time_of_those_that_came_after_a_third_thread() -> None:
-    # Each stands for 50 ms, all of them lost. Line 1 has six of the late samples, line 2 two. Of the
+    # Each stands for 50 ms, all of them lost. Line 1 has six late samples, line 2 two. Of the
     # 200 ms of four more only the moment after them is known, which is in line 3.
     late = [(1.0 + at / 10, 1 if at < 6 else 2, "") for at in range(8)]
     contended = [(2.0 + at / 10, 3, chr(layout.CONTENDED)) for at in range(4)]
