@@ -214,7 +214,7 @@ for step in range(5):
     loss.backward()
     optimizer.step()
     print(step, loss.item().hex(), [p.grad.sum().item().hex() for p in ddp.parameters()])
-print(copy.deepcopy(ddp), len(pickle.dumps(ddp)))
+print(copy.deepcopy(ddp), sorted(vars(pickle.loads(pickle.dumps(ddp)))))
 buffer = io.BytesIO()
 torch.save(ddp(batch()), buffer)
 print(len(buffer.getvalue()), ddp.forward.__name__, type(ddp), type(dist.group.WORLD))

@@ -38,6 +38,8 @@ _MAX_CAUSES, _MAX_EVIDENCE, _MAX_GAP_NAMES = 5, 2, 3
 _HIGH_CONFIDENCE_RATIO, _MEDIUM_CONFIDENCE_RATIO = 0.85, 0.6
 _MIN_SHOWN_RATIO = 0.0005
 """A smaller part of the time in steps would read 0.0 %."""
+_MIN_OTHER_RATIO = 0.01
+"""A gain that is larger by this part of the time in steps than the cause itself is explained."""
 _MIN_SENTENCE_WORDS = 6
 """A note with fewer words ("of the fetch") needs the name of what was measured before it."""
 _UNIT_SUFFIXES = ("_ratio", "_ns", "_bytes", "_count")
@@ -297,7 +299,9 @@ def _describe_gain(report: Report, finding: Finding) -> str:
         part = format_quantity(saved / job_ns, "ratio")
         whole = "the recorded window" if report.window_only else "the time in steps"
         amount = f"{format_quantity(saved, 'ns')}, " if report.has_time_unit else ""
-        return f"{begin}{amount}{part} of {whole}."
+        more_ratio = saved / job_ns - finding.lost_ns / max(report.in_step_ns, 1)
+        rest = "; other losses end with it" if more_ratio >= _MIN_OTHER_RATIO else ""
+        return f"{begin}{amount}{part} of {whole}{rest}."
     if finding.recoverable_ns is None:
         return "Not known."
     part = format_quantity(finding.recoverable_ns / report.in_step_ns, "ratio")
