@@ -13,7 +13,18 @@ import pytest
 
 from tests.support.accelerators.torch_device import DEVICE
 from tests.support.job_python import needs_torch
-from tests.support.probing import DATA_WAIT, EXPOSED, H2D, STEP, Ring, Span, install, recorded
+from tests.support.probing import (
+    DATA_WAIT,
+    EXPOSED,
+    EXPOSED_COLLECTIVE,
+    H2D,
+    STEP,
+    Ring,
+    Span,
+    install,
+    recorded,
+)
+from tests.support.ranks import COLLECTIVE, GRADIENTS, operations
 
 needs_torch("2.9", "the device of these tests uses its interfaces for streams and events")
 pytestmark = pytest.mark.torch
@@ -30,10 +41,12 @@ step(batch)  # reads the last events
 """
 
 
-def run_job(tmp_path: Path, library: Path, code: str, gpu_events: bool = True) -> Ring:
+def run_job(
+    tmp_path: Path, library: Path, code: str, gpu_events: bool = True, **environ: str
+) -> Ring:
     """Run code on the device; return the ring of a probe that is still on."""
     run_dir = install(tmp_path / "run", gpu_events=gpu_events)
-    (ring,) = recorded(DEVICE + code, run_dir, TORCH_DEVICE=str(library))
+    (ring,) = recorded(DEVICE + code, run_dir, TORCH_DEVICE=str(library), **environ)
     assert ring.switched_off == 0
     return ring
 
@@ -136,21 +149,95 @@ assert not hasattr(torch.Tensor.to, "_is_clusterprof")
     assert (len(ring.of(DATA_WAIT)), len(ring.of(STEP)), ring.of(EXPOSED)) == (2, 2, [])
 
 
-def test_a_collective_is_measured_on_the_stream_of_the_training_only(
+GROUP = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+class Group(dist.ProcessGroup):
+    '''One rank, whose reductions take 0.3 s on a stream of their own.'''
+    work_beside = 0.0
+    def __init__(self):
+        super().__init__(0, 1)
+        self.stream = torch.Stream(device="testdevice")
+    def getBackendName(self):
+        return "slow"
+    def finish(self, tensors, seconds=0.0):
+        self.stream.wait_stream(device.current_stream())
+        future = torch.futures.Future(devices=["testdevice:0"])
+        with self.stream:
+            if seconds:
+                keep_busy(seconds)
+            future.set_result(tensors)  # a stream that waits for it waits for this one
+        return torch._C._distributed_c10d._create_work_from_future(future)
+    def allreduce(self, tensors, options):
+        work = self.finish(tensors, 0.3)
+        if Group.work_beside:
+            keep_busy(Group.work_beside)  # as if the backward pass went on
+        return work
+    def broadcast(self, tensors, options):
+        return self.finish(tensors)
+    def allgather(self, outputs, inputs, options):
+        for output, tensor in zip(outputs, inputs):
+            output[0].copy_(tensor)
+        return self.finish(outputs)
+
+dist.Backend.register_backend("slow", lambda *arguments: Group(), devices=["testdevice"])
+dist.init_process_group("slow", rank=0, world_size=1, store=dist.HashStore())
+"""
+PASSES = """
+net.to("testdevice")
+step = make_step(DistributedDataParallel(net))
+batch = torch.ones(1, 8)
+for work in (0, 0, 0, 0.6, 0):
+    Group.work_beside = work
+    step(batch)  # its optimizer waits for the device, and then the events are read
+"""
+
+
+def test_the_wait_of_ddp_for_gradients_is_measured_on_the_stream(
     tmp_path: Path, torch_device: Path
 ) -> None:
-    code = """
+    # DDP warns in C++ that it has no timer for such a device.
+    ring = run_job(tmp_path, torch_device, GROUP + PASSES, TORCH_CPP_LOG_LEVEL="ERROR")
+    gradients = [
+        span
+        for span, operation in zip(ring.of(COLLECTIVE), operations(ring))
+        if operation.what == GRADIENTS
+    ]
+    assert len(gradients) == 5
+    assert max(list_lengths(gradients)) < 150 * MS  # the host does not wait
+    exposed = ring.of(EXPOSED_COLLECTIVE)
+    assert [span.a for span in exposed] == [span.sequence for span in gradients]
+    *before, hidden, after = (span.b for span in exposed)
+    assert min(*before, after) >= 150 * MS  # of 300 ms
+    assert hidden < 50 * MS
+
+
+COLLECTIVES = """
 step = make_step(net)
-from _clusterprof_probe.hooks import cuda as events
-assert events.begin_wait(default_stream=True) is None  # which stream trains is not known yet
-for batch in torch.utils.data.DataLoader(Slow(0)):
-    step(batch)
-assert events.begin_wait(default_stream=True) is not None
+batch = torch.ones(1, 8)
+step(batch)
+there = torch.ones(3, device="testdevice")
+for _ in torch.utils.data.DataLoader(Slow(0)):
+    dist.all_reduce(there)
 with torch.Stream(device="testdevice"):
-    assert events.begin_wait(default_stream=True) is None
-    assert events.begin_wait() is not None
+    dist.all_reduce(there)  # delays nothing but that stream
+work = dist.all_reduce(there, async_op=True)
+work.wait()
+device.synchronize()
+step(batch)
 """
-    run_job(tmp_path, torch_device, code)
+
+
+def test_a_collective_is_measured_on_the_stream_of_the_training(
+    tmp_path: Path, torch_device: Path
+) -> None:
+    ring = run_job(tmp_path, torch_device, GROUP + COLLECTIVES)
+    first, beside, issue, wait = ring.of(COLLECTIVE)
+    assert max(list_lengths([first, beside, issue, wait])) < 100 * MS
+    exposed = ring.of(EXPOSED_COLLECTIVE)
+    assert [span.a for span in exposed] == [first.sequence, wait.sequence]
+    assert min(span.b for span in exposed) >= 150 * MS
 
 
 FAILING_EVENT = """
