@@ -142,7 +142,7 @@ def finish_wait(
     try:
         stream = accelerator.current_stream()
         if stream.device_index != device or _is_capturing() or not sequence:
-            _pool[device].append(events)
+            _pool.setdefault(device, []).append(events)
             return
         events[1].record(stream)
     except _UNSUPPORTED as error:
@@ -156,7 +156,7 @@ def _collect_events() -> None:
         device, events, sequence, start_ns, end_ns, kind = _pending.popleft()
         exposed_ns = round(events[0].elapsed_time(events[1]) * 1e6)
         ring.emit(kind, start_ns, end_ns, sequence, max(0, exposed_ns))
-        _pool[device].append(events)
+        _pool.setdefault(device, []).append(events)
 
 
 def _make_event(module: Any) -> Any:
@@ -200,8 +200,8 @@ def _use_accelerator(module: Any, name: str) -> None:
 
 
 def _clear_accelerator() -> None:
-    global accelerator
-    accelerator = None
+    global accelerator, _has_events
+    accelerator, _has_events = None, False
     _default_streams.clear()
     _pool.clear()
     _pending.clear()

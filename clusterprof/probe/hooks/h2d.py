@@ -8,6 +8,7 @@ copies within the device.
 
 import functools
 import sys
+from _thread import get_ident
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Callable
@@ -16,7 +17,8 @@ from .. import handle_error, layout, remove_own_frame, ring
 from . import sync, wrap
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
-_last_start_ns = 0
+_last_copy = (0, 0)
+"""Thread and start, ns, of the last copy that was recorded."""
 
 
 def install(module: ModuleType, device: str = "cuda") -> bool:
@@ -55,12 +57,14 @@ def _wrap_copy(tensor_class: Any, name: str, is_on_device: Callable[[Any], bool]
 
 
 def _record_copy(start: int, result: Any, keywords: Any) -> None:
-    global _last_start_ns
+    global _last_copy
     try:
+        thread = get_ident()
         # The method of an out-of-tree device may call Tensor.to(), which is recorded first.
-        if _probe.on and start > _last_start_ns:  # type: ignore[attr-defined]
+        is_outer = start <= _last_copy[1] and thread == _last_copy[0]
+        if _probe.on and not is_outer:  # type: ignore[attr-defined]
             end = monotonic_ns()
-            _last_start_ns = start
+            _last_copy = thread, start
             size = result.numel() * result.element_size()
             ring.emit(layout.H2D, start, end, size, int(bool(keywords.get("non_blocking"))))
     except BaseException as error:

@@ -8,6 +8,7 @@ duration. `empty_cache()`, which returns memory to the driver, is recorded too.
 
 import functools
 import sys
+from _thread import get_ident
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any, Callable, Optional
@@ -20,7 +21,8 @@ _SYNC_METHODS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _began_ns = _ended_ns = _waited_ns = _count = 0
-_last_start_ns = 0
+_last_wait = (0, 0)
+"""Thread and start, ns, of the last wait that was added."""
 
 
 def install(module: ModuleType, device: str = "cuda") -> bool:
@@ -87,12 +89,14 @@ def _wrap_sync(owner: Any, name: str, is_on_device: Optional[Callable[[Any], boo
 
 def add_sync_wait(start: int) -> None:
     """Add a host wait for the device that began at `start`, ns."""
-    global _began_ns, _ended_ns, _waited_ns, _count, _last_start_ns
+    global _began_ns, _ended_ns, _waited_ns, _count, _last_wait
     try:
-        # A function that calls another one of them counts once: the inner one ended before.
-        if not _probe.on or start <= _last_start_ns:  # type: ignore[attr-defined]
+        thread = get_ident()
+        # A function that calls another one of them counts once: the inner one has been added.
+        is_outer = start <= _last_wait[1] and thread == _last_wait[0]
+        if is_outer or not _probe.on:  # type: ignore[attr-defined]
             return
-        _last_start_ns = start
+        _last_wait = thread, start
         now = monotonic_ns()
         if _count and start - _began_ns >= MERGE_WINDOW_NS:
             record_syncs()
