@@ -71,7 +71,7 @@ KEEP_FREE = Option(
 GPU_EVENTS = Option(
     ("--gpu-events",),
     None,
-    "Let the probe record events on the job's CUDA streams.",
+    "Let the probe record events on the streams of the job's device.",
     bool,
     "switch",
 )

@@ -111,7 +111,7 @@ def handle_error(error: BaseException) -> None:
     """
     global on
     try:
-        from_job = _is_from_signal_handler(error)
+        from_job = is_from_signal_handler(error)
     except BaseException:
         from_job = False
     if from_job:
@@ -135,7 +135,8 @@ def remove_own_frame(error: BaseException) -> None:
         error.__traceback__ = trace.tb_next
 
 
-def _is_from_signal_handler(error: BaseException) -> bool:
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler of the job raised an exception while probe code ran."""
     import signal
 
     trace: "Optional[TracebackType]" = error.__traceback__

@@ -45,18 +45,9 @@ def get_device_properties(device):
 cuda.get_device_properties = get_device_properties
 
 class Tensor:
+    is_cuda = False
     def __init__(self, is_cuda=False):
         self.is_cuda = is_cuda
-    def to(self, device, non_blocking=False, copy=False):
-        clock[0] += 7
-        there = self.is_cuda == (device == "cuda")
-        return self if there and not copy else Tensor(device == "cuda")
-    def cuda(self):
-        return self.to("cuda")
-    def numel(self):
-        return 10
-    def element_size(self):
-        return 4
 
 torch = types.ModuleType("torch")
 torch.cuda, torch.Tensor = cuda, Tensor

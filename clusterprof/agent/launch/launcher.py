@@ -209,10 +209,11 @@ def install_probe(
 ) -> None:
     """Copy the probe into the run directory, unless another rank has done so.
 
-    run_dir: existing and owned by us. gpu_events: let the probe record events on the job's
-    CUDA stream. stacks: how files are named in sampled Python stacks (by path, by its hash, or by
-    the base name alone); None = no stacks are sampled. strict: written to the configuration
-    for its readers; the probe itself never enforces it. dive: let the probe use PyTorch's profiler.
+    run_dir: existing and owned by us. gpu_events: let the probe record events on the
+    streams of the job's device. stacks: how files are named in sampled Python stacks (by path, by
+    its hash, or by the base name alone); None = no stacks are sampled. strict: written to the
+    configuration for its readers; the probe itself never enforces it. dive: let the probe use
+    PyTorch's profiler.
     Raises: CannotStart when the files cannot be written.
     """
     target = run_dir / "probe"

@@ -455,8 +455,8 @@ _MAX_ENVIRON_BYTES = 1 << 20
 class FlightRecorderDumps:
     """A source without records: it notes where ranks will dump, and finally copies the dumps.
 
-    A rank that has not initialized CUDA writes a dump when it ends, into the run directory, if a
-    file there asks for it: where PyTorch's and NCCL's own records are wanted (`--nccl`).
+    A rank that uses no device writes a dump when it ends, into the run directory, if a file there
+    asks for it: where PyTorch's and NCCL's own records are wanted (`--nccl`).
     """
 
     def __init__(self, run_dir: Path, folder: Path, proc: str) -> None:

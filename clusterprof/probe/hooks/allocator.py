@@ -17,21 +17,21 @@ _previous: Tuple[int, ...] = ()
 _unavailable = False
 
 
-def record_allocator_counters(cuda: Any) -> None:
-    """Read the counters if due; `cuda` is torch.cuda, already initialized by the job."""
+def record_allocator_counters(module: Any) -> None:
+    """Read the counters if due; `module` is that of a device which the job has initialized."""
     global _read_ns, _previous, _unavailable
     now = monotonic_ns()
     if _unavailable or (now - _read_ns < READ_INTERVAL_NS and _previous):
         return
-    reader = getattr(cuda, "memory_stats_as_nested_dict", None)
+    reader = getattr(module, "memory_stats_as_nested_dict", None)
     if reader is None:
         return
     try:
         counters = reader()
-    except (AttributeError, RuntimeError):
+        values = tuple([int(counters.get(name, -1)) for name in _COUNTERS])
+    except (AttributeError, TypeError, RuntimeError):
         _unavailable = True
         return
-    values = tuple([int(counters.get(name, -1)) for name in _COUNTERS])
     if _previous:
         differences = [
             -1 if value < 0 else max(0, value - previous)

@@ -2,14 +2,14 @@
 
 The functions of distributed_c10d that a job calls are wrapped; a call from within
 another wrapped function is not counted again. An asynchronous operation gives two
-spans, its issue and the wait for its end (`probe.hooks.works`). With CUDA the host
+spans, its issue and the wait for its end (`probe.hooks.works`). With a device the host
 does not wait; events measure how long the default stream was idle.
 
 When ranks stand still, the recorder creates `dumps/wanted` in the run directory. The probe's thread
 looks for it every two seconds and writes PyTorch's flight recorder to `dumps/<pid>.json`: the
 thread that trains does not hold the interpreter lock while it waits in an operation. Only the JSON
 form is used. With stack traces PyTorch would need the interpreter lock while it holds its own. A
-process that uses CUDA is left alone: a dump asks the driver about events, and could wait for it
+process that uses a device is left alone: a dump asks the driver about events, and could wait for it
 with the interpreter lock. NCCL's own thread dumps at its timeouts.
 """
 
@@ -155,7 +155,7 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
                     group = None
                 elif arguments[async_at] if count > async_at else keywords.get("async_op"):
                     code = issue_code
-                elif hooks_wrap.cuda._initialized:
+                elif hooks_wrap.cuda._initialized or cuda.accelerator is not None:
                     mark = cuda.begin_wait(cuda.MAX_PENDING_COLLECTIVES, default_stream=True)
             if group is not None:
                 b = next(group.operations)
@@ -288,7 +288,8 @@ def _read_flight_recorder() -> bytes:
     """Return the operations of this process as JSON; empty if there are none."""
     module = sys.modules.get("torch._C._distributed_c10d")
     function = getattr(module, "_dump_fr_trace_json", None)
-    if function is None or hooks_wrap.cuda._initialized:
+    uses_device = hooks_wrap.cuda._initialized or cuda.accelerator is not None
+    if function is None or uses_device:
         return b""
     data = bytes(function())
     return data if b'"profiling_name"' in data else b""

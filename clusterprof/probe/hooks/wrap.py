@@ -1,6 +1,7 @@
 """Wraps a framework function so that an error of the probe never reaches its caller."""
 
 import functools
+import operator
 import sys
 from time import monotonic_ns
 from types import SimpleNamespace
@@ -44,6 +45,13 @@ def attach_torch(torch: Any) -> None:
     if hasattr(torch_compiler, "_is_compiling_flag"):
         compiler = torch_compiler
         is_traced = getattr(torch_compiler, "is_dynamo_compiling", is_compiling)
+
+
+def make_device_check(tensor_class: Any, device: str) -> Callable[[Any], bool]:
+    """Return a function that says whether a tensor is on the device."""
+    if hasattr(tensor_class, "is_" + device):
+        return operator.attrgetter("is_" + device)
+    return lambda tensor: bool(tensor.device.type == device)
 
 
 def wrap_function(

@@ -1,8 +1,9 @@
-"""Exposed waits, the device's name and copies, against a small torch.cuda with a stream clock.
+"""What only CUDA has, against a small torch.cuda with a stream clock: graphs, devices, their names.
 
-The stand-in keeps the rules of CUDA that matter here and breaks the job's neck when they are
-broken: no query and no event while a graph is captured, an event belongs to one device, no time
-between events that have not completed, no synchronisation ever. Its clock is the probe's clock.
+test_accelerators.py runs the hooks on a device of PyTorch. The stand-in keeps the rules of CUDA
+and ends the job when they are broken: no query and no event while a graph is captured, an event
+belongs to one device, no time between events that have not completed, no synchronization ever. Its
+clock is the probe's clock.
 """
 
 from __future__ import annotations
@@ -13,50 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_cuda import FAKE
-from tests.support.probing import (
-    DATA_WAIT,
-    EXPOSED,
-    EXPOSED_COLLECTIVE,
-    H2D,
-    Ring,
-    install,
-    recorded,
-)
+from tests.support.probing import DATA_WAIT, EXPOSED, EXPOSED_COLLECTIVE, Ring, install, recorded
 
 
-def exposed(tmp_path: Path, code: str, gpu_events: bool = True) -> Ring:
+def exposed(tmp_path: Path, code: str) -> Ring:
     """Run the stand-in and `code`; return the ring of a probe that is still on."""
-    run_dir = install(tmp_path / "run", gpu_events=gpu_events)
-    (ring,) = recorded(FAKE + code, run_dir)
+    (ring,) = recorded(FAKE + code, install(tmp_path / "run"))
     assert ring.switched_off == 0
     return ring
-
-
-def test_the_exposed_part_of_a_wait_is_what_the_stream_stood_still(tmp_path: Path) -> None:
-    code = """
-clock[0] = 1_000
-cuda.current_stream().work(9_000)  # until 10,000
-wait(14_000)                       # 1,000 … 15,000: the device ran dry at 10,000 -> 5,000
-cuda.current_stream().work(30_000) # 15,000 … 45,000
-wait(10_000)                       # 15,000 … 25,000: hidden -> 0
-clock[0] = 50_000                  # the device has been idle since 45,000
-wait(20_000)                       # 50,000 … 70,000: idle all along -> 20,000
-clock[0] = 80_000
-events.collect_finished_waits()
-assert Event.made == 2  # each pair was read before the next wait began, and served again
-"""
-    ring = exposed(tmp_path, code)
-    waits = ring.of(DATA_WAIT)
-    assert [(w.start_ns, w.end_ns) for w in waits] == [
-        (1_000, 15_000),
-        (15_000, 25_000),
-        (50_000, 70_000),
-    ]
-    assert [(e.start_ns, e.end_ns, e.a, e.b) for e in ring.of(EXPOSED)] == [
-        (1_000, 15_000, waits[0].sequence, 5_000),
-        (15_000, 25_000, waits[1].sequence, 0),
-        (50_000, 70_000, waits[2].sequence, 20_000),
-    ]
 
 
 def test_an_event_that_is_not_reached_yet_is_left_for_later(tmp_path: Path) -> None:
@@ -153,15 +118,6 @@ events.collect_finished_waits()
     assert len(ring.of(EXPOSED)) == 1
 
 
-def test_gpu_events_can_be_switched_off(tmp_path: Path) -> None:
-    code = (
-        "clock[0] = 1_000\nwait(10); clock[0] += 1\n"
-        "events.collect_finished_waits(); assert Event.made == 0"
-    )
-    ring = exposed(tmp_path, code, gpu_events=False)
-    assert (len(ring.of(DATA_WAIT)), ring.of(EXPOSED)) == (1, [])
-
-
 def test_a_forked_child_does_not_touch_its_parents_events(tmp_path: Path) -> None:
     code = """
 import os
@@ -192,26 +148,3 @@ wait(10)
     exposed(tmp_path, code)
     (path,) = (tmp_path / "run/register").iterdir()
     assert json.loads(path.read_text())["device"] == "GPU-c0ffee01"
-
-
-def test_copies_to_the_device_are_recorded_and_no_others(tmp_path: Path) -> None:
-    code = """
-clock[0] = 1_000
-wait(10)
-host, device = Tensor(), Tensor(is_cuda=True)
-host.to("cuda"); host.to("cuda", non_blocking=True)
-host.to("cpu"); device.to("cuda"); device.to("cpu")
-host.to("cpu", copy=True); device.to("cuda", copy=True)
-clock[0] = 2_000
-host.cuda()
-try: host.to()
-except TypeError as error: print(error)
-"""
-    ring = exposed(tmp_path, code)
-    # 10 elements of 4 bytes; .cuda() is a .to() of the stand-in and so is seen twice.
-    assert [(c.start_ns, c.end_ns, c.a, c.b) for c in ring.of(H2D)] == [
-        (1_010, 1_017, 40, 0),
-        (1_017, 1_024, 40, 1),
-        (2_000, 2_007, 40, 0),
-        (2_000, 2_007, 40, 0),
-    ]

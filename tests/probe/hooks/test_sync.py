@@ -1,4 +1,4 @@
-"""Waits for the device and the allocator's counters, against the stand-in of `fake_cuda`."""
+"""How waits for the device are merged, and the allocator, against the stand-in of `fake_cuda`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ def waits(self=None):
     clock[0] += 1_000
     return 7
 Tensor.item = Tensor.__bool__ = Tensor.tolist = waits
-Tensor.cpu = lambda self: self.to("cpu")
 cuda.synchronize = waits
 clock[0] = 1_000
 wait(10)
-there, here = Tensor(True), Tensor(False)
+there = Tensor(True)
 """
 
 
@@ -48,29 +47,6 @@ probe.step()
     assert waited(ring) == [(10_000, 21_000, 3_000, 3), (5_010_000, 5_011_000, 1_000, 1)]
     [step] = ring.of(STEP)
     assert step.sequence > ring.of(SYNC)[-1].sequence
-
-
-def test_a_copy_to_the_host_waits_unless_it_need_not(tmp_path: Path) -> None:
-    code = """
-clock[0] = 10_000
-there.cpu()                             # through .to(): 7 ns, counted as both see it
-clock[0] = 20_000_000
-there.to("cpu", non_blocking=True)
-clock[0] = 40_000_000
-there.to("cpu")
-probe.step()
-"""
-    starts = [row[0] for row in waited(ran(tmp_path, code))]
-    assert starts == [10_000, 40_000_000]
-
-
-def test_tensors_of_the_host_wait_for_nothing(tmp_path: Path) -> None:
-    code = """
-clock[0] = 10_000
-here.item(); here.cpu(); here.to("cpu", copy=True); here.to("cuda")
-probe.step()
-"""
-    assert waited(ran(tmp_path, code)) == []
 
 
 def test_an_error_of_the_job_is_the_jobs(tmp_path: Path) -> None:

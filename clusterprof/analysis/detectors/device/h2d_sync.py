@@ -32,8 +32,8 @@ Collect metrics on the GPU and fetch them every few hundred steps; copy results 
 ## Where it is blind
 
 Operations that synchronize implicitly (`nonzero`, boolean indexing, a pageable copy) have no span.
-Only CUDA tensors of `torch` are seen, and only `torch.cuda.synchronize`, not the user's own events;
-mark other waits with `clusterprof.span("sync")`.
+Only tensors of `torch` and the `synchronize()` of its device modules are seen, not the user's own
+events; mark other waits with `clusterprof.span("sync")`.
 """
 
 from __future__ import annotations
