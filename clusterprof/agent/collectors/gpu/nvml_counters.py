@@ -428,15 +428,12 @@ class LinkWatch:
             if error.value in FATAL_CODES:
                 raise
             return None
-        grown = [
-            [link, signal, count - before[link, signal]]
-            for (link, signal), count in sorted(self._counts.items())
-            if count > before.get((link, signal), count)
-        ]
+        grown = [key for key, count in self._counts.items() if count > before.get(key, count)]
         if not grown:
             return None
-        links = sorted({link for link, _, _ in grown})
-        event: dict[str, Any] = {"errors": grown, "remotes": read_remotes(nvml, handle, links)}
+        links = sorted({link for link, _ in grown})
+        errors = [[*key, self._counts[key] - before[key]] for key in sorted(grown)]
+        event: dict[str, Any] = {"errors": errors, "remotes": read_remotes(nvml, handle, links)}
         if is_blackwell:
             event["error_rates"] = read_effective_rates(nvml, handle, links)
         return event
