@@ -112,10 +112,8 @@ def select_operations(ops: Operations, chosen: NDArray[np.bool_], rows: Int) -> 
             name: getattr(ops, name)[rows]
             for name in ("rank", "arrive_ns", "leave_ns", "blocked_ns", "source")
         },
-        **{
-            name: getattr(ops, name)[rows] if getattr(ops, name).size else getattr(ops, name)
-            for name in ("on_device", "row_bytes")
-        },
+        on_device=ops.on_device[rows] if ops.on_device.size else ops.on_device,
+        row_bytes=ops.row_bytes[:0],
     )
 
 

@@ -168,8 +168,7 @@ def test_a_link_that_goes_down_is_named(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "kept"),
-    [(SWITCH, SWITCH), ("00000000:00:00.0", ""), ("FFFFFFFF:FF:FF.F", "")],
+    ("address", "kept"), [(SWITCH, SWITCH), ("00000000:00:00.0", ""), ("FFFFFFFF:FF:FF.F", "")]
 )
 def test_an_address_of_zeros_or_ones_is_none(world: World, address: str, kept: str) -> None:
     ends = ["* GetNvLinkRemoteDeviceType = 2 2 2", f"* GetNvLinkRemotePciInfo = {address}"]
