@@ -104,6 +104,12 @@ class LinkState:
     best: str
     """Key of the device's entry in the header that says what is possible; "" = none."""
     remedy: str = _RESEAT
+    scale: float = 1.0
+    """Factor from the signal's unit to that of `value`."""
+
+    def format_value(self, value: float) -> str:
+        """Format a value of the signal."""
+        return self.value.format(self.scale * value)
 
 
 STATES: Mapping[str, LinkState] = {
@@ -116,6 +122,9 @@ STATES: Mapping[str, LinkState] = {
     ),
     signals.GPU_NVLINK_ACTIVE.name: LinkState("{}", "{:g} NVLinks up", ""),
     signals.RDMA_LINK_WIDTH.name: LinkState("the link of port {}", "{:g} lanes", ""),
+    signals.RDMA_LINK_SPEED.name: LinkState(
+        "the link of port {}", "{:g} Gb/s", "", scale=8 / 1_000_000_000
+    ),
 }
 _FALLS_WHEN_IDLE = frozenset({signals.GPU_PCIE_GENERATION.name})
 """A GPU without work saves power: only its best reading counts."""
@@ -213,8 +222,12 @@ class LinkTrends:
     def describe_links(self) -> tuple[str, ...]:
         """Return a note on each link that shows errors or a worse state, by device."""
         errors = [self._describe_errors(key) for key in sorted(self._errors)]
-        states = [self._describe_state(key) for key in sorted(self._states)]
-        return tuple(note for note in (*errors, *states, *self._nvlinks.describe_rates()) if note)
+        states = {key: self._describe_state(key) for key in sorted(self._states)}
+        for name, device in self._states:
+            if name == signals.RDMA_LINK_WIDTH.name and states[name, device]:
+                states.pop((signals.RDMA_LINK_SPEED.name, device), None)  # lanes explain the rate
+        notes = (*errors, *states.values(), *self._nvlinks.describe_rates())
+        return tuple(note for note in notes if note)
 
     def _find_minute(self, t_ns: int) -> int:
         return max(t_ns - (self._first_ns or 0), 0) // MINUTE_NS
@@ -266,11 +279,11 @@ class LinkTrends:
         last = max(value for minute, value in by_minute.items() if minute > final - LAST_MINUTES)
         link = state.link.format(key[1])
         if last < best and key[0] not in _FALLS_WHEN_IDLE:
-            change = f"from {state.value.format(best)} to {state.value.format(last)}"
+            change = f"from {state.format_value(best)} to {state.format_value(last)}"
             down = self._nvlinks.name_down(key)
             return f"{link} fell {change}{down}: {state.remedy}"
         possible = self._devices.get(key[1], {}).get(state.best)
         if isinstance(possible, int) and best < possible:
-            most = f"{state.value.format(best)} at most"
-            return f"{link} has {most}, not {state.value.format(possible)}: {state.remedy}"
+            most = f"{state.format_value(best)} at most"
+            return f"{link} has {most}, not {state.format_value(possible)}: {state.remedy}"
         return ""

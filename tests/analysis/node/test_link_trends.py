@@ -142,6 +142,19 @@ def test_nvlinks_and_ports_that_fell() -> None:
     )
 
 
+def test_a_port_that_came_up_at_a_lower_rate() -> None:
+    width, speed = "rdma.link_width_lanes_count", "rdma.link_bytes_per_second"
+    rates = [50e9, 50e9, np.nan, *[25e9] * 5]  # in between it was down
+    assert notes(read_by_minute(speed, PORT, rates)) == (
+        f"the link of port {PORT} fell from 400 Gb/s to 200 Gb/s" + RESEAT,
+    )
+    assert notes(read_by_minute(speed, PORT, rates[:-2])) == ()  # 50 GB/s within five minutes
+    # A port that lost lanes is slower for that reason: one note.
+    lanes = read_by_minute(width, PORT, [4, 4, *[2] * 6])
+    both = replace(lanes, series={**lanes.series, **read_by_minute(speed, PORT, rates).series})
+    assert notes(both) == (f"the link of port {PORT} fell from 4 lanes to 2 lanes" + RESEAT,)
+
+
 NVLINK = "gpu.nvlink_replays_total"
 SWITCH = (3, "a switch", "00000000:05:00.0")
 
