@@ -370,8 +370,8 @@ class _Pace:
 class LinkWatch:
     """Finds which NVLinks of one GPU have errors or went down; used by one thread.
 
-    The sums over all links are what is sampled. A reading of all links asks for up to 72 values,
-    so it is made once at first, and then when a sum has grown.
+    The sums over all links are what is sampled. A reading of all links asks for 54 values on
+    Hopper, so it is made once at first, and then when a sum has grown.
     """
 
     def __init__(self) -> None:
@@ -423,20 +423,21 @@ class LinkWatch:
             return None
         before, self._sums = self._counts, sums
         try:
-            self._counts = read_link_counts(nvml, handle, self.count, is_blackwell)
+            # A link that is down has no counters; they go on when it is up again.
+            counts = {**before, **read_link_counts(nvml, handle, self.count, is_blackwell)}
+            grown = sorted(key for key, count in counts.items() if count > before.get(key, count))
+            links = sorted({link for link, _ in grown})
+            rates = read_effective_rates(nvml, handle, links) if is_blackwell and links else None
         except nvml.NVMLError as error:
             if error.value in FATAL_CODES:
                 raise
-            return None
-        grown = [key for key, count in self._counts.items() if count > before.get(key, count)]
+            return None  # the sums are known all the same
+        self._counts = counts
         if not grown:
             return None
-        links = sorted({link for link, _ in grown})
-        errors = [[*key, self._counts[key] - before[key]] for key in sorted(grown)]
+        errors = [[*key, counts[key] - before[key]] for key in grown]
         event: dict[str, Any] = {"errors": errors, "remotes": read_remotes(nvml, handle, links)}
-        if is_blackwell:
-            event["error_rates"] = read_effective_rates(nvml, handle, links)
-        return event
+        return event if rates is None else {**event, "error_rates": rates}
 
 
 def read_link_counts(nvml: Any, handle: Any, links: int, is_blackwell: bool) -> _LinkCounts:
@@ -460,7 +461,7 @@ def read_effective_rates(nvml: Any, handle: Any, links: Sequence[int]) -> list[l
     """
     values = read_fields(nvml, handle, [(_EFFECTIVE_RATE, link) for link in links])
     return [
-        [link, float(f"{value >> 8 & 0xF}e-{value & 0xFF}")]
+        [link, float(f"{int(value) >> 8 & 0xF}e-{int(value) & 0xFF}")]
         for link, value in zip(links, values)
         if not isinstance(value, Unavailable)
     ]

@@ -105,6 +105,54 @@ def test_links_that_err_all_the_time_are_read_ever_more_rarely(world: World) -> 
     assert seen == [(1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (32, 16), (48, 16), (64, 16)]
 
 
+def test_a_link_without_counters_for_a_while_goes_on_where_it_was(world: World) -> None:
+    assert world.read(*HOPPER) == []
+    gone = [
+        "* FieldValue:161/0 error 3",
+        "* FieldValue:162/0 error 3",
+        "* FieldValue:163/0 error 3",
+    ]
+    assert world.read(*HOPPER, *gone, "* FieldValue:161/2 = 1", "* FieldValue:52 = 2") == [
+        errors((2, REPLAYS, 1))
+    ]
+    back = ["* FieldValue:161/0 = 26", "* FieldValue:161/2 = 1", "* FieldValue:52 = 28"]
+    assert world.read(*HOPPER, *back, after_ns=2 * MINUTE_NS) == [
+        errors((0, REPLAYS, 6), remotes=[(0, "a switch", SWITCH)])
+    ]
+
+
+def test_where_links_cannot_be_read_the_sums_stay(world: World) -> None:
+    assert world.read(*BLACKWELL) == []
+    failed = [*BLACKWELL, "* FieldValue:221 = 9", "* FieldValue:221/0 = 9"]
+    # The second call of this kind within a reading is that of the links.
+    assert world.device is not None
+    nvml, calls = world.device._nvml, []
+
+    def fail_second(handle: Any, fields: Any) -> Any:
+        calls.append(fields)
+        if len(calls) == 3:  # bytes, sums, links
+            raise nvml.NVMLError(nvml.NVML_ERROR_TIMEOUT)
+        return nvml.nvmlDeviceGetFieldValues(handle, fields)
+
+    world.device._nvml = Substitute(nvml, nvmlDeviceGetFieldValues=fail_second)
+    assert world.read(*failed) == []
+    assert world.values[SYMBOLS] == 9 and len(calls) == 3
+    world.device._nvml = nvml
+    more = [*failed, "* FieldValue:221 = 10", "* FieldValue:221/0 = 10"]
+    [event] = world.read(*more, after_ns=2 * MINUTE_NS)
+    assert event["errors"] == [[0, SYMBOLS, 10]]  # none is lost
+
+
+class Substitute:
+    """A module of which some functions are others."""
+
+    def __init__(self, module: Any, **functions: Any) -> None:
+        self.module, self.functions = module, functions
+
+    def __getattr__(self, name: str) -> Any:
+        return self.functions.get(name) or getattr(self.module, name)
+
+
 def test_up_to_ampere_each_link_has_fields_of_its_own(world: World) -> None:
     states = "* GetNvLinkState =" + " 1" * 12
     # Replays of links 0 to 5 are 46 to 51, of links 6 to 11 108 to 113; of CRC there are two kinds.
