@@ -125,6 +125,16 @@ GPU_NVLINK_RECOVERIES = _signal(
     "gpu.nvlink_recoveries_total", "gpu", "Times an NVLink had to be trained again."
 )
 GPU_NVLINK_CRC = _signal("gpu.nvlink_crc_errors_total", "gpu", "Damaged flits and data on NVLinks.")
+GPU_NVLINK_SYMBOL_ERRORS = _signal(
+    "gpu.nvlink_symbol_errors_total",
+    "gpu",
+    "Errors in symbols received over NVLink (Blackwell and newer).",
+)
+GPU_NVLINK_EFFECTIVE_ERRORS = _signal(
+    "gpu.nvlink_effective_errors_total",
+    "gpu",
+    "Sum of the errors in each packet received over NVLink (Blackwell and newer).",
+)
 GPU_XGMI_READ = _signal(
     "gpu.xgmi_read_bytes_total", "gpu", "Bytes read over AMD's links between devices, all links."
 )

@@ -53,6 +53,8 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Whole = Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)]
 Pid = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+Link = Annotated[int, Meta(ge=0, lt=1024)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
 Text = str | None
 Variables = dict[str, str]
 
@@ -118,6 +120,16 @@ class DriverErrorAttributes(ProcessAttributes):
     message: Text = None
 
 
+class LinkAttributes(ProcessAttributes):
+    """Links of a device that had errors, or went down or came up."""
+
+    errors: list[tuple[Link, str, Count]] = []
+    error_rates: list[tuple[Link, Ratio]] = []
+    down: list[Link] = []
+    up: list[Link] = []
+    remotes: list[tuple[Link, str, str]] = []
+
+
 class DeviceFacts(Struct):
     """Facts about an accelerator."""
 
@@ -162,6 +174,8 @@ EVENT_ATTRIBUTES: Mapping[str, type[Struct]] = {
     "gpu-xid": DriverErrorAttributes,
     "nvswitch-sxid": DriverErrorAttributes,
     "device-lost": DriverErrorAttributes,
+    "nvlink-errors": LinkAttributes,
+    "nvlink-states": LinkAttributes,
     "device-appeared": DeviceFacts,
     "progress-stopped": ProgressAttributes,
     "progress-resumed": ProgressAttributes,

@@ -116,6 +116,9 @@ def test_events_with_other_types_and_ranges_are_refused(
         ("process-exited", {"pid": 7, "signal": "KILL", "exit_code": 0}, {"signal"}),
         ("group-announced", {"pid": 7, "group": 1, "ranks": [0], "name": 5}, {"name"}),
         ("gpu-xid", {"code": [79], "text": "fallen off the bus"}, {"code"}),
+        ("nvlink-errors", {"errors": [[3, "a", -1]], "remotes": [[3, "a", ""]]}, {"errors"}),
+        ("nvlink-errors", {"error_rates": [[3, 2.0]], "errors": []}, {"error_rates"}),
+        ("nvlink-states", {"down": 3, "up": [4]}, {"down"}),
         ("an event of a later version", {"pid": 7, "message": 1, "other": 2}, {"message"}),
     ],
 )

@@ -121,6 +121,9 @@ EVIDENCE_NAMES: dict[str, str] = {
         "Share of the lost time of the first step that was work which happens once."
     ),
     "step.own_lost_ns": "Lost time of a step of this rank that its own causes explain.",
+    "step.all_to_all_bytes": "Bytes that this rank brings to all-to-all operations in a step, of"
+    " those whose sizes differ between ranks. In a mixture of experts it brings what its experts"
+    " computed.",
     "step.worked_ns": "Time of a step of this rank without its waits for others.",
     "sync.per_step_count": "Times that the host waited for the device in one step.",
     "sync.per_step_ns": "Time that the host waited for the device in one step.",

@@ -113,6 +113,7 @@ def select_operations(ops: Operations, chosen: NDArray[np.bool_], rows: Int) -> 
             for name in ("rank", "arrive_ns", "leave_ns", "blocked_ns", "source")
         },
         on_device=ops.on_device[rows] if ops.on_device.size else ops.on_device,
+        row_bytes=ops.row_bytes[:0],
     )
 
 

@@ -44,7 +44,7 @@ from clusterprof.analysis.attribution.wait_for.flight_recorder import (
     build_issue_table,
     describe_comparison,
 )
-from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
+from clusterprof.analysis.attribution.wait_for.totals import ALL_TO_ALL_TOTALS, WaitTotals
 from clusterprof.analysis.attribution.wait_for.uncharged_waits import Jitter, PipelineBubbles
 from clusterprof.analysis.cross_rank.implicit_collectives import (
     cap_transfer,
@@ -246,6 +246,8 @@ class _RankWaits:
     """Waits without a cause."""
     jitter_ns: int
     """Waits for arrivals that vary by chance."""
+    totals: Mapping[str, int]
+    """What is known of its all-to-all operations, for the accumulator."""
 
     @property
     def all_ns(self) -> int:
@@ -304,6 +306,11 @@ def _measure_rank_waits(
         culprit_ns=bubbles.add_causes(culprit_ns, jitter.culprit_change(at)),
         unknown_ns=unknown_ns,
         jitter_ns=jitter.jitter_ns(at),
+        totals={
+            name: int(column[at])
+            for name, column in zip(ALL_TO_ALL_TOTALS, totals.all_to_all_bytes)
+            if column[at]
+        },
     )
 
 
@@ -334,6 +341,7 @@ def _with_wait_causes(
     moved = Accumulator(
         claimed={(cause, grade, source): ns * SHARE_SCALE for cause, ns in waits.victim_ns.items()},
         unexplained={reason: ns * SHARE_SCALE for reason, ns in left_ns.items()},
+        totals=waits.totals,
     )
     partial = merge_accumulators(rank.accumulator, moved, checked)
     left = {reason: units for reason, units in partial.unexplained.items() if units}

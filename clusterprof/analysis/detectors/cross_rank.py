@@ -321,7 +321,10 @@ the layers of pipeline stages.
 A rank that is slower in every step because its device or node is slower looks the same; compare
 clocks and throttling. If the job reports how many samples or tokens a step held, the evidence
 compares the late rank with the others: with equal counts the batch is no larger, although its
-sequences may be longer.
+sequences may be longer. In a mixture of experts the tokens of a rank's experts show as bytes that
+it brings to all-to-all operations: the evidence says so where the late rank brings the most.
+Exchanges that pad all ranks to one size, or that libraries make without torch.distributed, do not
+show it.
 """,
     Cause(
         "sync-slow-compute",

@@ -10,7 +10,10 @@ Compare the work per step of an awaited rank with that of the waiting ranks.
 The evidence behind `sync-slow-compute` and `sync-imbalance`. By its time alone, a rank that was
 slow from its first step on looks like one with more to do. How many samples or tokens its steps
 held, if the job reports it, tells more: as many as the others', and it is no larger batch (though
-sequences may be longer).
+sequences may be longer). Where ranks bring different sizes to all-to-all operations, as when some
+experts of a mixture get more tokens than others, the bytes of the late rank are compared too:
+
+    bytes in a step    1, 1, 1, 2 MB      2 MB is 1.6 times the mean: said if that rank is late
 
 Add to the size of reads how many there were, which decides whether larger records help.
 
@@ -43,6 +46,7 @@ from statistics import median_high, median_low
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.claims import collect_evidence
 from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, SLOW_COMPUTE
+from clusterprof.analysis.attribution.wait_for.totals import ALL_TO_ALL_TOTALS
 from clusterprof.analysis.cross_rank.waits import GROUP_ANNOUNCED
 from clusterprof.analysis.findings.impact import MIN_KNOWN_STEPS_RATIO
 from clusterprof.analysis.node.analyze import NodeResult
@@ -252,9 +256,9 @@ BATCH_UNITS = ("samples", "tokens")
 def with_work_evidence(
     findings: Iterable[Finding], ledgers: Sequence[RankLedger], ranks: Sequence[RankResult] = ()
 ) -> tuple[Finding, ...]:
-    """Add to findings about a rank's work its time and batch size per step.
+    """Add to findings about a rank's work its time, batch size and all-to-all bytes per step.
 
-    Both are given next to the values of the waiting ranks. ranks: results of `ledgers`, in their
+    They are given next to the values of the waiting ranks. ranks: results of `ledgers`, in their
     order; they know what steps held.
     """
     batch_sizes = [_compute_batch_sizes(rank) for rank in ranks] or [{} for _ in ledgers]
@@ -262,12 +266,18 @@ def with_work_evidence(
 
 
 def _compute_batch_sizes(rank: RankResult) -> dict[str, float]:
-    """Compute samples and tokens per step, where nearly all steps report them."""
+    """Compute samples and tokens per step, where nearly all steps report them.
+
+    Also bytes brought to all-to-all operations per step, and their ratio to the mean of the ranks.
+    """
     totals, sizes = rank.accumulator.totals, {}
     for unit in BATCH_UNITS:
         known, unknown = totals.get(f"{unit}_steps", 0), totals.get(f"{unit}_unknown_steps", 0)
         if known and totals.get(unit) and known >= MIN_KNOWN_STEPS_RATIO * (known + unknown):
             sizes[unit] = totals[unit] / known
+    brought, mean = (totals.get(name, 0) for name in ALL_TO_ALL_TOTALS)
+    if mean and rank.ledger.steps:
+        sizes.update(all_to_all=brought / rank.ledger.steps, all_to_all_ratio=brought / mean)
     return sizes
 
 
@@ -294,14 +304,31 @@ def _add_work_evidence(
         return finding  # late now and then, or by turns: means over all steps show nothing
     note = f"a step of rank {culprit.rank}; waiting ranks: {format_quantity(usual_ns, 'ns')}"
     evidence = [Evidence(WORK_METRIC, own_ns, "ns", note)]
-    for unit, own in late[0][1].items():
-        others = [sizes[unit] for _, sizes in waiting if unit in sizes]
-        if others:
+    own_sizes = late[0][1]
+    for unit in BATCH_UNITS:
+        own, others = own_sizes.get(unit), [sizes[unit] for _, sizes in waiting if unit in sizes]
+        if own is not None and others:
             note = (
                 f"{unit} in a step of rank {culprit.rank}; waiting ranks: {median_low(others):,.0f}"
             )
             evidence.append(Evidence(f"step.{unit}_count", own, "count", note))
+    evidence += _compare_all_to_all(culprit.rank, own_sizes, [sizes for _, sizes in waiting])
     return replace(finding, evidence=(*evidence, *finding.evidence))
+
+
+def _compare_all_to_all(
+    rank: int, sizes: Mapping[str, float], waiting: Sequence[Mapping[str, float]]
+) -> list[Evidence]:
+    """Return evidence of the bytes that a late rank brings, if no waiting rank brings as many."""
+    ratio = sizes.get("all_to_all_ratio", 0.0)
+    others = [each["all_to_all_ratio"] for each in waiting if "all_to_all_ratio" in each]
+    if not others or ratio < MIN_DIFFERENCE_RATIO or ratio <= max(others):
+        return []
+    note = (
+        f"brought to all-to-all in a step by rank {rank}, {ratio:.1f} times the mean of the ranks"
+        f" (the load of its experts, if it has any); waiting ranks: {median_low(others):.1f} times"
+    )
+    return [Evidence("step.all_to_all_bytes", sizes["all_to_all"], "bytes", note)]
 
 
 def _compute_ledger_work_ns(ledger: RankLedger) -> float:

@@ -9,14 +9,20 @@ since the first; a counter that steps back, or that could not be read, adds noth
 as changed if its best reading of the last minutes is worse than the best of the whole recording: a
 link that saves power while its GPU is idle comes back.
 
+NVML's sums count the errors of all NVLinks of a GPU, and they decide what is named. Events of the
+recorder say of which links the errors are, and which links went down:
+
+    sum over all links      21 .. 21 .. 25          4 replays in one minute: named
+    event nvlink-errors                  link 3: 4     the note says NVLink 3
+
 Sources of the limits: NVIDIA DCGM, dcgm_gpu_hardware_limits.h (8 PCIe replays a minute, 1 error of
-an NVLink, 100 CRC errors a second) and DcgmHealthWatch.cpp; infiniband-diags, ibqueryerrors(8),
-error_thresholds (10).
+an NVLink, 100 CRC errors a second) and DcgmHealthWatch.cpp (an effective bit error rate of 1e-12,
+symbol errors); infiniband-diags, ibqueryerrors(8), error_thresholds (10).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +32,7 @@ import numpy as np
 from clusterprof import signals
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.model import Chunk, Series
+from clusterprof.trace.schema import Event
 
 MINUTE_NS = 60_000_000_000
 LAST_MINUTES = 5
@@ -34,6 +41,9 @@ MIN_RISING_COUNT = 10
 """Errors in the last quarter of a recording from which on a rise is named below the limit."""
 RISE_FACTOR = 2
 """Times as many errors in the last quarter of a recording as in its first."""
+MAX_EFFECTIVE_RATE = 1e-12
+"""Errors per bit of an NVLink from which on it is named."""
+_MAX_NAMED_LINKS = 3
 _MIN_TREND_MINUTES = 8
 _QUARTER = 4
 _RESEAT = "reseat or replace the card, its riser or the cable before it fails"
@@ -66,6 +76,9 @@ COUNTERS: Mapping[str, ErrorCounter] = {
     signals.GPU_NVLINK_CRC.name: ErrorCounter(
         "an NVLink of {}", "damaged flits and data", 6000, 1, _NVIDIA
     ),
+    signals.GPU_NVLINK_SYMBOL_ERRORS.name: ErrorCounter(
+        "an NVLink of {}", "symbol errors", 0, 1, _NVIDIA
+    ),
     signals.RDMA_SYMBOL_ERRORS.name: ErrorCounter(
         "the link of port {}", "symbol errors", 10, 60, _IBTOOLS
     ),
@@ -91,6 +104,12 @@ class LinkState:
     best: str
     """Key of the device's entry in the header that says what is possible; "" = none."""
     remedy: str = _RESEAT
+    scale: float = 1.0
+    """Factor from the signal's unit to that of `value`."""
+
+    def format_value(self, value: float) -> str:
+        """Format a value of the signal."""
+        return self.value.format(self.scale * value)
 
 
 STATES: Mapping[str, LinkState] = {
@@ -103,9 +122,75 @@ STATES: Mapping[str, LinkState] = {
     ),
     signals.GPU_NVLINK_ACTIVE.name: LinkState("{}", "{:g} NVLinks up", ""),
     signals.RDMA_LINK_WIDTH.name: LinkState("the link of port {}", "{:g} lanes", ""),
+    signals.RDMA_LINK_SPEED.name: LinkState(
+        "the link of port {}", "{:g} Gb/s", "", scale=8 / 1_000_000_000
+    ),
 }
 _FALLS_WHEN_IDLE = frozenset({signals.GPU_PCIE_GENERATION.name})
 """A GPU without work saves power: only its best reading counts."""
+
+
+class NvLinks:
+    """Which NVLinks of a node's GPUs had errors, are down, and what is at their other ends."""
+
+    def __init__(self) -> None:
+        self._errors: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+        """By (signal, device): errors by link."""
+        self._rates: dict[tuple[str, int], float] = {}
+        """By (device, link): the highest effective bit error rate."""
+        self._down: dict[str, set[int]] = defaultdict(set)
+        self._ends: dict[tuple[str, int], str] = {}
+
+    def observe(self, event: Event) -> None:
+        """Add what an event says of links; events come in the order of time."""
+        if event.kind not in ("nvlink-errors", "nvlink-states"):
+            return
+        attributes, device = event.attributes, str(event.attributes.get("device"))
+        for link, signal, count in attributes.get("errors", ()):
+            self._errors[signal, device][link] += count
+        for link, rate in attributes.get("error_rates", ()):
+            self._rates[device, link] = max(rate, self._rates.get((device, link), 0.0))
+        self._down[device] |= set(attributes.get("down", ()))
+        self._down[device] -= set(attributes.get("up", ()))
+        for link, kind, address in attributes.get("remotes", ()):
+            self._ends[device, link] = f" (to {kind}{' at ' if address else ''}{address})"
+
+    def name_links(self, key: tuple[str, str]) -> tuple[str, str]:
+        """Name the links that a counter's errors are of, and the share of the worst of several.
+
+        key: (signal, device). Returns two texts, "" where nothing is known.
+        """
+        counts, device = self._errors.get(key, Counter()), key[1]
+        ranked = sorted(counts, key=lambda link: (-counts[link], link))
+        if len(ranked) <= 1:
+            return (self._name_link(device, ranked[0]) if ranked else "", "")
+        names = [str(link) for link in ranked[:_MAX_NAMED_LINKS]]
+        more = len(ranked) - len(names)
+        last = f"{more} more" if more else names.pop()
+        worst = f"{counts[ranked[0]]:,} of them on {self._name_link(device, ranked[0], '')}"
+        return f"NVLinks {', '.join(names)} and {last} of {device}", f", {worst}"
+
+    def name_down(self, key: tuple[str, str]) -> str:
+        """Name the links that went down during the recording; "" where none is known.
+
+        key: (signal, device); of other signals than the number of links that are up "".
+        """
+        links = sorted(self._down.get(key[1], ()))
+        if key[0] != signals.GPU_NVLINK_ACTIVE.name or not links:
+            return ""
+        return f", without {', '.join(self._name_link(key[1], link, '') for link in links)}"
+
+    def describe_rates(self) -> list[str]:
+        """Describe each link whose bit error rate is above NVIDIA's limit."""
+        return [
+            f"{self._name_link(device, link)}: an effective bit error rate of {rate:g}"
+            f" ({_NVIDIA} is {MAX_EFFECTIVE_RATE:g}): {_RESEAT}"
+            for (device, link), rate in sorted(self._rates.items())
+            if rate > MAX_EFFECTIVE_RATE
+        ]
+
+    def _name_link(self, device: str, link: int, owner: str = " of {}") -> str:
+        return f"NVLink {link}{owner.format(device)}{self._ends.get((device, link), '')}"
 
 
 class LinkTrends:
@@ -117,6 +202,7 @@ class LinkTrends:
         self._errors: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         self._states: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         self._devices: dict[str, Mapping[str, Any]] = {}
+        self._nvlinks = NvLinks()
 
     def observe(self, chunk: Chunk) -> None:
         """Add what a chunk shows; chunks come in the order of time."""
@@ -130,12 +216,18 @@ class LinkTrends:
                 self._count_errors(key, readings, chunk.start_ns)
             elif key[0] in STATES:
                 self._note_states(key, readings)
+        for event in chunk.events:
+            self._nvlinks.observe(event)
 
     def describe_links(self) -> tuple[str, ...]:
         """Return a note on each link that shows errors or a worse state, by device."""
         errors = [self._describe_errors(key) for key in sorted(self._errors)]
-        states = [self._describe_state(key) for key in sorted(self._states)]
-        return tuple(note for note in (*errors, *states) if note)
+        states = {key: self._describe_state(key) for key in sorted(self._states)}
+        for name, device in self._states:
+            if name == signals.RDMA_LINK_WIDTH.name and states[name, device]:
+                states.pop((signals.RDMA_LINK_SPEED.name, device), None)  # lanes explain the rate
+        notes = (*errors, *states.values(), *self._nvlinks.describe_rates())
+        return tuple(note for note in notes if note)
 
     def _find_minute(self, t_ns: int) -> int:
         return max(t_ns - (self._first_ns or 0), 0) // MINUTE_NS
@@ -172,8 +264,9 @@ class LinkTrends:
             return ""
         span = "minute" if counter.minutes == 1 else "hour"
         normal = f"{counter.source} is {counter.limit:,}" if counter.limit else "none is normal"
-        text = f"{counter.link.format(key[1])}: {sum(counts.values()):,} {counter.what}"
-        text += f", {worst:,} in one {span} ({normal})"
+        link, share = self._nvlinks.name_links(key)
+        text = f"{link or counter.link.format(key[1])}: {sum(counts.values()):,} {counter.what}"
+        text += f"{share}, {worst:,} in one {span} ({normal})"
         if is_rising:
             text += f", rising from {early:,} in the first quarter of the time"
             text += f" to {late:,} in the last"
@@ -186,10 +279,11 @@ class LinkTrends:
         last = max(value for minute, value in by_minute.items() if minute > final - LAST_MINUTES)
         link = state.link.format(key[1])
         if last < best and key[0] not in _FALLS_WHEN_IDLE:
-            change = f"from {state.value.format(best)} to {state.value.format(last)}"
-            return f"{link} fell {change}: {state.remedy}"
+            change = f"from {state.format_value(best)} to {state.format_value(last)}"
+            down = self._nvlinks.name_down(key)
+            return f"{link} fell {change}{down}: {state.remedy}"
         possible = self._devices.get(key[1], {}).get(state.best)
         if isinstance(possible, int) and best < possible:
-            most = f"{state.value.format(best)} at most"
-            return f"{link} has {most}, not {state.value.format(possible)}: {state.remedy}"
+            most = f"{state.format_value(best)} at most"
+            return f"{link} has {most}, not {state.format_value(possible)}: {state.remedy}"
         return ""

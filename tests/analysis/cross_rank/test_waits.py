@@ -55,6 +55,32 @@ def test_a_rank_with_more_work_in_every_step_is_an_imbalance(tmp_path: Path) -> 
     assert [culprit.rank for culprit in imbalance.culprits] == [1]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "evidence"),
+    [
+        ((1_000_000, 3_000_000), [3_000_000]),
+        ((3_000_000, 1_000_000), []),  # the rank that waits brings more
+        ((2_000_000, 2_000_000), []),
+    ],
+)
+def test_a_rank_with_more_work_brings_more_to_all_to_all(
+    tmp_path: Path, sizes: tuple[int, int], evidence: list[int]
+) -> None:
+    # Rank 1 works 0.2 s more in every step; its bytes are 1.5 times the mean of 2 MB, or fewer.
+    scripts = job((0.0, 0.3), (0.0, 0.5))
+    for script, size in zip(scripts, sizes):
+        script.main_spans = [
+            (*span[:5], size, layout.ALL_TO_ALL) if span[0] == layout.COLLECTIVE else span
+            for span in script.main_spans
+        ]
+    report = recorded(scripts, tmp_path)
+    [imbalance] = [f for f in report.findings if f.cause.id == "sync-imbalance"]
+    seen = {item.name: item for item in imbalance.evidence}
+    assert [item.value for name, item in seen.items() if "all_to_all" in name] == evidence
+    if evidence:
+        assert "by rank 1, 1.5 times the mean of the ranks" in seen["step.all_to_all_bytes"].note
+
+
 def test_all_ranks_with_the_same_wait_blame_nobody_else(tmp_path: Path) -> None:
     report = recorded(job((0.2, 0.3), (0.2, 0.3)), tmp_path)
     for rank in (0, 1):

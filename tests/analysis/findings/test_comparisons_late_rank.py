@@ -58,6 +58,7 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
     held = [(320, 1000), (100, 1000), (320, 2000), (800, 8000)]
     books = [
         SimpleNamespace(
+            ledger=ledger(at, 60),
             accumulator=Accumulator(
                 totals={
                     "samples": samples,
@@ -67,7 +68,7 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
                     "tokens_steps": 8 if at == 3 else 10,
                     "tokens_unknown_steps": 2 if at == 3 else 0,
                 }
-            )
+            ),
         )
         for at, (samples, tokens) in enumerate(held)
     ]
@@ -86,6 +87,48 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
         ("step.samples_count", 32, "samples in a step of rank 2; waiting ranks: 10"),
         ("step.tokens_count", 200, "tokens in a step of rank 2; waiting ranks: 100"),
     ]
+
+
+MB = 1_000_000
+
+
+def all_to_all(*ranks: tuple[int, int]) -> list[SimpleNamespace]:
+    """By rank: bytes brought in ten steps, and the mean of the members; (0, 0) = none."""
+    names = ("all_to_all_bytes", "all_to_all_mean_bytes")
+    totals = [dict(zip(names, sizes)) if sizes[1] else {} for sizes in ranks]
+    steps = SimpleNamespace(steps=10)
+    return [SimpleNamespace(accumulator=Accumulator(totals=t), ledger=steps) for t in totals]
+
+
+def test_a_late_rank_that_brings_the_most_to_all_to_all_has_more_work() -> None:
+    ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95), ledger(3, 61, 200)]
+    late = [finding("sync-slow-compute", 2)]
+    # 18 MB in ten steps, where the members brought 10 MB on average; the middle of 0.6 and 0.8.
+    sizes = all_to_all((6 * MB, 10 * MB), (8 * MB, 10 * MB), (18 * MB, 10 * MB), (0, 0))
+    (annotated,) = with_work_evidence(late, ledgers, sizes)
+    assert annotated.evidence[1:] == (
+        Evidence(
+            "step.all_to_all_bytes",
+            1.8 * MB,
+            "bytes",
+            "brought to all-to-all in a step by rank 2, 1.8 times the mean of the ranks (the load"
+            " of its experts, if it has any); waiting ranks: 0.6 times",
+        ),
+    )
+
+
+def test_bytes_and_lateness_must_agree() -> None:
+    ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95)]
+    late = [finding("sync-slow-compute", 2)]
+    mean = 10 * MB
+    for ranks in (
+        ((8 * MB, mean), (18 * MB, mean), (14 * MB, mean)),  # another rank brings more
+        ((9 * MB, mean), (9 * MB, mean), (11 * MB, mean)),  # hardly more than the mean
+        ((0, 0), (0, 0), (18 * MB, mean)),  # no waiting rank is known
+        ((9 * MB, mean), (9 * MB, mean), (0, 0)),
+    ):
+        (annotated,) = with_work_evidence(late, ledgers, all_to_all(*ranks))
+        assert [evidence.name for evidence in annotated.evidence] == ["step.worked_ns"]
 
 
 def test_nothing_is_reported_where_it_does_not_work_for_longer_or_is_not_known() -> None:

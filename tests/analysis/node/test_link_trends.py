@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clusterprof.analysis.node.link_trends import LinkTrends
 from clusterprof.analysis.timeline.model import Chunk
+from clusterprof.trace.schema import Event
 from tests.support.builders import chunk, counter, gauge, header
 
 GPU, PORT = "GPU-1", "mlx5_0/1"
@@ -65,6 +67,7 @@ def test_replays_that_rise_are_named_below_the_limit() -> None:
     [
         ("gpu.nvlink_replays_total", GPU, "an NVLink of", "packets sent again", 1, 0),
         ("gpu.nvlink_recoveries_total", GPU, "an NVLink of", "times trained again", 1, 0),
+        ("gpu.nvlink_symbol_errors_total", GPU, "an NVLink of", "symbol errors", 1, 0),
         ("gpu.nvlink_crc_errors_total", GPU, "an NVLink of", "damaged flits and data", 6001, 6000),
         ("rdma.symbol_errors_total", PORT, "the link of port", "symbol errors", 11, 10),
         ("rdma.receive_errors_total", PORT, "the link of port", "damaged packets received", 11, 10),
@@ -137,3 +140,81 @@ def test_nvlinks_and_ports_that_fell() -> None:
     assert notes(read_by_minute("rdma.link_width_lanes_count", PORT, [4, *[1] * 6])) == (
         f"the link of port {PORT} fell from 4 lanes to 1 lanes" + RESEAT,
     )
+
+
+def test_a_port_that_came_up_at_a_lower_rate() -> None:
+    width, speed = "rdma.link_width_lanes_count", "rdma.link_bytes_per_second"
+    rates = [50e9, 50e9, np.nan, *[25e9] * 5]  # in between it was down
+    assert notes(read_by_minute(speed, PORT, rates)) == (
+        f"the link of port {PORT} fell from 400 Gb/s to 200 Gb/s" + RESEAT,
+    )
+    assert notes(read_by_minute(speed, PORT, rates[:-2])) == ()  # 50 GB/s within five minutes
+    # A port that lost lanes is slower for that reason: one note.
+    lanes = read_by_minute(width, PORT, [4, 4, *[2] * 6])
+    both = replace(lanes, series={**lanes.series, **read_by_minute(speed, PORT, rates).series})
+    assert notes(both) == (f"the link of port {PORT} fell from 4 lanes to 2 lanes" + RESEAT,)
+
+
+NVLINK = "gpu.nvlink_replays_total"
+SWITCH = (3, "a switch", "00000000:05:00.0")
+
+
+def with_events(part: Chunk, *events: dict[str, Any], kind: str = "nvlink-errors") -> Chunk:
+    attributes = [{"collector": "gpu_nvidia", "device": GPU, **event} for event in events]
+    return replace(part, events=tuple(Event(30 * 10**9, kind, each) for each in attributes))
+
+
+def test_the_nvlink_that_the_errors_are_of_is_named() -> None:
+    errors = count_by_minute(NVLINK, GPU, [0, 4])
+    assert notes(with_events(errors, {"errors": [(3, NVLINK, 4)], "remotes": [SWITCH]})) == (
+        f"NVLink 3 of {GPU} (to a switch at 00000000:05:00.0): 4 packets sent again,"
+        " 4 in one minute (none is normal)" + RESEAT,
+    )
+    # NVML says nothing of the other end; errors of another kind, or of another GPU, do not count.
+    others = [{"errors": [(5, "gpu.nvlink_crc_errors_total", 4)]}, {"device": "GPU-2"}]
+    others[1]["errors"] = [(7, NVLINK, 4)]
+    [note] = notes(with_events(errors, *others, {"errors": [(3, NVLINK, 4)]}))
+    assert note.startswith(f"NVLink 3 of {GPU}: 4 packets sent again, 4 in one minute")
+
+
+def test_of_several_nvlinks_the_worst_is_named() -> None:
+    errors = count_by_minute(NVLINK, GPU, [0, 24])
+    first = {"errors": [(0, NVLINK, 1), (3, NVLINK, 10)], "remotes": [SWITCH]}
+    [note] = notes(with_events(errors, first, {"errors": [(3, NVLINK, 10), (11, NVLINK, 3)]}))
+    assert note == (
+        f"NVLinks 3, 11 and 0 of {GPU}: 24 packets sent again, 20 of them on NVLink 3 (to a switch"
+        " at 00000000:05:00.0), 24 in one minute (none is normal)" + RESEAT
+    )
+    many = {"errors": [(link, NVLINK, 20 - link) for link in range(18)]}
+    [note] = notes(with_events(errors, many))
+    assert note.startswith(f"NVLinks 0, 1, 2 and 15 more of {GPU}: 24 packets sent again, 20 of")
+
+
+def test_errors_of_a_link_below_the_limit_are_no_trouble() -> None:
+    crc = "gpu.nvlink_crc_errors_total"
+    errors = count_by_minute(crc, GPU, [0, 6000])
+    assert notes(with_events(errors, {"errors": [(3, crc, 6000)]})) == ()
+
+
+def test_an_nvlink_above_the_bit_error_rate_of_nvidia_is_named() -> None:
+    quiet = chunk(60, node=NODE)
+    rates = [[0, 15e-255], [1, 1e-12], [2, 2e-12]]
+    again = {"error_rates": [[2, 1e-13]], "remotes": [(2, "a GPU", "")]}
+    assert notes(with_events(quiet, {"error_rates": rates}, again)) == (
+        f"NVLink 2 of {GPU} (to a GPU): an effective bit error rate of 2e-12"
+        " (NVIDIA's limit is 1e-12)" + RESEAT,
+    )
+
+
+def test_the_nvlinks_that_went_down_are_named() -> None:
+    active = "gpu.nvlink_active_count"
+    fell = read_by_minute(active, GPU, [18, 18, *[16] * 6])
+    states = [{"down": [1, 3, 9], "remotes": [SWITCH]}, {"up": [1], "down": []}]
+    assert notes(with_events(fell, *states, kind="nvlink-states")) == (
+        f"{GPU} fell from 18 NVLinks up to 16 NVLinks up, without NVLink 3"
+        " (to a switch at 00000000:05:00.0), NVLink 9" + RESEAT,
+    )
+    # A PCIe link of that GPU is another matter.
+    lanes = read_by_minute("gpu.pcie_width_count", GPU, [16] * 4 + [8] * 5)
+    [note] = notes(with_events(lanes, *states, kind="nvlink-states"))
+    assert note == f"the PCIe link of {GPU} fell from 16 lanes to 8 lanes" + RESEAT

@@ -55,6 +55,13 @@ class Gpu:
             else:
                 self.entry[key] = value
 
+    def counts_errors_as_blackwell(self) -> None:
+        """It has other counters of errors of NVLinks."""
+        for name in ("replays", "crc_errors"):
+            del self.values[f"gpu.nvlink_{name}_total"]
+        for name in ("symbol_errors", "effective_errors"):
+            self.values[f"gpu.nvlink_{name}_total"] = NOT_SUPPORTED
+
     def without_links(self) -> None:
         """It has no NVLink, and so no signals of any."""
         self.entry["nvlink_count"] = 0
@@ -114,6 +121,8 @@ def _identity(
         f"{capability['major']} {capability['minor']}",
         compute_capability=f"{capability['major']}.{capability['minor']}",
     )
+    if capability["major"] >= 10:
+        gpu.counts_errors_as_blackwell()
     gpu.tell(
         "GetMaxPcieLinkGeneration", pcie["max_link_gen"], pcie_generation_max=pcie["max_link_gen"]
     )

@@ -14,7 +14,8 @@
  * supported" (3). Calls are named without "nvml" and "Device", with ":KIND" where NVML has one
  * function for several values; the device of Init, GetCount, Shutdown and versions is "*". A MIG
  * instance is "0/2": of GPU 0, at position 2. Lists: GetComputeRunningProcesses = pid:bytes …,
- * GetNvLinkState = 1 1 0, GetCpuAffinity = hex words, FieldValue:<id> (for all links: scope ~0).
+ * GetNvLinkState = 1 1 0, GetCpuAffinity = hex words. FieldValue:<id>, and FieldValue:<id>/<link> of
+ * the fields whose scope is a link, or all links (~0).
  * GPM: GpmQueryDeviceSupport = 1, then GpmMetric:<id> = the mean, or a sample of integrals,
  * GpmSample = <seconds> <id>:<integral> …, of which the mean between two is taken; of a MIG instance
  * the "device" is 0.3 for GPU instance 3.
@@ -283,25 +284,43 @@ int nvmlDeviceGetRetiredPages(void *h, int cause, unsigned *count, u64 *addresse
 int nvmlDeviceGetRetiredPagesPendingStatus(void *h, unsigned *v) {
     return one(h, "GetRetiredPagesPendingStatus", v);
 }
-int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *up) {
+/* The word of a link in the list that the file has for this call. */
+static int of_link(void *h, const char *call, unsigned link, char *out, unsigned size) {
     char rest[4096], *word, *save = NULL;
     unsigned n = 0;
-    int error = text_value((long)h - 1, "GetNvLinkState", rest, sizeof rest);
+    int error = text_value((long)h - 1, call, rest, sizeof rest);
     if (error) return error;
     for (word = strtok_r(rest, " ", &save); word; word = strtok_r(NULL, " ", &save), n++)
-        if (n == link) { *up = (unsigned)atoi(word); return 0; }
+        if (n == link) { snprintf(out, size, "%s", word); return 0; }
     return INVALID;
+}
+static int number_of_link(void *h, const char *call, unsigned link, unsigned *v) {
+    char word[32];
+    int error = of_link(h, call, link, word, sizeof word);
+    if (!error) *v = (unsigned)atoi(word);
+    return error;
+}
+int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *up) {
+    return number_of_link(h, "GetNvLinkState", link, up);
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *h, unsigned link, unsigned *kind) {
+    return number_of_link(h, "GetNvLinkRemoteDeviceType", link, kind);
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *h, unsigned link, struct pci *p) {
+    return of_link(h, "GetNvLinkRemotePciInfo", link, p->bus_id, sizeof p->bus_id);
 }
 struct field { unsigned id, scope; long long t, latency; int type, error; u64 value; };
 int nvmlDeviceGetFieldValues(void *h, int count, struct field *fields) {
     int error = gate((long)h - 1, "GetFieldValues");
     for (int at = 0; at < count && !error; at++) {
+        unsigned id = fields[at].id, scope = fields[at].scope;
+        int of_links = (id >= 161 && id <= 168) || (id >= 201 && id <= 222); /* scope: a link */
+        int of_all = (id >= 138 && id <= 141) || (id >= 201 && id <= 222);   /* ~0: all links */
         char call[32];
-        snprintf(call, sizeof call, "FieldValue:%u", fields[at].id);
+        snprintf(call, sizeof call, of_links && scope != ~0u ? "FieldValue:%u/%u" : "FieldValue:%u", id, scope);
         fields[at].type = 3; /* unsigned long long */
         fields[at].error = one64(h, call, &fields[at].value);
-        if (fields[at].id >= 138 && fields[at].id <= 141 && fields[at].scope != ~0u)
-            fields[at].error = INVALID; /* we are to ask for all links */
+        if (scope == ~0u ? !of_all : of_all && !of_links) fields[at].error = INVALID;
     }
     return error;
 }

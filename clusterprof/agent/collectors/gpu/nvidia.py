@@ -29,6 +29,12 @@ than 5 ms when the recorder starts; a profile can force it (`sampling.gpm: true`
 disable it (`false`). Without GPM, PCIe traffic is a measurement of 20 ms during which
 the driver blocks its caller, and the rest is absent.
 
+**NVLinks**: the errors of all links together are sampled: replays, recoveries and CRC errors, from
+Blackwell on recoveries, symbol errors and effective errors. When they have grown, the counters of
+each link are read, and an event `nvlink-errors` says of which links the new errors are, what is at
+their other ends, and from Blackwell on their bit error rates. An event `nvlink-states` says which
+links went down or came up. Both come at most once a minute, and every 16 minutes from the fifth on.
+
 **MIG**: each compute instance is a device of its own ("MIG-…", `parent` = UUID of its
 GPU) with its memory and its processes. NVML reports no utilization of a GPU in MIG mode
 or of its instances. Where GPM is available (driver 550 and newer, one compute instance
@@ -68,9 +74,8 @@ reads a pipe.
 Busy means that some kernel ran: a collective that waits is busy too, and only SM
 activity, power and traffic distinguish it. Samples of the driver are a sixth of a
 second to a second apart. A value that MIG or a virtual GPU does not provide is a
-reason. Not read: NVLink errors of Blackwell, which counts them elsewhere; NVLink bytes
-before Ampere; retired pages from Ampere on (rows are remapped); activity of other
-processes of a device separately from the job's.
+reason. Not read: NVLink bytes before Ampere; retired pages from Ampere on (rows are
+remapped); activity of other processes of a device separately from the job's.
 """
 
 from __future__ import annotations

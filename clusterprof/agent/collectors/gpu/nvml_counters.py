@@ -10,12 +10,22 @@ https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
 Busy time, summed from the driver's samples or from means of GPM.
 
 Links and memory of a GPU: NVLink traffic and errors, remapped rows, retired pages.
+
+Errors of NVLinks, by generation of the GPU. The sum over all links is read every 10 s, and the
+counters of each link only when the sum has grown:
+
+    up to Ampere   sums: fields …_TOTAL   of a link: fields …_L0 to …_L11
+    Hopper         sums: fields …_TOTAL   of a link: fields NVLINK_ERROR_DL_*, scope = link
+    Blackwell      fields NVLINK_COUNT_*: scope = link, or all links
+
+https://docs.nvidia.com/deploy/nvml-api/change-log.html (525: Hopper, 565: Blackwell); DCGM,
+DcgmCMUtils.cpp, NvmlFieldRequiresNvLinkAggregate: which fields have a value of all links.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from clusterprof.agent.collectors.gpu.nvml_errors import FATAL_CODES, explain_code
@@ -260,6 +270,27 @@ _VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 NO_LINKS = Unavailable("absent", "the GPU has no NVLink")
 _MAX_LINKS = 64
 _NOT_SUPPORTED, _INVALID = 3, 2
+REPLAYS, RECOVERIES = "gpu.nvlink_replays_total", "gpu.nvlink_recoveries_total"
+CRC_ERRORS, SYMBOL_ERRORS = "gpu.nvlink_crc_errors_total", "gpu.nvlink_symbol_errors_total"
+EFFECTIVE_ERRORS = "gpu.nvlink_effective_errors_total"
+ERROR_SIGNALS = (REPLAYS, RECOVERIES, CRC_ERRORS)
+"""Signals of `read_nvlink_errors`."""
+_HOPPER_FIELDS = ((REPLAYS, 161), (RECOVERIES, 162), (CRC_ERRORS, 163))
+_BLACKWELL_FIELDS = ((RECOVERIES, 215), (SYMBOL_ERRORS, 221), (EFFECTIVE_ERRORS, 219))
+"""(signal, field) of nvml.h, with a link as its scope; older bindings have no names for them."""
+_EFFECTIVE_RATE = 220
+COUNT_SIGNALS = tuple(signal for signal, _ in _BLACKWELL_FIELDS)
+"""Signals of `read_nvlink_counts`."""
+_NUMBERED_FIELDS = (
+    (REPLAYS, 46, 108),
+    (RECOVERIES, 53, 114),
+    (CRC_ERRORS, 32, 96),
+    (CRC_ERRORS, 39, 102),
+)
+"""(signal, field of link 0, field of link 6): NVML has fields of twelve links."""
+_NUMBERED_LINKS, _SECOND_SIX = 12, 6
+_REMOTE_KINDS = {0: "a GPU", 1: "a CPU", 2: "a switch"}
+_LinkCounts = dict[tuple[int, str], int]
 
 
 def read_fields(nvml: Any, handle: Any, wanted: Sequence[tuple[int, int]]) -> list[Any]:
@@ -295,6 +326,188 @@ def read_nvlink_errors(nvml: Any, handle: Any) -> tuple[Any, ...]:
     if not isinstance(damaged, Unavailable):
         damaged = flits + data
     return (replays, recoveries, damaged)
+
+
+def read_nvlink_counts(nvml: Any, handle: Any, links: int) -> tuple[Any, ...]:
+    """Return recoveries, symbol errors and effective errors of all links, from Blackwell on.
+
+    Where the driver has no value of all links, those of the links are added.
+    """
+    sums = read_fields(nvml, handle, [(field, _ALL_LINKS) for _, field in _BLACKWELL_FIELDS])
+    if links and all(isinstance(value, Unavailable) for value in sums):
+        counts = _sum_fields(nvml, handle, _list_blackwell_fields(links))
+        names = {signal for _, signal in counts}
+        return tuple(
+            sum(count for (_, name), count in counts.items() if name == signal)
+            if signal in names
+            else reason
+            for (signal, _), reason in zip(_BLACKWELL_FIELDS, sums)
+        )
+    return tuple(sums)
+
+
+_FIRST_PAUSE_NS = 60_000_000_000
+_MAX_PAUSE_NS = 960_000_000_000
+"""Least time between two readings of all links: 1 minute at first, 16 after four of them. Links
+that err all the time give some 90 events a day."""
+
+
+class _Pace:
+    """How often something may be done: twice as rarely each time, down to every 16 minutes."""
+
+    def __init__(self) -> None:
+        self._due_ns, self._pause_ns = 0, _FIRST_PAUSE_NS
+
+    def take(self, now_ns: int) -> bool:
+        """Return whether it may be done now, and count that it is."""
+        if now_ns < self._due_ns:
+            return False
+        self._due_ns = now_ns + self._pause_ns
+        self._pause_ns = min(2 * self._pause_ns, _MAX_PAUSE_NS)
+        return True
+
+
+class LinkWatch:
+    """Finds which NVLinks of one GPU have errors or went down; used by one thread.
+
+    The sums over all links are what is sampled. A reading of all links asks for 54 values on
+    Hopper, so it is made once at first, and then when a sum has grown.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Number of links; 0 = not known."""
+        self._up: list[bool] = []
+        self._sums: tuple[Any, ...] | None = None
+        self._counts: _LinkCounts = {}
+        self._state_pace, self._error_pace = _Pace(), _Pace()
+
+    def note_states(
+        self, nvml: Any, handle: Any, up: list[bool], now_ns: int
+    ) -> dict[str, Any] | None:
+        """Return which links went down or came up since the last event; None = no event."""
+        self.count = len(up)
+        if len(self._up) != len(up):
+            self._up = up
+        changed = [link for link, was in enumerate(self._up) if was != up[link]]
+        if not changed or not self._state_pace.take(now_ns):
+            return None
+        self._up = up
+        down = [link for link in changed if not up[link]]
+        return {
+            "down": down,
+            "up": [link for link in changed if up[link]],
+            "remotes": read_remotes(nvml, handle, down),
+        }
+
+    def read_errors(
+        self, nvml: Any, handle: Any, is_blackwell: bool, now_ns: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+        """Return the errors of all links, and which links had how many since the last event.
+
+        None = no event. Raises what NVML raises.
+        """
+        if is_blackwell:
+            sums = read_nvlink_counts(nvml, handle, self.count)
+        else:
+            sums = read_nvlink_errors(nvml, handle)
+        return sums, self._compare_links(nvml, handle, sums, is_blackwell, now_ns)
+
+    def _compare_links(
+        self, nvml: Any, handle: Any, sums: tuple[Any, ...], is_blackwell: bool, now_ns: int
+    ) -> dict[str, Any] | None:
+        is_first = self._sums is None
+        if sums == self._sums or not self.count or (not is_first and not self._counts):
+            return None  # or no counters of single links
+        if not is_first and not self._error_pace.take(now_ns):
+            return None
+        before, self._sums = self._counts, sums
+        try:
+            # A link that is down has no counters; they go on when it is up again.
+            counts = {**before, **read_link_counts(nvml, handle, self.count, is_blackwell)}
+            grown = sorted(key for key, count in counts.items() if count > before.get(key, count))
+            links = sorted({link for link, _ in grown})
+            rates = read_effective_rates(nvml, handle, links) if is_blackwell and links else None
+        except nvml.NVMLError as error:
+            if error.value in FATAL_CODES:
+                raise
+            return None  # the sums are known all the same
+        self._counts = counts
+        if not grown:
+            return None
+        errors = [[*key, counts[key] - before[key]] for key in grown]
+        event: dict[str, Any] = {"errors": errors, "remotes": read_remotes(nvml, handle, links)}
+        return event if rates is None else {**event, "error_rates": rates}
+
+
+def read_link_counts(nvml: Any, handle: Any, links: int, is_blackwell: bool) -> _LinkCounts:
+    """Return the error counters of each link by (link, signal); empty where the GPU has none."""
+    if is_blackwell:
+        return _sum_fields(nvml, handle, _list_blackwell_fields(links))
+    scoped = [(link, signal, f, link) for link in range(links) for signal, f in _HOPPER_FIELDS]
+    numbered = [
+        (link, signal, low + link if link < _SECOND_SIX else high + link - _SECOND_SIX, 0)
+        for link in range(min(links, _NUMBERED_LINKS))
+        for signal, low, high in _NUMBERED_FIELDS
+    ]
+    return _sum_fields(nvml, handle, scoped) or _sum_fields(nvml, handle, numbered)
+
+
+def read_effective_rates(nvml: Any, handle: Any, links: Sequence[int]) -> list[list[Any]]:
+    """Return [link, errors per bit] of links whose bit error rate after correction is known.
+
+    The value has the exponent in its lowest 8 bits and the mantissa in the 4 above: 0x30D is
+    3e-13. Source: nvml.h, NVML_NVLINK_ERROR_COUNTER_BER_GET.
+    """
+    values = read_fields(nvml, handle, [(_EFFECTIVE_RATE, link) for link in links])
+    return [
+        [link, float(f"{int(value) >> 8 & 0xF}e-{int(value) & 0xFF}")]
+        for link, value in zip(links, values)
+        if not isinstance(value, Unavailable)
+    ]
+
+
+def read_remotes(nvml: Any, handle: Any, links: Iterable[int]) -> list[list[Any]]:
+    """Return [link, what is at its other end, its PCI address] of links where NVML reports it.
+
+    The address is "" where it is not known.
+    """
+    remotes = []
+    for link in links:
+        try:
+            kind = _REMOTE_KINDS.get(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+            if kind is not None:
+                remotes.append([link, kind, _read_remote_address(nvml, handle, link)])
+        except (nvml.NVMLError, AttributeError) as error:
+            if getattr(error, "value", 0) in FATAL_CODES:
+                raise
+    return remotes
+
+
+def _read_remote_address(nvml: Any, handle: Any, link: int) -> str:
+    try:
+        address = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId
+    except nvml.NVMLError as error:
+        if error.value in FATAL_CODES:
+            raise
+        return ""
+    text = address.decode("ascii", "replace") if isinstance(address, bytes) else str(address)
+    # Of a switch that the node does not see the driver answers zeros or ones.
+    return text if set(text) - set("0Ff:.") else ""
+
+
+def _list_blackwell_fields(links: int) -> list[tuple[int, str, int, int]]:
+    return [(link, signal, f, link) for link in range(links) for signal, f in _BLACKWELL_FIELDS]
+
+
+def _sum_fields(nvml: Any, handle: Any, fields: Sequence[tuple[int, str, int, int]]) -> _LinkCounts:
+    """Read (link, signal, field, scope) with one call; returns the sums by (link, signal)."""
+    values = read_fields(nvml, handle, [(field, scope) for _, _, field, scope in fields])
+    sums: _LinkCounts = {}
+    for (link, signal, _, _), value in zip(fields, values):
+        if not isinstance(value, Unavailable):
+            sums[link, signal] = sums.get((link, signal), 0) + int(value)
+    return sums
 
 
 def read_nvlink_states(nvml: Any, handle: Any) -> list[bool]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from clusterprof.agent.collectors.gpu import nvml_counters
-from clusterprof.agent.collectors.gpu.nvml_counters import BusyIntegral, Gpm, Value
+from clusterprof.agent.collectors.gpu.nvml_counters import BusyIntegral, Gpm, LinkWatch, Value
 from clusterprof.agent.collectors.gpu.nvml_errors import FATAL_CODES, NOT_FOUND_CODE
 from clusterprof.errors import Unavailable
 from clusterprof.units import SECOND_NS
@@ -30,6 +30,7 @@ GPM_NS = 150_000_000  # every second sample at 10 Hz: NVML requires more than 10
 MAX_CALL_LOAD_RATIO, MAX_GPM_LOAD_RATIO = 0.002, 0.005
 NEVER_NS = 1 << 62
 _MAX_PIDS = 256
+_LINK_ERRORS = "GetFieldValues:NVLINK_ERRORS"
 _BUSY_PERCENT, _MAX_CONTRADICTIONS = 90, 5
 _NO_PERIOD = Unavailable("failed", "NVML: no sampling period has ended yet")
 _MAX_WATTS = 100_000.0
@@ -48,6 +49,7 @@ class DeviceState:
         "counts_busy",
         "gpm",
         "integral",
+        "links",
         "max_rates",
         "means",
         "notes",
@@ -67,6 +69,7 @@ class DeviceState:
         """The clock of the driver's timestamps, ns."""
         self.notes = notes
         self.integral = BusyIntegral()
+        self.links = LinkWatch()
         self.percent: int | None = None
         """Utilization of this sample; None = not available."""
         self.gpm: Gpm | Unavailable = nvml_counters.GPM_UNSUPPORTED
@@ -261,8 +264,26 @@ def _check_rate(value: Value, limit: float) -> Value:
     return Unavailable("failed", f"NVML: impossible value {value:g} bytes/s for its link")
 
 
-def _count_active_links(nvml: Any, handle: Any, _: DeviceState) -> Values:
-    return (sum(nvml_counters.read_nvlink_states(nvml, handle)),)
+def _count_active_links(nvml: Any, handle: Any, memory: DeviceState) -> Values:
+    up = nvml_counters.read_nvlink_states(nvml, handle)
+    change = memory.links.note_states(nvml, handle, up, memory.clock())
+    if change is not None:
+        memory.notes.append(("nvlink-states", change))
+    return (sum(up),)
+
+
+def _build_link_error_call(is_blackwell: bool) -> Call:
+    """Build the call for errors of all NVLinks; when they grow, an event says of which links."""
+
+    def read(nvml: Any, handle: Any, memory: DeviceState) -> Values:
+        now_ns = memory.clock()
+        sums, errors = memory.links.read_errors(nvml, handle, is_blackwell, now_ns)
+        if errors is not None:
+            memory.notes.append(("nvlink-errors", errors))
+        return sums
+
+    signals = nvml_counters.COUNT_SIGNALS if is_blackwell else nvml_counters.ERROR_SIGNALS
+    return Call(_LINK_ERRORS, 10 * SECOND_NS, signals, read)
 
 
 SIGNAL_BY_METRIC = {
@@ -422,12 +443,7 @@ CALLS: tuple[Call, ...] = (
         lambda n, h, _: nvml_counters.read_nvlink_bytes(n, h),
     ),
     Call("GetNvLinkState", 10 * SECOND_NS, ("gpu.nvlink_active_count",), _count_active_links),
-    Call(
-        "GetFieldValues:NVLINK_ERRORS",
-        10 * SECOND_NS,
-        ("gpu.nvlink_replays_total", "gpu.nvlink_recoveries_total", "gpu.nvlink_crc_errors_total"),
-        lambda n, h, _: nvml_counters.read_nvlink_errors(n, h),
-    ),
+    _build_link_error_call(is_blackwell=False),
     Call("GetComputeRunningProcesses", 10 * SECOND_NS, ("gpu.processes_count",), _read_processes),
 )
 """All calls for a GPU without GPM: name, interval, signals."""
@@ -458,11 +474,9 @@ _NOT_READ = Unavailable("failed", "GPM was not read")
 _BUSY_SIGNALS = ("gpu.busy_ratio", "gpu.busy_ns_total")
 _MEAN_SIGNALS = tuple(SIGNAL_BY_METRIC[metric] for metric in INSTANCE_METRICS[1:])
 _UTILIZATION_CALLS = frozenset({"GetUtilizationRates", "GetSamples", CALLS_WITHOUT_GPM[0].name})
-_NVLINK_CALLS = frozenset(
-    {"GetFieldValues:NVLINK_BYTES", "GetNvLinkState", "GetFieldValues:NVLINK_ERRORS"}
-)
+_NVLINK_CALLS = frozenset({"GetFieldValues:NVLINK_BYTES", "GetNvLinkState", _LINK_ERRORS})
 _PROCESSES_CALL = "GetComputeRunningProcesses"
-_AMPERE = 8  # major number of the compute capability
+_AMPERE, _BLACKWELL = 8, 10  # major numbers of the compute capability
 
 
 def list_gpm_metrics(entry: dict[str, Any]) -> tuple[int, ...]:
@@ -539,7 +553,11 @@ def _filter_applicable(calls: tuple[Call, ...], entry: dict[str, Any]) -> tuple[
     major = str(entry.get("compute_capability", "")).partition(".")[0]
     if major.isdecimal():
         left_out.add("GetRetiredPages" if int(major) >= _AMPERE else "GetRemappedRows")
-    return tuple(call for call in calls if call.name not in left_out)
+    applicable = [call for call in calls if call.name not in left_out]
+    if major.isdecimal() and int(major) >= _BLACKWELL:  # it counts errors of links otherwise
+        instead = {_LINK_ERRORS: _build_link_error_call(is_blackwell=True)}
+        applicable = [instead.get(call.name, call) for call in applicable]
+    return tuple(applicable)
 
 
 def _count_processes(nvml: Any, handle: Any, memory: DeviceState) -> Values:

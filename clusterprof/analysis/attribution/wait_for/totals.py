@@ -43,6 +43,13 @@ from clusterprof.analysis.attribution.wait_for.blame import (
 from clusterprof.analysis.attribution.wait_for.time_bins import CellSums, index_keys
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Float, Int
+from clusterprof.probe.layout import ALL_TO_ALL
+
+MIN_UNEVEN_RATIO = 1.2
+"""Largest message of an all-to-all, relative to the mean of its members, from which on its sizes
+differ."""
+ALL_TO_ALL_TOTALS = ("all_to_all_bytes", "all_to_all_mean_bytes")
+"""Names of the rows of `WaitTotals.all_to_all_bytes` in the accumulator of a rank."""
 
 
 class WaitTotals:
@@ -64,6 +71,10 @@ class WaitTotals:
         """
         self.last_arrivals = np.zeros(ranks, np.int64)
         """int64[ranks]: number of operations in which the rank arrived last."""
+        self.all_to_all_bytes = np.zeros((2, ranks), np.int64)
+        """int64[2, ranks]: bytes that the rank brought to all-to-all operations whose sizes differ,
+        and the mean of the members of each, summed.
+        """
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
         """Add the blame of one block of operations."""
@@ -87,10 +98,24 @@ class WaitTotals:
         known = blamed.last_arrival >= 0
         np.add.at(self.last_arrivals, blamed.last_arrival[known], 1)
         np.add.at(self.late_peers, blamed.last_arrival[known], blamed.late_peers[known])
+        if ops.row_bytes.size:
+            self._add_all_to_all(ops)
+
+    def _add_all_to_all(self, ops: Operations) -> None:
+        size, heads = np.diff(ops.first), ops.first[:-1]
+        total = np.add.reduceat(ops.row_bytes, heads)
+        differs = (ops.operation == ALL_TO_ALL) & ops.complete
+        differs &= np.minimum.reduceat(ops.row_bytes, heads) >= 0
+        differs &= (ops.bytes * size >= MIN_UNEVEN_RATIO * total) & (total > 0)
+        rows = np.flatnonzero(np.repeat(differs, size))
+        mean = np.repeat(total // size, size)
+        for sums, column in zip(self.all_to_all_bytes, (ops.row_bytes, mean)):
+            np.add.at(sums, ops.rank[rows], column[rows])
 
     def merge(self, other: WaitTotals) -> None:
         """Add the totals of other operations."""
-        for name in ("victim_ns", "culprit_ns", "recoverable_ns", "late_peers", "last_arrivals"):
+        names = ("victim_ns", "culprit_ns", "recoverable_ns", "late_peers", "last_arrivals")
+        for name in (*names, "all_to_all_bytes"):
             sums = getattr(self, name)
             sums += getattr(other, name)
 

@@ -122,6 +122,10 @@ class Operations:
     """bool[n]: True for rows with device times. The device arrived later than `arrive_ns`,
     by an unknown amount. An empty array means none.
     """
+    row_bytes: Int = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64[n]: message size of each row; -1 unknown. Empty where no operation is an all-to-all, of
+    which members may bring different sizes.
+    """
 
     def take_range(self, begin: int, end: int) -> Operations:
         """Return operations `begin` to `end`."""
@@ -139,6 +143,7 @@ class Operations:
             self.blocked_ns[rows],
             self.source[rows],
             self.on_device[rows],
+            self.row_bytes[rows],
         )
 
 

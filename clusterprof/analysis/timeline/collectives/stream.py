@@ -64,6 +64,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     read_blocks,
 )
 from clusterprof.analysis.timeline.model import Int
+from clusterprof.probe.layout import ALL_TO_ALL
 
 _SPARE_CELLS = 1 << 20
 _MANY_RANKS = 1024
@@ -130,13 +131,15 @@ def settle_operations(
     message_bytes = operation_channel
     if head.size:
         message_bytes = np.maximum.reduceat(table[BYTES][order], first[:-1])
+    kind = table[KIND][head] & ~ON_DEVICE
+    has_all_to_all = bool((kind == ALL_TO_ALL).any())
     arrive = table[ARRIVE][order]
     leave = table[DURATION][order]
     leave += arrive
     operations = Operations(
         first,
         directory.process_group[operation_channel],
-        table[KIND][head] & ~ON_DEVICE,
+        kind,
         message_bytes,
         size >= directory.expected_members[operation_channel],
         rank[order],
@@ -145,6 +148,7 @@ def settle_operations(
         table[BLOCKED][order],
         order,
         (table[KIND][order] & ON_DEVICE) != 0,
+        table[BYTES][order] if has_all_to_all else np.zeros(0, np.int64),
     )
     return SettledOperations(operations, waiting, open_operations, unmatched)
 
@@ -320,8 +324,15 @@ def join_batches(batches: Sequence[OperationBatch]) -> OperationBatch:
     columns = {
         column.name: np.concatenate([getattr(ops, column.name) for ops in operations])
         for column in fields(Operations)
-        if column.name != "first"
+        if column.name not in ("first", "row_bytes")
     }
+    if any(ops.row_bytes.size for ops in operations):
+        columns["row_bytes"] = np.concatenate(
+            [
+                ops.row_bytes if ops.row_bytes.size else np.full_like(ops.rank, -1)
+                for ops in operations
+            ]
+        )
     return OperationBatch(
         Operations(np.append(np.concatenate(first), rows[-1]), **columns),
         np.concatenate([batch.at_arrive.T for batch in batches], axis=1).T,

@@ -6,14 +6,17 @@ of (culprit, ns): so much every other rank waited for that one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from clusterprof.analysis.attribution.wait_for import time_bins
-from clusterprof.analysis.attribution.wait_for.blame import BlockBlame
+from clusterprof.analysis.attribution.wait_for.blame import WORK, BlockBlame
 from clusterprof.analysis.attribution.wait_for.time_bins import WaitTimeBins
-from clusterprof.analysis.attribution.wait_for.totals import SlowSteps, VictimCounts
+from clusterprof.analysis.attribution.wait_for.totals import SlowSteps, VictimCounts, WaitTotals
 from clusterprof.analysis.timeline.collectives.operations import Operations
+from clusterprof.probe.layout import ALL_REDUCE, ALL_TO_ALL
 from clusterprof.report.model import Persistence
 
 S, MS = 1_000_000_000, 1_000_000
@@ -216,3 +219,37 @@ def test_a_slow_step_in_which_hardly_anybody_waited_was_set_by_nobody() -> None:
 def test_of_few_steps_nothing_is_reported() -> None:
     assert SlowSteps(0, {0: 5 * S}, 19, 8).length_ns.size == 0
     assert SlowSteps(0, {0: 5 * S}, 20, 8).length_ns.size == 1
+
+
+def test_bytes_of_all_to_all_are_summed_where_their_sizes_differ() -> None:
+    ops, blamed = run(3, [[]] * 6)
+    sizes = [
+        [1, 1, 4],  # mean 2, the largest is twice as large: counts
+        [9, 10, 11],  # the largest is 1.1 times the mean of 10
+        [1, 1, 4],  # an all-reduce
+        [1, 1, 4],  # a member was not recorded
+        [-1, 1, 4],  # not known
+        [20, 30, 10],  # mean 20, the largest is 1.5 times: counts
+    ]
+    kinds = np.full(6, ALL_TO_ALL)
+    kinds[2] = ALL_REDUCE
+    ops = replace(
+        ops,
+        operation=kinds,
+        complete=np.arange(6) != 3,
+        bytes=np.array(sizes).max(axis=1),
+        row_bytes=np.array(sizes).ravel(),
+    )
+    totals = WaitTotals(3, [WORK])
+    totals.add(ops, blamed)
+    assert totals.all_to_all_bytes.tolist() == [[21, 31, 14], [22, 22, 22]]
+    more = WaitTotals(3, [WORK])
+    more.add(ops.take_range(5, 6), run(3, [[]])[1])
+    totals.merge(more)
+    assert totals.all_to_all_bytes.tolist() == [[41, 61, 24], [42, 42, 42]]
+
+
+def test_without_an_all_to_all_there_are_no_bytes() -> None:
+    totals = WaitTotals(3, [WORK])
+    totals.add(*run(3, [[]] * 2))
+    assert not totals.all_to_all_bytes.any()

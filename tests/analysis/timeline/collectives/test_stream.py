@@ -16,7 +16,11 @@ from clusterprof.analysis.timeline.collectives import stream
 from clusterprof.analysis.timeline.collectives.int_table import pack_table, unpack_table
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset, RankEntry
 from clusterprof.analysis.timeline.collectives.rows import RankOperations, RankRowBuilder
-from clusterprof.analysis.timeline.collectives.stream import OperationStream
+from clusterprof.analysis.timeline.collectives.stream import (
+    OperationBatch,
+    OperationStream,
+    join_batches,
+)
 from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
 from tests.support.synthetic.matching import CollectiveSpans, concat_spans, match_spans
 from tests.support.synthetic.scenarios import LAYOUTS
@@ -305,3 +309,26 @@ def test_time_spent_inside_an_operation_stands_at_its_end() -> None:
     expected = [[7 * n + rank, 3 * n] for n in range(5) for rank in range(2)]
     assert joined.at_arrive.tolist() == expected
     assert joined.at_leave.tolist() == [[work, other + 2] for work, other in expected]
+
+
+def test_the_sizes_of_all_members_of_an_all_to_all_are_kept() -> None:
+    kinds, ranks = np.array([1, 8, 1]), 2  # the second of three operations is an all-to-all
+    zeros = np.zeros(3, np.int64)
+    arrive = np.arange(3) * 100
+    spans = [
+        CollectiveSpans(
+            *(zeros + rank, zeros + rank, zeros, arrive, arrive + 50, zeros + 50, arrive + 50),
+            *(zeros + 7, np.arange(3), 10 * np.arange(3) + rank, kinds, zeros - 1, zeros),
+        )
+        for rank in range(ranks)
+    ]
+    ops = match_spans(concat_spans(*spans)).operations
+    assert ops.row_bytes.tolist() == [0, 1, 10, 11, 20, 21]
+    assert ops.take_range(1, 2).row_bytes.tolist() == [10, 11]
+    plain = match_spans(concat_spans(*(part.take(kinds == 1) for part in spans))).operations
+    assert plain.row_bytes.tolist() == []
+    batches = [
+        OperationBatch(part, *np.zeros((2, part.rank.size, 1), np.int64))
+        for part in (plain, ops.take_range(1, 2))
+    ]
+    assert join_batches(batches).operations.row_bytes.tolist() == [-1, -1, -1, -1, 10, 11]
