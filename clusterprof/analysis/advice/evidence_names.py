@@ -143,6 +143,7 @@ EVIDENCE_NAMES: dict[str, str] = {
     "thread.runnable_ratio": f"{_OF_LOST} the thread was ready to run but had no CPU.",
     "thread.writing_ratio": f"{_OF_LOST} the training thread was blocked in writing or sending.",
     "worker.blocked_ratio": f"{_OF_WAITS} the loading thread read or was blocked on the disk.",
+    "worker.in_timer_ratio": f"{_OF_LOST} the thread that loads the data slept in a timer.",
     "worker.memory_ratio": f"{_OF_WAITS} the loading thread was blocked on memory.",
     "worker.not_ahead_ratio": (
         f"{_OF_WAITS} the batch would have been ready, had idle workers worked further ahead."

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis.timeline.model import Int
+from clusterprof.analysis.timeline.spans import Int
 from clusterprof.report.code import Place
 
 STACKS_DEFINED = "stacks-defined"
@@ -65,6 +65,7 @@ class StackInterner:
         self._processes: dict[tuple[int, int], _ProcessNumbers] = {}
         self._places: dict[Place, int] = {}
         self._stacks: dict[tuple[int, int], int] = {}
+        self._table = StackTable()
 
     def add(self, attributes: Mapping[str, Any]) -> None:
         """Add the definitions of one event; malformed ones are left out."""
@@ -110,8 +111,11 @@ class StackInterner:
 
     def build_table(self) -> StackTable:
         """Build the table of all stacks defined so far."""
-        rows = np.array([(0, -1), *self._stacks], np.int64)
-        return StackTable(tuple(self._places), rows[:, 0].copy(), rows[:, 1].copy())
+        if self._table.parent.size != len(self._stacks) + 1:
+            rows = np.array([(0, -1), *self._stacks], np.int64)
+            places = tuple(self._places)
+            self._table = StackTable(places, rows[:, 0].copy(), rows[:, 1].copy())
+        return self._table
 
 
 def _read_list(value: Any) -> list[tuple[int, Any]]:

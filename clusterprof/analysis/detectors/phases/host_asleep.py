@@ -1,9 +1,10 @@
-"""The training thread sleeps or waits for something outside training.
+"""The job sleeps, or waits for something outside training.
 
 ## What it sees
 
 Lost time inside steps in which the training thread was neither on a CPU nor waiting for
-one, and slept in a timer, on a process, a pipe or a connection.
+one, and slept in a timer, on a process, a pipe or a connection. In waits for data: time in which
+the thread that loads the data slept in a timer or on a process.
 
 ## Why the GPU waits
 
@@ -18,11 +19,14 @@ data, other ranks, copies, saves and evaluation. Its samples show where (`wchan`
 waiting for a process, counts for as much of the GPU's idle time there as chance would have it,
 because a host also sleeps when it waits for its GPU. A connection or a pipe can also be a wait for
 the device or for another thread, so it counts only as far as the GPU must have been idle while the
-thread slept, and not while another thread of the process ran. A driver waits for its device in
-`poll`, too: that counts only where waits for the device have spans. The grade is B for timers and
-processes, C for connections and pipes. Locks are not claimed: who holds one is not known (`cpu-gil`
-decides where another thread ran). A trace with stacks names the call instead (`sleep`, `acquire`,
-`recv`) and the function around it.
+thread slept, and not while another thread of the process ran. Sampled stacks say whom a thread
+waits for: in `multiprocessing`, `queue` or `torch.distributed` for the job itself, which is not
+claimed; in `subprocess`, `socket` or `ssl` for something outside. Without stacks, a connection
+counts only where waits for batches and other ranks have spans, and `poll` only where waits for the
+device have spans, because a driver waits there, too. The grade is B for timers, processes and
+known calls, C for other connections and pipes. Locks are not claimed: who holds one is not known
+(`cpu-gil` decides where another thread ran). A trace with stacks names the call instead (`sleep`,
+`acquire`, `recv`) and the function around it.
 
 ## What to do
 
@@ -37,6 +41,7 @@ the counters only. A sleep inside a hooked wait counts as that wait.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +51,7 @@ from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
     compute_place_ratios,
+    compute_sample_ratio,
     find_certain_idle_time,
     is_poll,
     may_wait_in_driver,
@@ -55,9 +61,12 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
+from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
+from clusterprof.analysis.timeline.intervals import find_containing, merge_intervals
 from clusterprof.analysis.timeline.load.ranks import parse_identity
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
     PHASE_NONE,
     SOURCE_HOST_SPANS,
     DataWaitBreakdown,
@@ -66,6 +75,8 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
+from clusterprof.analysis.timeline.spans import FetchSpans
+from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
@@ -86,16 +97,32 @@ _CONNECTION_PLACES = (
     "unix_stream",
     "skb_wait",
     "pipe_read",
+    "pipe_write",
 )
+_SLEEP_STATES = (ord("S"), ord("D"))
+_OF_JOB, _OUTSIDE, _OWN, _HIDDEN = range(4)
+"""What a stack waits for: other parts of the job, something outside, not known, without names."""
+_JOB_FILES = re.compile(
+    r"(?:^|/)(?:multiprocessing|concurrent|torch/distributed|torch/utils/data|horovod|mpi4py|ray)/"
+    r"|(?:^|/)(?:queues?|threading|connection|dataloader|distributed_c10d)\.py$"
+)
+_OUTSIDE_FILES = re.compile(
+    r"(?:^|/)(?:subprocess|socket|ssl|selectors)\.py$|(?:^|/)http/client\.py$"
+)
+_HASHED_PATH = re.compile(r"[0-9a-f]{16}(?:\.\w*)?")
+_MIN_STACKS = 8
+"""Number of samples that say where a thread slept."""
+_MIN_KNOWN_RATIO = 0.5
+"""Part of the waits on connections in known calls from which the verdict is as sure as of a timer."""
 
 
 class HostAsleep:
-    """Claims idle time of steps in which the training thread slept on purpose."""
+    """Claims idle time in which the thread that trains or loads slept on purpose."""
 
     cause = Cause(
         "host-asleep",
         "eval",
-        "The training thread sleeps or waits for something outside training",
+        "The job sleeps, or waits for something outside training",
         "Find the line that sleeps with py-spy, and move it out of the step",
         precedence=740,
         tone=1,
@@ -118,51 +145,162 @@ class HostAsleep:
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
-        """Claim idle time in which the main thread slept in a timer or on a connection."""
-        none = np.zeros(lost.start_ns.size)
+        """Claim idle time in which a thread slept in a timer or on a connection."""
         traced = measure_host_work(rank, lost, *_ASLEEP)
         if traced.any():
             note = "of that time the training thread slept or waited for a lock or a connection"
             ratio = compute_claimed_mean(lost, traced)
             asleep = Evidence("host.asleep_ratio", ratio, "ratio", note)
             return Claims(traced, "A", (*name_host_functions(rank, lost, traced, *_ASLEEP), asleep))
-        inside = select_phases(lost, PHASE_COMPUTE if rank.marked else PHASE_NONE)
-        thread = rank.main.threads.get(rank.pid)
-        if thread is None or not inside.any():
-            return Claims(none, "B")
-        names = rank.chunk.wchan_names
-        timer = find_sleep_samples(thread, names, _is_timer)
-        connection = find_sleep_samples(thread, names, _is_connection)
-        if not may_wait_in_driver(rank):
-            connection |= find_sleep_samples(thread, names, is_poll)
-        if _may_wait_unseen(rank):
-            connection[:] = False
-        if not timer.any() and not connection.any():
-            return Claims(none, "B")
-        length_ns = (lost.end_ns - lost.start_ns).astype(np.float64)
-        asleep_ns = measure_sleep(rank, lost, inside)
-        timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)
-        connection_ns = asleep_ns * compute_place_ratios(rank, lost, inside, connection)
-        busy_ns = length_ns - lost.lost_ns
-        # A host that waits for its device sleeps too, while the device is busy. Without a device
-        # the sleep itself is the loss.
-        lost_ratio = lost.lost_ns / np.maximum(length_ns, 1.0)
-        expected_ns = timer_ns * np.where(lost.source == SOURCE_HOST_SPANS, 1.0, lost_ratio)
-        certain_ns = find_certain_idle_time(connection_ns, busy_ns)
-        certain_ns -= np.minimum(_measure_other_threads(rank, lost, inside), certain_ns)
-        room_ns = expected_ns + certain_ns
-        if room_ns.sum() < limits.asleep_at_least_ratio * length_ns[inside].sum():
-            return Claims(none, "B")
-        share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)
-        grade: Grade = "B" if timer_ns.sum() >= connection_ns.sum() else "C"
-        return Claims(share, grade, tuple(_build_evidence(lost, share, timer_ns, connection_ns)))
+        training, evidence, grade = _claim_training_thread(rank, lost, limits)
+        loading, in_timer = _claim_loading_thread(rank, lost, breakdown)
+        if loading.any():
+            note = "of that time the thread that loads the data slept in a timer"
+            ratio = compute_claimed_mean(lost, loading, in_timer)
+            evidence = [*evidence, Evidence("worker.in_timer_ratio", ratio, "ratio", note)]
+        return Claims(training + loading, grade, tuple(evidence))
 
 
-def _may_wait_unseen(rank: Rank) -> bool:
-    """Return whether a connection may be a wait for a worker or another rank without a span."""
-    if layout.DATA_WAIT not in rank.main.spans:
-        return True
-    is_alone = parse_identity(rank.main.registration).world_size == 1
+def _claim_training_thread(
+    rank: Rank, lost: LostTime, limits: HostAsleep.Limits
+) -> tuple[Float, list[Evidence], Grade]:
+    """Return the share of each segment in which the training thread slept, float64[n]."""
+    none: tuple[Float, list[Evidence], Grade] = (np.zeros(lost.start_ns.size), [], "B")
+    inside = select_phases(lost, PHASE_COMPUTE if rank.marked else PHASE_NONE)
+    thread = rank.main.threads.get(rank.pid)
+    if thread is None or not inside.any():
+        return none
+    timer = find_sleep_samples(thread, rank.chunk.wchan_names, _is_timer)
+    connection_ratios, outside_ratio = _measure_connections(rank, lost, inside)
+    if not timer.any() and not connection_ratios.any():
+        return none
+    length_ns = (lost.end_ns - lost.start_ns).astype(np.float64)
+    asleep_ns = measure_sleep(rank, lost, inside)
+    timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)
+    connection_ns = asleep_ns * connection_ratios
+    # A host that waits for its device sleeps too, while the device is busy. Without a device
+    # the sleep itself is the loss.
+    lost_ratio = lost.lost_ns / np.maximum(length_ns, 1.0)
+    expected_ns = timer_ns * np.where(lost.source == SOURCE_HOST_SPANS, 1.0, lost_ratio)
+    certain_ns = find_certain_idle_time(connection_ns, length_ns - lost.lost_ns)
+    own_ns = _measure_other_threads(rank, lost, inside) * (1.0 - outside_ratio)
+    certain_ns -= np.minimum(own_ns, certain_ns)
+    room_ns = expected_ns + certain_ns
+    if room_ns.sum() < limits.asleep_at_least_ratio * length_ns[inside].sum():
+        return none
+    share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)
+    is_known = timer_ns.sum() >= connection_ns.sum() or outside_ratio >= _MIN_KNOWN_RATIO
+    evidence = _build_evidence(lost, share, timer_ns, connection_ns)
+    return share, evidence, "B" if is_known else "C"
+
+
+def _measure_connections(
+    rank: Rank, lost: LostTime, inside: NDArray[np.bool_]
+) -> tuple[Float, float]:
+    """Measure which part of each segment's sleep was on a connection or a pipe: float64[n].
+
+    Waits for batches, other ranks, own threads and the device are left out. Returns also the part
+    of these waits that is known to be for something outside the job.
+    """
+    thread, names = rank.main.threads[rank.pid], rank.chunk.wchan_names
+    connection = find_sleep_samples(thread, names, _is_connection)
+    poll = find_sleep_samples(thread, names, is_poll)
+    calls = _measure_calls(rank, lost, inside)
+    if calls is None:
+        if _may_wait_for_worker(rank) or _may_wait_for_rank(rank):
+            connection[:] = poll[:] = False
+        elif may_wait_in_driver(rank):
+            poll[:] = False
+        return compute_place_ratios(rank, lost, inside, connection | poll), 0.0
+    outside, own = calls
+    most = outside if _may_wait_for_rank(rank) else outside + own
+    on_connection = compute_place_ratios(rank, lost, inside, connection)
+    on_connection *= _compute_cap(on_connection, inside, most)
+    # A driver polls in any line that needs its device, so only known calls count there.
+    in_poll = compute_place_ratios(rank, lost, inside, poll)
+    most = min(most, outside) if may_wait_in_driver(rank) else most
+    in_poll *= _compute_cap(in_poll, inside, most)
+    return on_connection + in_poll, outside / max(outside + own, 1e-9)
+
+
+def _compute_cap(ratios: Float, inside: NDArray[np.bool_], most: float) -> float:
+    """Compute the factor that makes the mean of some ratios at most `most`."""
+    mean = float(ratios[inside].mean())
+    return min(most / mean, 1.0) if mean > 0 else 1.0
+
+
+def _measure_calls(
+    rank: Rank, lost: LostTime, inside: NDArray[np.bool_]
+) -> tuple[float, float] | None:
+    """Measure by stacks in which part of its sleep the thread waited for something outside.
+
+    Returns the part in calls that are known to, and the part in calls of the job's own code that
+    are not known to wait for another thread, process or rank. None if too few stacks are known.
+    """
+    stacks = rank.main.stacks
+    if stacks is None:
+        return None
+    bounds = lost.start_ns[inside], lost.end_ns[inside]
+    asleep = (stacks.thread == 0) & np.isin(stacks.state, _SLEEP_STATES) & (stacks.stack > 0)
+    asleep &= find_containing(stacks.start_ns, bounds) >= 0
+    asleep &= ~find_samples_in_waits(rank.main, stacks.start_ns)
+    numbers, inverse = np.unique(stacks.stack[asleep], return_inverse=True)
+    kinds = np.array([_classify_stack(rank.chunk.stacks, number) for number in numbers.tolist()])
+    if np.count_nonzero(asleep) < _MIN_STACKS or (kinds == _HIDDEN).any():
+        return None
+    kind, weight = kinds[inverse], stacks.interval_ns[asleep].astype(np.float64)
+    total = max(float(weight.sum()), 1.0)
+    return float(weight[kind == _OUTSIDE].sum()) / total, float(weight[kind == _OWN].sum()) / total
+
+
+def _classify_stack(table: StackTable, stack: int) -> int:
+    files = [table.places[place].file for place in table.list_places(stack)]
+    if any(_HASHED_PATH.fullmatch(file) for file in files):
+        return _HIDDEN
+    if any(_JOB_FILES.search(file) for file in files):
+        return _OF_JOB
+    return _OUTSIDE if any(_OUTSIDE_FILES.search(file) for file in files) else _OWN
+
+
+def _claim_loading_thread(
+    rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown
+) -> tuple[Float, Float]:
+    """Return the share of each wait for data in which the loading thread slept in a timer.
+
+    float64[n]; and the same as part of the whole segment.
+    """
+    share = np.zeros(lost.start_ns.size)
+    waits = (lost.phase == PHASE_DATA_WAIT) & (breakdown.unknown > 0)
+    for pid in np.unique(breakdown.worker_pid[waits]).tolist():
+        process = next((one for one in (rank.main, *rank.workers) if one.pid == pid), None)
+        thread = process.threads.get(pid) if process is not None else None
+        if process is None or thread is None:
+            continue
+        fetches = process.get_spans(FetchSpans)
+        bounds = (fetches.start_ns, fetches.end_ns) if fetches is not None else None
+        if bounds is None:
+            bounds = lost.start_ns[waits], lost.end_ns[waits]
+        asleep = (thread.state == ord("S")) & (thread.wchan >= 0)
+        asleep &= find_containing(thread.t_ns, merge_intervals(bounds)) >= 0
+        if np.count_nonzero(asleep) < _MIN_STACKS:
+            continue
+        timer = find_sleep_samples(thread, rank.chunk.wchan_names, _is_timer)
+        own = waits & (breakdown.worker_pid == pid)
+        share[own] = breakdown.unknown[own] * compute_sample_ratio(asleep, timer)
+    return share, share
+
+
+def _may_wait_for_worker(rank: Rank) -> bool:
+    """Return whether a connection may be a wait for a worker without a span."""
+    return layout.DATA_WAIT not in rank.main.spans
+
+
+def _may_wait_for_rank(rank: Rank) -> bool:
+    """Return whether a connection may be a wait for another rank without a span.
+
+    A process that no launcher started as one of several is alone.
+    """
+    is_alone = (parse_identity(rank.main.registration).world_size or 1) == 1
     return not is_alone and layout.COLLECTIVE not in rank.main.spans
 
 

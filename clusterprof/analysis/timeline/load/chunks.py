@@ -328,6 +328,7 @@ class _ChunkBuilder:
             wchan_names=wchan_names,
             events=events,
             gaps=gaps,
+            stacks=self.build_stack_table(),
         )
 
     def _still_open(self, series: dict[Key, Series], end_ns: int) -> list[Gap]:
