@@ -183,6 +183,16 @@ PREFETCH_USELESS = ExclusionRule(
         and (s.value("worker.without_work_ratio") or 0.0) < 0.5
     ),
 )
+WORKERS_STAY = ExclusionRule(
+    "workers-stay",
+    "workers were hardly ever started anew",
+    lambda s: (s.value("worker.starting_ratio") or 0.0) < 0.1,
+)
+WORKERS_START = ExclusionRule(
+    "workers-start",
+    "in most of the waits the workers were starting: more of them take longer",
+    lambda s: (s.value("worker.starting_ratio") or 0.0) >= 0.5,
+)
 _STARVED_CAUSES = ("cpu-preprocess", "cpu-loader-config")
 
 CPU_RECOMMENDATIONS = (
@@ -203,6 +213,21 @@ CPU_RECOMMENDATIONS = (
             ),
         ),
         place="node",
+        effort="setting",
+    ),
+    Recommendation(
+        "persistent-workers",
+        ("cpu-loader-config",),
+        "Keep the workers between epochs",
+        "DataLoader(persistent_workers=True)",
+        FilledRecommendation(
+            mark_command("DataLoader(persistent_workers=True)"),
+            ("workers are started anew in every epoch",),
+        ),
+        evidence_names=("worker.starting_ratio",),
+        expected_change="the first wait of an epoch is as short as the others",
+        worse="workers keep their memory during evaluation",
+        unless=(WORKERS_PERSISTENT, WORKERS_STAY),
         effort="setting",
     ),
     Recommendation(
@@ -235,23 +260,9 @@ CPU_RECOMMENDATIONS = (
             CPUS_CONTENDED,
             MEMORY_SHORT,
             WORKERS_IDLE,
+            WORKERS_START,
         ),
         withheld_text="More workers are not advised",
-        effort="setting",
-    ),
-    Recommendation(
-        "persistent-workers",
-        ("cpu-loader-config",),
-        "Keep the workers between epochs",
-        "DataLoader(persistent_workers=True)",
-        FilledRecommendation(
-            mark_command("DataLoader(persistent_workers=True)"),
-            ("workers are restarted in every epoch",),
-        ),
-        evidence_names=("worker.without_work_ratio",),
-        expected_change="the first wait of an epoch is as short as the others",
-        worse="workers keep their memory during evaluation",
-        unless=(WORKERS_PERSISTENT,),
         effort="setting",
     ),
     Recommendation(

@@ -154,6 +154,7 @@ EVIDENCE_NAMES: dict[str, str] = {
     ),
     "worker.remote_ratio": f"{_OF_WAITS} the loading thread was blocked on a network file system.",
     "worker.socket_ratio": f"{_OF_WAITS} the loading thread slept in a receive.",
+    "worker.starting_ratio": f"{_OF_WAITS} the worker did not exist yet, or was starting.",
     "worker.without_work_ratio": f"{_OF_WAITS} no worker worked on the awaited batch.",
     "yardstick.communication_efficiency_ratio": (
         "Largest computing time of a rank over the time of the steps (POP)."

@@ -1,4 +1,4 @@
-"""The data loader has too few workers or prefetches too little.
+"""The data loader works too little ahead, or starts its workers anew.
 
 ## What it sees
 
@@ -14,8 +14,9 @@ persistent are started again in every epoch.
 
 ## How it decides
 
-Its share is the part of the wait in which the owning worker was between two fetches without work,
-and, after the first step, the part in which the worker did not exist. Neither a disk nor a CPU was
+Its share is the part of the wait in which the owning worker was between two fetches without work
+(`worker.without_work_ratio`), and, after the first step, the part in which the worker did not exist
+yet (`worker.starting_ratio`). Neither a disk nor a CPU was
 the limit then. If workers are idle for more than half of the time, the part in which the batch was
 being computed counts too, as far as prefetching four batches per worker would have saved it. This
 follows from the time that all workers together needed to make these batches, and the time in which
@@ -58,7 +59,7 @@ class CpuLoaderConfig:
     cause = Cause(
         "cpu-loader-config",
         "cpu",
-        "The data loader has too few workers or prefetches too little",
+        "The data loader works too little ahead, or starts its workers anew",
         "Raise num_workers and prefetch_factor, and keep workers with persistent_workers=True",
         precedence=540,
         tone=2,
@@ -84,18 +85,21 @@ class CpuLoaderConfig:
         """Claim time in which the owning worker was not working on the batch."""
         absent = np.where(lost.step == 0, 0.0, breakdown.no_worker)
         _, avoidable = estimate_compute_wait(rank, lost, breakdown)
-        idle = limit_to_data_wait(lost, breakdown.no_work + absent)
-        share = idle + avoidable
+        idle = limit_to_data_wait(lost, breakdown.no_work)
+        starting = limit_to_data_wait(lost, absent)
+        share = idle + starting + avoidable
         share[share < limits.idle_at_least_ratio] = 0.0
         if not share.any():
             return Claims(share, "B")
+        without_work = Evidence(
+            "worker.without_work_ratio",
+            compute_claimed_mean(lost, share, idle),
+            "ratio",
+            "of the waits, no worker was working on the awaited batch",
+        )
+        waits = [without_work, *_describe_starting(lost, share, starting)]
         evidence = (
-            Evidence(
-                "worker.without_work_ratio",
-                compute_claimed_mean(lost, share, idle),
-                "ratio",
-                "of the waits, no worker was working on the awaited batch",
-            ),
+            *sorted(waits, key=lambda item: -item.value),
             *_describe_avoidable_waits(lost, share, avoidable),
             Evidence(
                 "loader.workers_count",
@@ -105,6 +109,15 @@ class CpuLoaderConfig:
             ),
         )
         return Claims(share, "B", evidence)
+
+
+def _describe_starting(lost: LostTime, share: Float, starting: Float) -> list[Evidence]:
+    """Describe waits for workers that did not exist yet, after the first step."""
+    if not starting.any():
+        return []
+    note = "of the waits, the worker did not exist yet or was starting"
+    ratio = compute_claimed_mean(lost, share, starting)
+    return [Evidence("worker.starting_ratio", ratio, "ratio", note)]
 
 
 def _describe_avoidable_waits(lost: LostTime, share: Float, avoidable: Float) -> list[Evidence]:

@@ -79,7 +79,6 @@ class H2dSync:
         "Keep metrics on the GPU: no .item(), .cpu() or synchronize() in every step",
         precedence=320,
         tone=1,
-        hidden_cost="interval",
         trace_spans=(layout.SYNC, layout.STARVED),
         manual_check=(
             "`nsys profile`: `cudaStreamSynchronize` in the step, and kernels only after it; "

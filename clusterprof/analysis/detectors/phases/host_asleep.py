@@ -87,6 +87,7 @@ _PROCESS_PLACES = ("do_wait", "kernel_wait", "kernel_clone", "wait_for_vfork")
 """Beginnings of the names of kernel functions in which a thread waits for a process; "do_wait" also
 ends the name of a wait for a lock, `futex_do_wait`.
 """
+_PIPE_WRITE = "pipe_write"
 _CONNECTION_PLACES = (
     "sk_wait",
     "wait_woken",
@@ -97,7 +98,7 @@ _CONNECTION_PLACES = (
     "unix_stream",
     "skb_wait",
     "pipe_read",
-    "pipe_write",
+    _PIPE_WRITE,
 )
 _SLEEP_STATES = (ord("S"), ord("D"))
 _OF_JOB, _OUTSIDE, _OWN, _HIDDEN = range(4)
@@ -113,7 +114,7 @@ _HASHED_PATH = re.compile(r"[0-9a-f]{16}(?:\.\w*)?")
 _MIN_STACKS = 8
 """Number of samples that say where a thread slept."""
 _MIN_KNOWN_RATIO = 0.5
-"""Part of the waits on connections in known calls from which the verdict is as sure as of a timer."""
+"""Part of the waits on connections that is known from which the verdict is as sure as of timers."""
 
 
 class HostAsleep:
@@ -200,10 +201,12 @@ def _measure_connections(
     """Measure which part of each segment's sleep was on a connection or a pipe: float64[n].
 
     Waits for batches, other ranks, own threads and the device are left out. Returns also the part
-    of these waits that is known to be for something outside the job.
+    of these waits that is known to be for something outside the job: in known calls, or in writing
+    to a pipe from the job's own code.
     """
     thread, names = rank.main.threads[rank.pid], rank.chunk.wchan_names
     connection = find_sleep_samples(thread, names, _is_connection)
+    writing = find_sleep_samples(thread, names, _is_pipe_write)
     poll = find_sleep_samples(thread, names, is_poll)
     calls = _measure_calls(rank, lost, inside)
     if calls is None:
@@ -220,7 +223,8 @@ def _measure_connections(
     in_poll = compute_place_ratios(rank, lost, inside, poll)
     most = min(most, outside) if may_wait_in_driver(rank) else most
     in_poll *= _compute_cap(in_poll, inside, most)
-    return on_connection + in_poll, outside / max(outside + own, 1e-9)
+    known = min(outside + own * compute_sample_ratio(connection, writing), 1.0)
+    return on_connection + in_poll, known / max(outside + own, 1e-9)
 
 
 def _compute_cap(ratios: Float, inside: NDArray[np.bool_], most: float) -> float:
@@ -306,6 +310,10 @@ def _may_wait_for_rank(rank: Rank) -> bool:
 
 def _is_timer(name: str) -> bool:
     return _TIMER in name or name.startswith(_PROCESS_PLACES)
+
+
+def _is_pipe_write(name: str) -> bool:
+    return _PIPE_WRITE in name
 
 
 def _is_connection(name: str) -> bool:

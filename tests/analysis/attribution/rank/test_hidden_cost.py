@@ -72,10 +72,10 @@ def test_the_chief_cause_of_a_gap_closes_what_others_claim_of_it() -> None:
     # would wait for none. Of the next neither is the chief: 0.4 of 0.8 each, and half of the rest.
     pieces = lost((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
     hidden_cost = compute_hidden_cost(
-        waiting(), pieces, shares(launch_bound=[0.7, 0.4], h2d_sync=[0.2, 0.4])
+        waiting(), pieces, shares(launch_bound=[0.7, 0.4], cpu_gil=[0.2, 0.4])
     )
     assert in_s(hidden_cost, HIDDEN_COLUMNS.index("launch-bound")) == [0.3, 0.1]
-    assert in_s(hidden_cost, HIDDEN_COLUMNS.index("h2d-sync")) == [0.022, 0.1]  # 0.2 of 0.9
+    assert in_s(hidden_cost, HIDDEN_COLUMNS.index("cpu-gil")) == [0.022, 0.1]  # 0.2 of 0.9
 
 
 def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
@@ -86,7 +86,7 @@ def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
     assert HIDDEN_COLUMNS.index(ALL_CAUSES) not in hidden_cost
     # of a gap of 1 s 0.9 are claimed: 0.1 more
     gap = lost((10, 11, 1, PHASE_COMPUTE))
-    hidden_cost = compute_hidden_cost(waiting(), gap, shares(launch_bound=[0.7], h2d_sync=[0.2]))
+    hidden_cost = compute_hidden_cost(waiting(), gap, shares(launch_bound=[0.7], cpu_gil=[0.2]))
     assert in_s(hidden_cost, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.1]
 
 
