@@ -51,8 +51,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "cpu",
-        "The data path waits for the CPU",
-        "Record with the probe (--inject auto) to learn what the loading threads wait for",
+        "Work on the CPU delays the step",
+        "Record with the probe (--inject auto) to learn which threads wait, and what for",
         light="#e08a00",
         dark="#f0a534",
         strokes="M-2,10L10,-2M-2,2L2,-2M6,10L10,6",

@@ -375,7 +375,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
     KnownCall(
         "ask-servers-elsewhere",
         "requests over the network",
-        _ANY,
+        ("host-asleep", *_STEP, *_LOADING),
         "ask servers in a thread, not in the step",
         "concurrent.futures.ThreadPoolExecutor(1).submit(…) and no wait for its result in the step;"
         " one requests.Session for all; with a timeout",

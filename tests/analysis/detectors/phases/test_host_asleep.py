@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from clusterprof.analysis.timeline.model import (
     SOURCE_DEVICE_SAMPLES,
     SOURCE_HOST_SPANS,
 )
-from clusterprof.analysis.timeline.spans import SpanTable
+from clusterprof.analysis.timeline.spans import SpanTable, StackSamples
+from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, lost, process, rank, spans, thread
+from clusterprof.report.code import Place
+from tests.support.builders import activity, lost, ns, process, rank, spans, thread
 from tests.support.data_waits import feeding
 
 Piece = tuple[float, float, float, int]
@@ -186,3 +189,92 @@ def test_little_sleep_is_nobodys(idle_s: float, claimed: bool) -> None:
     # 10 s, 1 s of them asleep: 0.1 of the idle time, which must be 0.2 s (2 %) at least
     got = claim("U9 S1", (0, 10, idle_s, PHASE_COMPUTE))
     assert got.share.any() == claimed
+
+
+TRAIN, SERVER, OWN_PIPE, QUEUE = range(1, 5)
+STACKS = StackTable(
+    (
+        Place("/job/train.py", 1, "main"),
+        Place("/usr/lib/python3.11/http/client.py", 1, "getresponse"),
+        Place("/job/reader.py", 1, "read"),
+        Place("/usr/lib/python3.11/multiprocessing/connection.py", 1, "recv"),
+    ),
+    np.array([0, 0, 1, 1, 1]),
+    np.array([-1, 0, 1, 2, 3]),
+)
+"""The line of the loop, and what it calls: a server, a pipe, a queue between processes."""
+
+
+def claim_with_stacks(doing: str, world_size: str, *calls: int, path: str = "") -> Claims:
+    """Claim 0.7 s lost of 1 s without any hooked wait; calls: the stacks of 50 ms each."""
+    rows = activity(doing)
+    start = np.array([ns(at / 20) for at in range(len(calls))], np.int64)
+    zero = np.zeros(start.size, np.int64)
+    asleep = zero + ord("S")
+    samples = StackSamples(
+        start, start, zero, np.array(calls, np.int64), zero + ns(0.05), zero, asleep
+    )
+    main = process(
+        100,
+        spans={layout.STEP: spans((0, 1, 0, 0, 0, 0))},
+        thread=thread(rows, 1.0),
+        registration={"variables": {"WORLD_SIZE": world_size} if world_size else {}},
+    )
+    timeline = rank(1.0, replace(main, stacks=samples))
+    places = tuple(replace(place, file=path) if path else place for place in STACKS.places)
+    chunk = replace(timeline.chunk, stacks=replace(STACKS, places=places))
+    piece = lost((0, 1, 0.7, PHASE_COMPUTE), step=3)
+    got = HostAsleep().claim(
+        replace(timeline, chunk=chunk), piece, feeding({}), HostAsleep.Limits()
+    )
+    assert got is not None
+    return got
+
+
+@pytest.mark.parametrize(
+    ("doing", "world_size", "calls", "share"),
+    [
+        ("W1", "", [SERVER] * 20, 1.0),  # no launcher: the process is alone
+        ("W1", "2", [SERVER] * 20, 1.0),  # a server is no rank
+        ("I1", "", [SERVER] * 20, 1.0),  # in poll, where drivers wait for devices, too
+        ("W1", "", [OWN_PIPE] * 20, 1.0),
+        ("W1", "2", [OWN_PIPE] * 20, 0.0),  # it may be a wait for another rank
+        ("I1", "", [OWN_PIPE] * 20, 0.0),  # or for the device
+        ("W1", "", [QUEUE] * 20, 0.0),  # a worker makes a batch
+        ("W1", "", [SERVER] * 7, 0.0),  # too few to know
+        # 0.8 s of 1 s for the server, 0.3 s busy: 0.5 of 0.7 s are certain.
+        ("W1", "", [SERVER] * 16 + [QUEUE] * 4, 5 / 7),
+    ],
+)
+def test_stacks_say_whom_a_thread_waits_for(
+    doing: str, world_size: str, calls: list[int], share: float
+) -> None:
+    np.testing.assert_allclose(claim_with_stacks(doing, world_size, *calls).share, [share])
+
+
+def test_a_known_call_is_surer_than_one_of_the_job() -> None:
+    assert claim_with_stacks("W1", "", *[SERVER] * 20).grade == "B"
+    assert claim_with_stacks("W1", "", *[OWN_PIPE] * 20).grade == "C"
+
+
+def test_hashed_paths_say_nothing() -> None:
+    hashed = "0123456789abcdef.py"
+    assert not claim_with_stacks("W1", "", *[SERVER] * 20, path=hashed).share.any()
+
+
+def test_a_thread_that_loads_and_sleeps_in_a_timer() -> None:
+    # The worker sleeps for 0.9 of its fetch of 1 s, in 6 of 9 samples in a timer. Of the wait 0.9
+    # have no other reason: 0.6 are the timer's. Its sleep between fetches does not count.
+    worker = process(
+        201,
+        parent=100,
+        spans={layout.FETCH: spans((0, 1, 1, 0, 0, 0))},
+        thread=thread(activity("S0.6 L0.3 U0.1 L1"), 2.0),
+    )
+    timeline = rank(2.0, process(100, thread=thread(activity("L2"), 2.0)), [worker])
+    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_COMPUTE), step=3)
+    fed = feeding({"user_cpu": 0.1}, {})
+    got = HostAsleep().claim(timeline, pieces, fed, HostAsleep.Limits())
+    assert got is not None
+    np.testing.assert_allclose(got.share, [0.6, 0.0])
+    assert (got.grade, evidence(got)) == ("B", {"worker.in_timer_ratio": pytest.approx(0.6)})
