@@ -205,8 +205,13 @@ STACKS = StackTable(
 """The line of the loop, and what it calls: a server, a pipe, a queue between processes."""
 
 
-def claim_with_stacks(doing: str, world_size: str, *calls: int, path: str = "") -> Claims:
-    """Claim 0.7 s lost of 1 s without any hooked wait; calls: the stacks of 50 ms each."""
+def claim_with_stacks(
+    doing: str, world_size: str, *calls: int, path: str = "", other: str = "", synced_s: float = 0.0
+) -> Claims:
+    """Claim 0.7 s lost of 1 s without any hooked wait; calls: the stacks of 50 ms each.
+
+    synced_s: for how long the thread first waits for the device.
+    """
     rows = activity(doing)
     start = np.array([ns(at / 20) for at in range(len(calls))], np.int64)
     zero = np.zeros(start.size, np.int64)
@@ -220,6 +225,10 @@ def claim_with_stacks(doing: str, world_size: str, *calls: int, path: str = "") 
         thread=thread(rows, 1.0),
         registration={"variables": {"WORLD_SIZE": world_size} if world_size else {}},
     )
+    if synced_s:
+        main.spans[layout.SYNC] = spans((0, synced_s, layout.WHOLE_NS, 1))  # type: ignore[index]
+    if other:
+        main.threads[101] = thread(activity(other), 1.0)  # type: ignore[index]
     timeline = rank(1.0, replace(main, stacks=samples))
     places = tuple(replace(place, file=path) if path else place for place in STACKS.places)
     chunk = replace(timeline.chunk, stacks=replace(STACKS, places=places))
@@ -255,6 +264,27 @@ def test_stacks_say_whom_a_thread_waits_for(
 def test_a_known_call_is_surer_than_one_of_the_job() -> None:
     assert claim_with_stacks("W1", "", *[SERVER] * 20).grade == "B"
     assert claim_with_stacks("W1", "", *[OWN_PIPE] * 20).grade == "C"
+
+
+def test_only_something_outside_can_keep_a_pipe_of_the_job_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", ("0", "1", "2", "3", "pipe_write"))
+    got = claim_with_stacks("S1", "", *[OWN_PIPE] * 20)
+    assert (got.share.tolist(), got.grade) == ([1.0], "B")
+
+
+def test_a_thread_of_the_job_that_runs_is_no_server() -> None:
+    got = claim_with_stacks("W1", "", *[SERVER] * 20, other="U0.4 I0.6")
+    np.testing.assert_allclose(got.share, [1.0])
+    got = claim_with_stacks("W1", "", *[OWN_PIPE] * 20, other="U0.4 I0.6")
+    np.testing.assert_allclose(got.share, [3 / 7])
+
+
+def test_stacks_in_waits_for_the_device_say_nothing() -> None:
+    # 0.1 s of 1 s wait for the device, as if for a queue; the other 0.9 s are for the server.
+    got = claim_with_stacks("W1", "", *[QUEUE] * 2, *[SERVER] * 18, synced_s=0.1)
+    np.testing.assert_allclose(got.share, [6 / 7])  # busy for 0.3 s
 
 
 def test_hashed_paths_say_nothing() -> None:
