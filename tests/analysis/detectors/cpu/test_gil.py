@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -144,3 +144,61 @@ def test_no_more_than_the_lock_was_taken_when_the_probe_wanted_it(
     got = claim(main)
     assert got is not None
     np.testing.assert_allclose(got.share, [claimed, claimed, 0.0])
+
+
+def test_threads_that_take_turns_count_together() -> None:
+    # Each computes for one of two seconds in which the main thread is on a lock.
+    got = claim(training("L2 U1", first="U1 S2", second="S1 U1 S1"))
+    assert got is not None
+    np.testing.assert_allclose(got.share, [1.0, 1.0, 0.0])
+
+
+def sampled(main: Process, late_running: int, late_resting: int) -> Process:
+    """Add ten stacks in each of two seconds, of which some came 5 ms late."""
+    late = np.arange(20) % 10 < np.repeat((late_running, late_resting), 10)
+    start_ns, zero = np.arange(20) * 100_000_000, np.zeros(20, np.int64)
+    end_ns = start_ns + np.where(late, 5_000_000, 100_000)
+    stacks = StackSamples(start_ns, end_ns, np.arange(20), zero + 1, zero, zero, zero)
+    return replace(main, stacks=stacks)
+
+
+@pytest.mark.parametrize(
+    ("late_running", "late_resting", "share"),
+    [
+        (9, 3, 2 / 3),  # 0.6 of the 0.7 more
+        (10, 2, 7 / 9),  # the 0.7 more of 0.9
+        (3, 3, 0.0),  # the other computes in C code for the main thread, and the lock is free
+    ],
+)
+def test_a_main_thread_that_sleeps_more_while_another_one_runs(
+    late_running: int, late_resting: int, share: float
+) -> None:
+    # On a lock in 9 of 10 samples while the other runs, in 2 of 10 while it rests; never elsewhere.
+    main = training("L0.9 U0.1 L0.2 U1.8", python="U1 S2")
+    got = claim(sampled(main, late_running, late_resting))
+    np.testing.assert_allclose(got.share, [share, 0.0, 0.0])
+
+
+def test_sleep_elsewhere_is_no_wait_for_the_lock() -> None:
+    # While the other runs: on a lock in 6 of 10 samples, in a timer in 3. Of the 0.9 s asleep two
+    # thirds are on a lock, and 0.4 of these 0.6 are more than while it rests.
+    main = training("L0.6 S0.3 U0.1 L0.2 U1.8", python="U1 S2")
+    got = claim(sampled(main, 9, 3))
+    np.testing.assert_allclose(got.share, [4 / 9, 0.0, 0.0])
+
+
+def test_a_thread_is_not_resting_before_it_is_observed() -> None:
+    # The other thread is seen from 1 s on. What the main thread did before says nothing of rest.
+    main = training("L0.2 U0.8 L0.9 U1.1", python="S1 U1 S1")
+    seen = main.threads[101]
+    columns = {item.name: getattr(seen, item.name) for item in fields(seen)}
+    later = {
+        name: value[seen.t_ns >= 1_000_000_000]
+        for name, value in columns.items()
+        if isinstance(value, np.ndarray) and value.shape == seen.t_ns.shape
+    }
+    unseen = replace(main, threads={**main.threads, 101: replace(seen, **later)})
+    got = claim(sampled(main, 3, 9))
+    np.testing.assert_allclose(got.share, [0.0, 2 / 3, 0.0])
+    got = claim(sampled(unseen, 3, 9))
+    np.testing.assert_array_equal(got.share, [0.0, 0.0, 0.0])
