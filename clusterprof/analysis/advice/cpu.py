@@ -23,6 +23,8 @@ from clusterprof.analysis.advice.rules import (
     PREFETCH_IS_HIGH,
     QUOTA_USED_UP,
     WORKERS_FILL_CPUS,
+    WORKERS_START,
+    WORKERS_STAY,
     WORKERS_UNKNOWN,
     choose_prefetch_factor,
     choose_worker_count,
@@ -182,16 +184,6 @@ PREFETCH_USELESS = ExclusionRule(
         not (s.value("worker.not_ahead_ratio") or 0.0)
         and (s.value("worker.without_work_ratio") or 0.0) < 0.5
     ),
-)
-WORKERS_STAY = ExclusionRule(
-    "workers-stay",
-    "workers were hardly ever started anew",
-    lambda s: (s.value("worker.starting_ratio") or 0.0) < 0.1,
-)
-WORKERS_START = ExclusionRule(
-    "workers-start",
-    "in most of the waits the workers were starting: more of them take longer",
-    lambda s: (s.value("worker.starting_ratio") or 0.0) >= 0.5,
 )
 _STARVED_CAUSES = ("cpu-preprocess", "cpu-loader-config")
 

@@ -290,6 +290,16 @@ NO_FRAMEWORK = ExclusionRule(
 FRAMEWORK_SEEN = ExclusionRule(
     "framework", "the job uses a framework, or that is not known", lambda s: s.setup.has_framework
 )
+WORKERS_STAY = ExclusionRule(
+    "workers-stay",
+    "workers were hardly ever started anew",
+    lambda s: (s.value("worker.starting_ratio") or 0.0) < 0.1,
+)
+WORKERS_START = ExclusionRule(
+    "workers-start",
+    "in most of the waits the workers were starting: more of them take longer",
+    lambda s: (s.value("worker.starting_ratio") or 0.0) >= 0.5,
+)
 
 
 def make_missing_evidence_rule(name: str, what: str) -> ExclusionRule:

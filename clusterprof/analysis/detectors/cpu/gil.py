@@ -214,7 +214,9 @@ def _claim_computing_thread(
     other_cpu_ns[inside] = other_ns
     both = np.minimum(asleep, other_cpu_ns)
     t_ns = rank.main.threads[rank.pid].t_ns
-    running = np.logical_or.reduce([_find_running_samples(one, t_ns) for one in others.values()])
+    running = np.logical_or.reduce(
+        [_find_running_samples(other, t_ns) for other in others.values()]
+    )
     length = lost.end_ns - lost.start_ns
     lock_ratio = _estimate_lock_ratio(rank, lost, inside, on_lock, running)
     resting = ~running & ~_find_unseen_samples(others, t_ns)

@@ -276,7 +276,7 @@ def _claim_loading_thread(
     share = np.zeros(lost.start_ns.size)
     waits = (lost.phase == PHASE_DATA_WAIT) & (breakdown.unknown > 0)
     for pid in np.unique(breakdown.worker_pid[waits]).tolist():
-        process = next((one for one in (rank.main, *rank.workers) if one.pid == pid), None)
+        process = next((item for item in (rank.main, *rank.workers) if item.pid == pid), None)
         thread = process.threads.get(pid) if process is not None else None
         if process is None or thread is None:
             continue
