@@ -569,7 +569,7 @@ def _format_coverage_gap(
 _UNATTRIBUTED_REASONS = {
     "no-signal": "no signal shows what the host was doing",
     "on-host": "the host computed in functions or operators that launched nothing",
-    "blocked-unknown": "the loading thread waited for a lock, a pipe or something that was not recorded",
+    "blocked-unknown": "the loading thread waited for a lock, a pipe or something not recorded",
     "hand-over": "the batch was ready and in transit from the worker to the main process",
     "evaluation": "the job evaluated its model",
     "peers": "in operations with other ranks, too many or too few of them to match across ranks",
