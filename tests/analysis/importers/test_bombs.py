@@ -205,8 +205,8 @@ def test_a_million_steps_of_many_ranks_are_shown_by_fewer() -> None:
     (source,) = open_sources(Path("final_summary.json"), data)
     account = Account(source.path)
     (node,) = importer_named("traceml").nodes([source], [account])
-    assert node._spans[1].rows == 2 * 257  # 2**18 / 1024, and one
-    assert "257 of 1,000,000 steps are shown: all have the same times" in account.notes
+    assert node._spans[1].rows == 2 * 17  # 2**14 / 1024, and one
+    assert "17 of 1,000,000 steps are shown: all have the same times" in account.notes
 
 
 def test_numbers_of_ranks_that_no_job_has_are_not_known() -> None:

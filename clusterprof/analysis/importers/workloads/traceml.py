@@ -42,7 +42,7 @@ from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.probe import layout
 
 _MAX_STEPS = 1_000_000
-_MAX_TOTAL_STEPS = 1 << 18
+_MAX_TOTAL_STEPS = 1 << 14
 """Largest number of steps over all ranks; more identical steps add no information."""
 _MAX_MS = 1e9
 _PHASES = (
