@@ -24,12 +24,12 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from clusterprof.analysis.attribution.lines.places import CodePlace, is_library_file, locate_stack
 from clusterprof.analysis.job.ranks import format_ranges
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.last_lines import LastLine
 from clusterprof.analysis.node.observations import RankEnding
 from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
+from clusterprof.analysis.timeline.places import CodePlace, is_library_file, locate_stack
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLine, Place
 from clusterprof.units import SECOND_NS

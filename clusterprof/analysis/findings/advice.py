@@ -8,7 +8,6 @@ from dataclasses import replace
 from clusterprof.analysis.advice.context import AdviceContext, CodePath, Machine, RankSetup
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.analysis.attribution.ledger import RankResult
-from clusterprof.analysis.attribution.lines.places import split_at_own_line
 from clusterprof.analysis.attribution.rank.claims import collect_evidence
 from clusterprof.analysis.attribution.taxonomy import FAMILIES
 from clusterprof.analysis.detectors.cross_rank import PEER_CAUSES
@@ -16,6 +15,7 @@ from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.findings.comparisons import with_worker_counts
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, detect_launcher
+from clusterprof.analysis.timeline.places import split_at_own_line
 from clusterprof.report.impact import RankUtilization
 from clusterprof.report.model import Evidence, Finding, Report
 from clusterprof.util.source_calls import SourceReader

@@ -74,6 +74,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.analysis.timeline.places import split_at_own_line
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import FetchSpans
 from clusterprof.analysis.timeline.stacks import StackTable
@@ -101,11 +102,11 @@ _CONNECTION_PLACES = (
     _PIPE_WRITE,
 )
 _SLEEP_STATES = (ord("S"), ord("D"))
-_OF_JOB, _OUTSIDE, _OWN, _HIDDEN = range(4)
-"""What a stack waits for: other parts of the job, something outside, not known, without names."""
+_OF_JOB, _OUTSIDE, _OWN = range(3)
+"""What a stack waits for: another part of the job, something outside, not known."""
 _JOB_FILES = re.compile(
     r"(?:^|/)(?:multiprocessing|concurrent|torch/distributed|torch/utils/data|horovod|mpi4py|ray)/"
-    r"|(?:^|/)(?:queues?|threading|connection|dataloader|distributed_c10d)\.py$"
+    r"|(?:^|/)(?:queue|threading)\.py$"
 )
 _OUTSIDE_FILES = re.compile(
     r"(?:^|/)(?:subprocess|socket|ssl|selectors)\.py$|(?:^|/)http/client\.py$"
@@ -242,7 +243,7 @@ def _measure_calls(
     are not known to wait for another thread, process or rank. None if too few stacks are known.
     """
     stacks = rank.main.stacks
-    if stacks is None:
+    if stacks is None or not _has_paths(rank.chunk.stacks):
         return None
     bounds = lost.start_ns[inside], lost.end_ns[inside]
     asleep = (stacks.thread == 0) & np.isin(stacks.state, _SLEEP_STATES) & (stacks.stack > 0)
@@ -250,20 +251,27 @@ def _measure_calls(
     asleep &= ~find_samples_in_waits(rank.main, stacks.start_ns)
     numbers, inverse = np.unique(stacks.stack[asleep], return_inverse=True)
     kinds = np.array([_classify_stack(rank.chunk.stacks, number) for number in numbers.tolist()])
-    if np.count_nonzero(asleep) < _MIN_STACKS or (kinds == _HIDDEN).any():
+    if np.count_nonzero(asleep) < _MIN_STACKS:
         return None
     kind, weight = kinds[inverse], stacks.interval_ns[asleep].astype(np.float64)
     total = max(float(weight.sum()), 1.0)
     return float(weight[kind == _OUTSIDE].sum()) / total, float(weight[kind == _OWN].sum()) / total
 
 
+def _has_paths(table: StackTable) -> bool:
+    """Return whether files of stacks have their whole paths: not hashed, nor cut to base names."""
+    files = [place.file for place in table.places]
+    return any("/" in file for file in files) and not any(map(_HASHED_PATH.fullmatch, files))
+
+
 def _classify_stack(table: StackTable, stack: int) -> int:
-    files = [table.places[place].file for place in table.list_places(stack)]
-    if any(_HASHED_PATH.fullmatch(file) for file in files):
-        return _HIDDEN
-    if any(_JOB_FILES.search(file) for file in files):
+    """Classify a stack by what the innermost line of the job's own code called."""
+    places = [table.places[place] for place in table.list_places(stack)]
+    parts = split_at_own_line(places)
+    called = [place.file for place in (parts[1] if parts else places)]
+    if any(map(_JOB_FILES.search, called)):
         return _OF_JOB
-    return _OUTSIDE if any(_OUTSIDE_FILES.search(file) for file in files) else _OWN
+    return _OUTSIDE if any(map(_OUTSIDE_FILES.search, called)) else _OWN
 
 
 def _claim_loading_thread(

@@ -191,18 +191,20 @@ def test_little_sleep_is_nobodys(idle_s: float, claimed: bool) -> None:
     assert got.share.any() == claimed
 
 
-TRAIN, SERVER, OWN_PIPE, QUEUE = range(1, 5)
+TRAIN, SERVER, OWN_PIPE, QUEUE = range(2, 6)
 STACKS = StackTable(
     (
+        Place("/usr/lib/python3.11/multiprocessing/process.py", 1, "run"),
         Place("/job/train.py", 1, "main"),
         Place("/usr/lib/python3.11/http/client.py", 1, "getresponse"),
         Place("/job/reader.py", 1, "read"),
         Place("/usr/lib/python3.11/multiprocessing/connection.py", 1, "recv"),
     ),
-    np.array([0, 0, 1, 1, 1]),
-    np.array([-1, 0, 1, 2, 3]),
+    np.array([0, 0, 1, 2, 2, 2]),
+    np.array([-1, 0, 1, 2, 3, 4]),
 )
-"""The line of the loop, and what it calls: a server, a pipe, a queue between processes."""
+"""A rank started as a process; the line of its loop, and what it calls: a server, a pipe of its
+own, a queue between processes."""
 
 
 def claim_with_stacks(
@@ -287,9 +289,9 @@ def test_stacks_in_waits_for_the_device_say_nothing() -> None:
     np.testing.assert_allclose(got.share, [6 / 7])  # busy for 0.3 s
 
 
-def test_hashed_paths_say_nothing() -> None:
-    hashed = "0123456789abcdef.py"
-    assert not claim_with_stacks("W1", "", *[SERVER] * 20, path=hashed).share.any()
+@pytest.mark.parametrize("path", ["0123456789abcdef.py", "client.py"])
+def test_without_whole_paths_stacks_say_nothing(path: str) -> None:
+    assert not claim_with_stacks("W1", "", *[SERVER] * 20, path=path).share.any()
 
 
 def test_a_thread_that_loads_and_sleeps_in_a_timer() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.analysis.attribution.lines.places import CodePlace, is_library_file, locate_stack
+from clusterprof.analysis.timeline.places import CodePlace, is_library_file, locate_stack
 from clusterprof.report.code import Place
 
 SITE = "/venv/lib/python3.11/site-packages/"
