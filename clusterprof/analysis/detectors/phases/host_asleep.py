@@ -111,7 +111,6 @@ _JOB_FILES = re.compile(
 _OUTSIDE_FILES = re.compile(
     r"(?:^|/)(?:subprocess|socket|ssl|selectors)\.py$|(?:^|/)http/client\.py$"
 )
-_HASHED_PATH = re.compile(r"[0-9a-f]{16}(?:\.\w*)?")
 _MIN_STACKS = 8
 """Number of samples that say where a thread slept."""
 _MIN_KNOWN_RATIO = 0.5
@@ -260,8 +259,7 @@ def _measure_calls(
 
 def _has_paths(table: StackTable) -> bool:
     """Return whether files of stacks have their whole paths: not hashed, nor cut to base names."""
-    files = [place.file for place in table.places]
-    return any("/" in file for file in files) and not any(map(_HASHED_PATH.fullmatch, files))
+    return any("/" in place.file for place in table.places)
 
 
 def _classify_stack(table: StackTable, stack: int) -> int:
