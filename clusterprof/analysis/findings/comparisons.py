@@ -13,7 +13,7 @@ held, if the job reports it, tells more: as many as the others', and it is no la
 sequences may be longer). Where ranks bring different sizes to all-to-all operations, as when some
 experts of a mixture get more tokens than others, the bytes of the late rank are compared too:
 
-    bytes in a step    1, 1, 1, 2 MB      2 MB is 1.6 times the mean: said if that rank is late
+    bytes in a step    1, 1, 1, 2 MB      2 MB is 1.6 times the mean: evidence if that rank is late
 
 Add to the size of reads how many there were, which decides whether larger records help.
 

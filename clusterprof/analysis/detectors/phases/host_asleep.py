@@ -59,6 +59,7 @@ from clusterprof.analysis.detectors.base import (
     measure_sleep,
     name_host_functions,
     select_phases,
+    sum_claimed_ns,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
@@ -154,11 +155,13 @@ class HostAsleep:
             asleep = Evidence("host.asleep_ratio", ratio, "ratio", note)
             return Claims(traced, "A", (*name_host_functions(rank, lost, traced, *_ASLEEP), asleep))
         training, evidence, grade = _claim_training_thread(rank, lost, limits)
-        loading, in_timer = _claim_loading_thread(rank, lost, breakdown)
+        loading = _claim_loading_thread(rank, lost, breakdown)
         if loading.any():
             note = "of that time the thread that loads the data slept in a timer"
-            ratio = compute_claimed_mean(lost, loading, in_timer)
+            ratio = compute_claimed_mean(lost, loading)
             evidence = [*evidence, Evidence("worker.in_timer_ratio", ratio, "ratio", note)]
+            if sum_claimed_ns(lost, loading) > sum_claimed_ns(lost, training):
+                grade = "B"
         return Claims(training + loading, grade, tuple(evidence))
 
 
@@ -238,8 +241,9 @@ def _measure_calls(
 ) -> tuple[float, float] | None:
     """Measure by stacks in which part of its sleep the thread waited for something outside.
 
-    Returns the part in calls that are known to, and the part in calls of the job's own code that
-    are not known to wait for another thread, process or rank. None if too few stacks are known.
+    Returns two parts of the sleep: in calls that are known to wait for something outside, and in
+    calls of which nothing is known. The rest waited for another thread, process or rank of the job.
+    None if too few stacks are known.
     """
     stacks = rank.main.stacks
     if stacks is None or not _has_paths(rank.chunk.stacks):
@@ -272,12 +276,10 @@ def _classify_stack(table: StackTable, stack: int) -> int:
     return _OUTSIDE if any(map(_OUTSIDE_FILES.search, called)) else _OWN
 
 
-def _claim_loading_thread(
-    rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown
-) -> tuple[Float, Float]:
+def _claim_loading_thread(rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown) -> Float:
     """Return the share of each wait for data in which the loading thread slept in a timer.
 
-    float64[n]; and the same as part of the whole segment.
+    float64[n].
     """
     share = np.zeros(lost.start_ns.size)
     waits = (lost.phase == PHASE_DATA_WAIT) & (breakdown.unknown > 0)
@@ -287,9 +289,9 @@ def _claim_loading_thread(
         if process is None or thread is None:
             continue
         fetches = process.get_spans(FetchSpans)
-        bounds = (fetches.start_ns, fetches.end_ns) if fetches is not None else None
-        if bounds is None:
-            bounds = lost.start_ns[waits], lost.end_ns[waits]
+        bounds = lost.start_ns[waits], lost.end_ns[waits]
+        if fetches is not None:
+            bounds = fetches.start_ns, fetches.end_ns
         asleep = (thread.state == ord("S")) & (thread.wchan >= 0)
         asleep &= find_containing(thread.t_ns, merge_intervals(bounds)) >= 0
         if np.count_nonzero(asleep) < _MIN_STACKS:
@@ -297,7 +299,7 @@ def _claim_loading_thread(
         timer = find_sleep_samples(thread, rank.chunk.wchan_names, _is_timer)
         own = waits & (breakdown.worker_pid == pid)
         share[own] = breakdown.unknown[own] * compute_sample_ratio(asleep, timer)
-    return share, share
+    return share
 
 
 def _may_wait_for_worker(rank: Rank) -> bool:

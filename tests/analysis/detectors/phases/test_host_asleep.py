@@ -310,3 +310,28 @@ def test_a_thread_that_loads_and_sleeps_in_a_timer() -> None:
     assert got is not None
     np.testing.assert_allclose(got.share, [0.6, 0.0])
     assert (got.grade, evidence(got)) == ("B", {"worker.in_timer_ratio": pytest.approx(0.6)})
+
+
+def test_the_grade_is_that_of_the_larger_part() -> None:
+    # 1 s of a wait for data is a timer of the worker; 0.7 s of a step a pipe of the job's own.
+    worker = process(
+        201,
+        parent=100,
+        spans={layout.FETCH: spans((0, 1, 1, 0, 0, 0))},
+        thread=thread(activity("S1 L1"), 2.0),
+    )
+    main = process(
+        100,
+        spans=HOOKED,
+        thread=thread(activity("L1 W1"), 2.0),
+        registration={"variables": {"WORLD_SIZE": "2"}},
+    )
+    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 0.7, PHASE_COMPUTE), step=3)
+    fed, limits = feeding({}, {}), HostAsleep.Limits()
+    got = HostAsleep().claim(rank(2.0, main, [worker]), pieces, fed, limits)
+    assert got is not None
+    np.testing.assert_allclose(got.share, [1.0, 1.0])
+    assert got.grade == "B"
+    got = HostAsleep().claim(rank(2.0, main), pieces, fed, limits)
+    assert got is not None
+    assert got.grade == "C"
