@@ -197,7 +197,7 @@ class _Watch:
             is_prompt = restore_switch_interval()
             is_early = not is_prompt and sample_due_ns - now >= _LEAST_NS
             prepares = is_early and self._is_sample_due(sample_due_ns)
-            taken_ns = 0 if prepares else self._take_sample(now, sample_due_ns)
+            taken_ns = 0 if prepares else self._take_sample(now)
             others = self._take_others(now - due_ns, taken_ns)
             if self._needs_delay(now - due_ns, is_prompt):
                 before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
@@ -220,8 +220,6 @@ class _Watch:
                     interval_ns = self.sampler.interval_ns
                     self.sampler.record_others(others, taken_ns, taken_ns, interval_ns)
             if prepares:
-                if self.sampler is not None and not self.records_waits:
-                    self.sampler.note_other_threads()
                 lower_switch_interval(self._choose_switch_interval())
             elif self.records_waits:
                 for look in on_look:
@@ -263,13 +261,13 @@ class _Watch:
             self.sampler = _samplers.pop()
         return now_ns - self.sampled_ns >= self._choose_pause() * 0.5e9
 
-    def _take_sample(self, now_ns: int, due_ns: int) -> int:
+    def _take_sample(self, now_ns: int) -> int:
         """Take a sample if it is due; return when, ns, 0 = none."""
         if not self._is_sample_due(now_ns) or self.sampler is None:
             return 0
         self.sampled_ns = now_ns
         try:
-            return self.sampler.take(due_ns)
+            return self.sampler.take()
         except Exception:  # an audit hook of the job forbids it
             self.sampler = None
             self.samples_stacks = False

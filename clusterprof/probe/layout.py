@@ -69,9 +69,6 @@ HOST_WORK = 22  # what the host did instead of launching; the probe writes it fo
 EXPOSED_COPY = 23  # a copy between host and device that no other work hid; traces only
 FIRST_USER_KIND = 64
 
-CONTENDED = 1
-"""State of a stack sample that came late after yet another thread had the interpreter lock."""
-
 WHOLE_NS = (1 << 63) - 1  # waited_ns of a `sync` that waited from its start to its end
 
 KIND_NAMES = {

@@ -10,6 +10,7 @@ The tables are bounded: a stack without room gets the number 0 and is counted. F
 before anything gives the interpreter lock away, so that no object of the job lives longer.
 """
 
+import opcode
 import os
 import sys
 from _thread import get_ident, get_native_id
@@ -35,9 +36,17 @@ FIRST_REPORT_NS = 10_000_000_000
 FULL_PATHS, HASHED_PATHS, BASE_NAMES = 0, 1, 2
 """Values of `stack_paths` in the probe's configuration."""
 _OWN, _NO_ROOM = -1, -2
-_COMPARED_FRAMES = 4
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STATE_BYTES = 64  # of /proc/self/task/<tid>/stat: number, name and state fit
+
+_QUICK_NAMES = (
+    *("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_METHOD"),
+    *("LOAD_SMALL_INT", "PUSH_NULL", "PRECALL", "KW_NAMES", "EXTENDED_ARG", "COPY", "SWAP"),
+    *("CACHE", "NOP"),
+)
+_CACHE, _RESUME = opcode.opmap.get("CACHE", -1), opcode.opmap.get("RESUME", -1)
+"""Python before 3.11 has no instruction by which an entered function can be known."""
+_QUICK = frozenset(opcode.opmap[name] for name in _QUICK_NAMES if name in opcode.opmap)
 
 _probe: Any = sys.modules[__name__.rpartition(".")[0]]
 
@@ -92,11 +101,26 @@ class StackTable:
         # Instruction -> place. Codes are kept so that no other code gets the same id.
         self._instructions: Dict[Tuple[int, int], int] = {}
         self._codes: Dict[int, CodeType] = {}
+        self._places_before: Dict[Tuple[int, int], int] = {}
+        self._codes_before: List[CodeType] = []
 
     def number_stack(self, frame: Optional[FrameType]) -> int:
-        """Return the number of the stack that ends in a frame, 0 = the table is full."""
+        """Return the number of the stack that ends in a frame, 0 = the table is full.
+
+        A thread that has just entered a function gave the interpreter lock away there. It was in
+        the code before that call when it was asked to.
+        """
         places: List[int] = []
         known = self._instructions.get
+        while frame is not None and frame.f_back is not None and _is_entry(frame):
+            frame = frame.f_back
+            before = self._number_place_before(frame)
+            if before == _NO_ROOM:
+                return 0
+            if before >= 0:
+                places.append(before)
+                frame = frame.f_back
+                break
         while frame is not None:
             code = frame.f_code
             place = known((id(code), frame.f_lasti))
@@ -135,6 +159,18 @@ class StackTable:
             self._codes.clear()
         self._codes[id(code)] = code
         self._instructions[id(code), frame.f_lasti] = place
+        return place
+
+    def _number_place_before(self, frame: FrameType) -> int:
+        """Number the code that ran in a frame before its present call; _OWN = none did."""
+        code, at = frame.f_code, frame.f_lasti
+        place = self._places_before.get((id(code), at))
+        if place is None:
+            line = _find_line_before(code, at)
+            place = self._number_place(code, line) if line else _OWN
+            if len(self._places_before) < MAX_PLACES:
+                self._codes_before.append(code)
+                self._places_before[id(code), at] = place
         return place
 
     def _number_place(self, code: CodeType, line: int) -> int:
@@ -189,36 +225,12 @@ class Sampler:
         self._stack = 0
         self._thread = (0, 0)
         self._state_file = -1
-        self._positions: List[int] = []
-        self._is_contended = False
         self._waits = False
 
-    def note_other_threads(self) -> None:
-        """Note where the other threads are in their code, some time before a sample."""
-        self._positions = self._list_positions(sys._current_frames())
-
-    def _list_positions(self, frames: Dict[int, FrameType]) -> List[int]:
-        """List where all threads but this and the sampled one are: their innermost frames."""
-        skipped = get_ident(), find_sampled_thread()[0]
-        positions: List[int] = []
-        for thread, innermost in frames.items():
-            if thread not in skipped:
-                frame: Optional[FrameType] = innermost
-                for _ in range(_COMPARED_FRAMES):
-                    if frame is not None:
-                        positions += (id(frame), frame.f_lasti)
-                        frame = frame.f_back
-        return positions
-
-    def take(self, due_ns: int) -> int:
+    def take(self) -> int:
         """Take the frames now, and return when, ns; 0 = none, or there is no ring to write to.
 
         Nothing in here gives the interpreter lock away.
-
-        A late sample of a worker is contended if another thread, such as the one that sends
-        batches, had the lock in the time for which it waited. The sampled thread has then gone on:
-        it gave the lock away where the sample was due, and once more where it is now. It is
-        recorded as such; without it, C code that keeps the lock would be counted too rarely.
         """
         table = self._table
         if table is None:
@@ -230,12 +242,7 @@ class Sampler:
         if thread != self._thread:
             self.close()
             self._thread = thread
-        frames = sys._current_frames()
-        frame = frames.get(thread[0])
-        is_late = now - due_ns >= LATE_NS and bool(self._positions)
-        self._is_contended = is_late and self._list_positions(frames) != self._positions
-        self._positions = []
-        del frames  # this function's own frame is among them
+        frame = sys._current_frames().get(thread[0])
         self._waits = False
         if frame is None:
             self._stack = 0
@@ -296,9 +303,7 @@ class Sampler:
         self._samples += 1
         due_ns = min(due_ns, taken_ns)
         # A late sample came when its thread gave the lock away: it ran Python before.
-        state = layout.CONTENDED if self._is_contended else 0
-        if taken_ns - due_ns < LATE_NS:
-            state = self._read_state()
+        state = self._read_state() if taken_ns - due_ns < LATE_NS else 0
         ring.emit(layout.STACK_SAMPLE, due_ns, taken_ns, self._stack, interval_ns, 0, state)
         if taken_ns >= self._report_due_ns:
             self.report(taken_ns)
@@ -329,6 +334,29 @@ class Sampler:
         if self._state_file >= 0:
             os.close(self._state_file)
             self._state_file = -1
+
+
+def _is_entry(frame: FrameType) -> bool:
+    """Return whether a function has just been entered, or a generator gone on."""
+    at = frame.f_lasti
+    return at >= 0 and frame.f_code.co_code[at] == _RESUME
+
+
+def _find_line_before(code: CodeType, at: int) -> int:
+    """Find the line of the last instruction before a call that may have taken time; 0 = none.
+
+    at: offset of the call. Instructions that only fetch what is called take none.
+    """
+    instructions = code.co_code
+    while at > 0 and instructions[at] == _CACHE:
+        at -= 2
+    at -= 2
+    while at >= 0 and instructions[at] in _QUICK:
+        at -= 2
+    if at < 0 or instructions[at] == _RESUME:
+        return 0
+    lines = (line for start, end, line in code.co_lines() if start <= at < end)
+    return next(lines, None) or 0
 
 
 def make_table() -> Optional[StackTable]:

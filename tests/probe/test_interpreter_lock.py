@@ -207,7 +207,9 @@ def test_a_job_sees_its_own_interval_again_after_each_sample(sampled_dir: Path) 
         "while len(changes) < 8:\n"
         "    now = read()\n"
         "    if now != before: changes.append(now); before = now\n"
-        "assert changes == [1e-6 * 100, own] * 4, changes\n"
+        # Longer than 0.1 ms where samples are late: on a busy machine.
+        "assert changes[1::2] == [own] * 4, changes\n"
+        "assert all(99e-6 < lowered < 1001e-6 for lowered in changes[::2]), changes\n"
         "watch.stop()\n"
         "while len(os.listdir('/proc/self/task')) > 1: pass\n"
         "assert read() == own"

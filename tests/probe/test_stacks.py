@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import textwrap
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from types import FunctionType
 
 import pytest
 
-from clusterprof.probe import layout, stacks
+from clusterprof.probe import stacks
 from tests.support.probing import (
     STACK_SAMPLE,
     STACK_SAMPLER,
@@ -35,11 +37,16 @@ def take():
     done.acquire()
 def take_from_thread(done):
     sampler = watch._samplers[0]
-    now = sampler.take(time.monotonic_ns())
+    now = sampler.take()
     sampler.record(now, now, 50_000_000)
     done.release()
 """
 """A sample of the main thread in `take`, so that a test needs not wait for the thread."""
+
+
+needs_resume = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python before 3.11 has no instruction for an entry"
+)
 
 
 @pytest.fixture
@@ -124,6 +131,71 @@ def test_files_are_named_as_configured(tmp_path: Path, paths: object, name: str)
 def test_own_frames_are_left_out(run_dir: Path) -> None:
     code = HEAD + TAKE + "take()"
     assert [frame[1] for frame in only_stack(recorded(code, run_dir))] == ["<module>", "take"]
+
+
+@needs_resume
+def test_c_code_before_a_call_is_at_its_own_line(run_dir: Path) -> None:
+    # Searching the list keeps the interpreter lock for some ms. It is given away where `step` is
+    # entered, which does nothing.
+    code = """
+    def step(value=None): pass
+    def work():
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            contains = -1 in numbers
+            step()
+    numbers = list(range(400_000))
+    work()
+    """
+    (ring,) = recorded(HEAD + textwrap.dedent(code), run_dir)
+    named = list_stacks(ring.log)
+    ends = Counter(named[span.a][-1][1:4:2] for span in ring.of(STACK_SAMPLE))
+    line = HEAD.count("\n") + 6
+    assert ends["work", line] > 5
+    assert [end for end in ends if end[0] == "step"] == []
+
+
+class _Left:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        _note_line_before()
+
+
+_noted: list[int] = []
+
+
+def _note_line_before(*_: object) -> None:
+    """Note how many lines before the caller's call its last instruction that takes time is."""
+    caller = sys._getframe(2)
+    line = stacks._find_line_before(caller.f_code, caller.f_lasti)
+    _noted.append(line and line - caller.f_code.co_firstlineno)
+
+
+def _call(value: object = None) -> None:
+    _note_line_before()
+
+
+def _call_at_once(value: object = None) -> None:
+    _call(value)
+
+
+def _run_calls(numbers: list[int]) -> None:
+    with _Left():
+        length = -1 in numbers
+    _call()
+    _call(numbers)
+    _call(length in numbers)
+    _call_at_once(1)
+
+
+@needs_resume
+def test_the_line_before_a_call_is_that_of_the_last_code_that_may_take_time() -> None:
+    # In the block, at the end of `with`, the call before (its result is let go), the argument,
+    # nothing: a function that calls at once.
+    _noted.clear()
+    _run_calls([1, 2])
+    assert _noted == [2, 1, 3, 5, 0]
 
 
 def test_of_a_deep_stack_the_innermost_frames_are_kept(run_dir: Path) -> None:
@@ -262,40 +334,3 @@ def test_a_full_log_is_a_full_table(room: int) -> None:
     numbers = [table.number_stack(each.gi_frame) for each in waiting]
     # Four entries a stack: with room for 4 to 7 only the first is defined.
     assert numbers == ([1, 0, 1] if room >= 4 else [0, 0, 0])
-
-
-def test_a_late_sample_says_if_a_third_thread_ran_meanwhile(run_dir: Path) -> None:
-    code = """
-    import queue, threading
-    class Sender(threading.Thread):
-        first, second, ready = queue.Queue(), queue.Queue(), queue.Queue()
-        def wait(self, source):
-            self.ready.put(1); source.get()
-        def run(self):
-            self.wait(self.first)
-            self.wait(self.second)
-    sender = Sender(); sender.start()
-    sender.ready.get(); time.sleep(0.1)
-    def take(late_ns):
-        done = probe.make_lock()
-        done.acquire()
-        def sample():
-            due_ns = time.monotonic_ns() - late_ns
-            sampler.record(due_ns, sampler.take(due_ns), 1000); done.release()
-        probe.start_thread(sample, ()); done.acquire()
-    sampler = watch._samplers[0]
-    sampler.note_other_threads()
-    take(1_000_000)
-    sampler.note_other_threads()
-    sender.first.put(1); sender.ready.get(); time.sleep(0.1)
-    take(1_000_000)
-    take(1_000_000)
-    sampler.note_other_threads()
-    sender.second.put(1); sender.join()
-    take(0)
-    """
-    (ring,) = recorded(HEAD + TAKE + textwrap.dedent(code), run_dir)
-    samples = ring.of(STACK_SAMPLE)
-    assert all(span.a for span in samples)
-    # Late: the sender did not move, it did, nothing noted before. In time: the state of the thread.
-    assert [span.d for span in samples] == [0, layout.CONTENDED, 0, ord("S")]

@@ -283,8 +283,7 @@ class StackSamples(SpanView):
     thread: Int
     """0 = the thread that trains or loads batches; other threads have other numbers."""
     state: Int
-    """Code of the letter of the thread's state in /proc ("R", "S", "D"); 0 = not known; 1 = late,
-    and the thread has gone on since because a third one had the interpreter lock."""
+    """Code of the letter of the thread's state in /proc ("R", "S", "D"); 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -47,7 +47,6 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import FetchSpans, StackSamples
-from clusterprof.probe import layout
 from clusterprof.report.model import UNATTRIBUTED
 
 PEERS = "peers"
@@ -68,11 +67,6 @@ _MIN_WAIT_DENSITY = 0.5
 """Where more of the time is lost, a sleeping thread waits; elsewhere its own threads may compute
 for it."""
 ANY_THREAD, ON_CPU, ASLEEP = range(3)
-PROMPT, LATE, CONTENDED = GROUPS = range(3)
-"""How a sample came: when due, after a wait for the interpreter lock, or after one in which a third
-thread had the lock, so that the stack is a later one."""
-_MIN_LATE_SAMPLES = 8
-"""Number of late samples that may stand for contended ones, too."""
 _WRITING_STATES = {"eval-host": ASLEEP}
 """State of a thread that writes or sends, of causes that may also be its own computation."""
 _MIN_WRITING_RATIO = 0.5
@@ -115,18 +109,16 @@ class _Samples:
     interval_ns: Int
     state: Int
     """ON_CPU, ASLEEP, or ANY_THREAD where the state is not known."""
-    group: Int
-    """PROMPT, LATE or CONTENDED."""
 
 
 class CodeSums:
     """Builds what the stacks of one rank carry, from settled segments."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, int], StackSums] = {}
+        self._sums: dict[str, StackSums] = {}
         self._in_steps = NO_SUMS
         self._samples = 0
-        self._pending: list[tuple[tuple[str, int], StackSums]] = []
+        self._pending: list[tuple[str, StackSums]] = []
 
     def add(
         self,
@@ -173,17 +165,13 @@ class CodeSums:
         """Take over provisional segments: another step has ended."""
         for key, sums in self._pending:
             self._sums[key] = merge_stack_sums(self._sums.get(key, NO_SUMS), sums)
-            if key[0] == _IN_STEPS:
+            if key == _IN_STEPS:
                 self._samples += int(sums[2].sum())
         self._pending = []
 
     def finish(self) -> RankCode | None:
         """Return the sums; None where no stack was sampled."""
-        keys = dict.fromkeys(key for key, _ in self._sums)
-        lost = {
-            key: _merge_groups(*(self._sums.get((key, group), NO_SUMS) for group in GROUPS))
-            for key in keys
-        }
+        lost = dict(self._sums)
         in_steps = lost.pop(_IN_STEPS, NO_SUMS)
         worked = lost.pop(_WORKED, NO_SUMS)
         if not in_steps.size and not lost:
@@ -308,15 +296,14 @@ class CodeSums:
             is_enough = float(scaled_ns[fits].sum()) >= _MIN_WRITING_RATIO * float(ns[loses].sum())
             if key not in _WRITING_STATES or is_enough:
                 loses, ns = fits, scaled_ns
-        for group in GROUPS:
-            rows = loses & (samples.group == group)
-            self._put(key, samples.stack[rows], ns[rows], group)
+        if loses.any():
+            self._put(key, samples.stack[loses], ns[loses])
 
-    def _put(self, key: str, stack: Int, ns: Int | Float, group: int = PROMPT) -> None:
+    def _put(self, key: str, stack: Int, ns: Int | Float) -> None:
         if stack.size:
             ns = np.rint(ns).astype(np.float64)  # whole numbers add up in any order
             sums = np.stack([stack.astype(np.float64), ns, np.ones(ns.size), ns * ns])
-            self._pending.append(((key, group), merge_stack_sums(sums)))
+            self._pending.append((key, merge_stack_sums(sums)))
 
 
 _IN_STEPS, _WORKED = "in steps", "worked"
@@ -369,8 +356,7 @@ def _select_feeding_samples(main: Process, start_ns: int, end_ns: int) -> _Sampl
         cpu_ns = compute_column_increase(thread.t_ns, thread.on_cpu_ns, *window)
         on_cpu = np.nan_to_num(cpu_ns) >= _STATE_NS
         state[own] = np.where(np.isnan(cpu_ns), ANY_THREAD, np.where(on_cpu, ON_CPU, ASLEEP))
-    interval_ns, group = np.maximum(stacks.interval_ns, 1), np.full_like(state, PROMPT)
-    return _Samples(stacks.start_ns, stacks.stack, interval_ns, state, group)
+    return _Samples(stacks.start_ns, stacks.stack, np.maximum(stacks.interval_ns, 1), state)
 
 
 def _read_states(stacks: StackSamples) -> _Samples:
@@ -378,26 +364,13 @@ def _read_states(stacks: StackSamples) -> _Samples:
     on_cpu = late | (stacks.state == _RUNNING)
     state = np.where(on_cpu, ON_CPU, np.where(stacks.state > 0, ASLEEP, ANY_THREAD))
     interval_ns = np.maximum(stacks.interval_ns, 0)
-    group = np.where(stacks.state == layout.CONTENDED, CONTENDED, np.where(late, LATE, PROMPT))
-    return _Samples(stacks.start_ns, stacks.stack, interval_ns, state, group)
+    return _Samples(stacks.start_ns, stacks.stack, interval_ns, state)
 
 
 def _select_rows(samples: _Samples, rows: NDArray[np.bool_]) -> _Samples:
-    columns = samples.t_ns, samples.stack, samples.interval_ns, samples.state, samples.group
-    return _Samples(*(column[rows] for column in columns))
-
-
-def _merge_groups(prompt: StackSums, late: StackSums, contended: StackSums) -> StackSums:
-    """Merge the sums of one cause: late samples also carry the time of contended ones.
-
-    Both found code that kept the interpreter lock, but the stack of a contended one is of a later
-    moment. Its own stack counts where there are too few others.
-    """
-    if not contended.size or late[2].sum() < _MIN_LATE_SAMPLES:
-        return merge_stack_sums(prompt, late, contended)
-    factor = 1 + contended[1].sum() / max(late[1].sum(), 1.0)
-    late = late * np.array([[1.0], [factor], [1.0], [factor * factor]])
-    return merge_stack_sums(prompt, late)
+    return _Samples(
+        samples.t_ns[rows], samples.stack[rows], samples.interval_ns[rows], samples.state[rows]
+    )
 
 
 def _compute_density(

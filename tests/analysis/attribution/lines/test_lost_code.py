@@ -187,29 +187,6 @@ def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
     assert code.in_steps[0].tolist() == [8]
 
 
-def _share_late(contended: Sequence[Sample], late: Sequence[Sample]) -> dict[int, float]:
-    """Lost ms by stack of a worker whose samples came late."""
-    fetched = {layout.FETCH: spans((1.0, 3.0, 1, ns(2), 0, 0))}
-    samples = sorted([*contended, *late])
-    worker = _with_stacks(process(201, parent=100, spans=fetched), samples, late_ms=5)
-    waits = {layout.DATA_WAIT: spans((1.0, 3.0, 1, 201, 1, 0))}
-    pieces = lost((1, 3, 2.0, PHASE_DATA_WAIT))
-    timeline = rank(10, process(100, spans=waits), [worker])
-    code = _share(timeline, pieces, cpu_preprocess=[1.0])
-    return {stack: ms for stack, (ms, _) in _by_stack(code, "cpu-preprocess").items()}
-
-
-def test_late_samples_carry_the_time_of_those_that_came_after_a_third_thread() -> None:
-    # Each stands for 50 ms, all of them lost. Line 1 has six late samples, line 2 two. Of the
-    # 200 ms of four more only the moment after them is known, which is in line 3.
-    late = [(1.0 + at / 10, 1 if at < 6 else 2, "") for at in range(8)]
-    contended = [(2.0 + at / 10, 3, chr(layout.CONTENDED)) for at in range(4)]
-    assert _share_late(contended, late) == {1: 450.0, 2: 150.0}
-    # With fewer than eight late samples their own stacks count.
-    assert _share_late(contended, late[1:]) == {1: 250.0, 2: 100.0, 3: 200.0}
-    assert _share_late([], late) == {1: 300.0, 2: 100.0}
-
-
 def test_a_wait_for_threads_of_the_own_process_is_lost_where_these_are() -> None:
     # In the wait the main thread is in stack 8. Thread 101 computes until 1.5 s, then it reads;
     # thread 102 sleeps. The sample at 2.5 s is in no wait: the main thread's own counts there.
