@@ -5,17 +5,21 @@
     pause                    ^------------------------------^
 
 Slow launching leaves a device partly busy in every sample; what keeps a thread computing for whole
-samples launches nothing.
+samples launches nothing. Of shorter pauses, sampled stacks tell: an operation of PyTorch gives the
+interpreter lock away, so a sample comes at once. Code that lets a sample wait launches nothing.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.detectors.base import measure_main_thread, select_phases
+from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
+from clusterprof.analysis.timeline.intervals import find_containing
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     SOURCE_DEVICE_SAMPLES,
@@ -24,7 +28,10 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
+from clusterprof.analysis.timeline.places import split_at_own_line
 from clusterprof.analysis.timeline.series import get_busy_readings
+from clusterprof.analysis.timeline.spans import StackSamples
+from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
 
 _MIN_SAMPLE_RATIO = 0.9  # of a slow sampler: two 1 s samples with 0.05 s idle each are no pause
@@ -33,6 +40,20 @@ _MIN_REGULAR_PAUSES = 3  # pauses
 _WHOLE_RATIO = 0.95  # of a sample: the device did nothing
 _MIN_COMPUTE_RATIO = 0.5  # of a sample: the loss that lies in computation of the training thread
 _MAX_PAUSED_RATIO = 0.9  # of the samples: a device that hardly ever works may get tiny kernels
+_LATE_NS = 300_000
+"""A sample this much later than due waited for the interpreter lock."""
+_MIN_LATE_SAMPLES = 8
+"""Number of late samples that show a function to keep the lock."""
+_MIN_LATE_RATIO = 0.5
+"""Part of the samples in a function that come late if it keeps the lock …"""
+_MAX_LATE_RATIO = 0.25
+"""… unless more than this part of those in operations comes late: another thread has the lock."""
+_ASLEEP = (ord("S"), ord("D"))
+_LAUNCHING = "", ""
+_LAUNCHING_FILES = re.compile(
+    r"(?:^|/)(?:torch|jax|jaxlib|flax|tensorflow|keras|cupy|triton|deepspeed|apex|megatron"
+    r"|transformer_engine|paddle|mxnet|tinygrad)/"
+)
 
 
 class PauseLimits(Protocol):
@@ -167,3 +188,54 @@ def find_whole_pauses(rank: Rank, lost: LostTime, min_pause_ns: int) -> Float:
         lost.end_ns - lost.start_ns
     )
     return np.where(rows, np.minimum(user_ns / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
+
+
+def measure_own_code(rank: Rank, lost: LostTime) -> Float:
+    """Measure the part of each segment's loss in which the training thread launched nothing.
+
+    It computed in functions outside of PyTorch that keep the interpreter lock. float64[n]; 0 where
+    the sampled stacks do not show it.
+    """
+    share = np.zeros(lost.start_ns.size)
+    inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
+    stacks, table = rank.main.stacks, rank.chunk.stacks
+    if stacks is None or not inside.any() or not table.has_paths:
+        return share
+    computing = (stacks.thread == 0) & (stacks.stack > 0) & ~np.isin(stacks.state, _ASLEEP)
+    bounds = lost.start_ns[inside], lost.end_ns[inside]
+    computing &= find_containing(stacks.start_ns, bounds) >= 0
+    computing &= ~find_samples_in_waits(rank.main, stacks.start_ns)
+    ratio = _compute_own_ratio(stacks.select(computing), table) if computing.any() else 0.0
+    if ratio > 0:
+        on_cpu = np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
+        share = np.where(inside, on_cpu * ratio, 0.0)
+    return share
+
+
+def _compute_own_ratio(samples: StackSamples, table: StackTable) -> float:
+    """Compute which part of the time of some samples was in functions that keep the lock."""
+    numbers, row = np.unique(samples.stack, return_inverse=True)
+    functions = {_LAUNCHING: 0}
+    of_stack = [
+        functions.setdefault(_find_function(table, number), len(functions))
+        for number in numbers.tolist()
+    ]
+    function, lateness_ns = np.array(of_stack)[row], samples.end_ns - samples.start_ns
+    late, known = lateness_ns >= _LATE_NS, lateness_ns > 0
+    late_count = np.bincount(function, late, len(functions))
+    late_ratio = late_count / np.maximum(np.bincount(function, known, len(functions)), 1)
+    if late_ratio[0] > _MAX_LATE_RATIO:
+        return 0.0
+    is_own = (late_count >= _MIN_LATE_SAMPLES) & (late_ratio >= _MIN_LATE_RATIO)
+    is_own[0] = False
+    weight = np.bincount(function, np.maximum(samples.interval_ns, 0), len(functions))
+    return float(weight[is_own].sum()) / max(float(weight.sum()), 1.0)
+
+
+def _find_function(table: StackTable, stack: int) -> tuple[str, str]:
+    """Find the job's own function in a stack that has no frame of PyTorch or its like."""
+    places = [table.places[place] for place in table.list_places(stack)]
+    parts = split_at_own_line(places)
+    if parts is None or any(_LAUNCHING_FILES.search(place.file) for place in places):
+        return _LAUNCHING
+    return parts[0].file, parts[0].function

@@ -39,6 +39,11 @@ class StackTable:
     place: Int = field(default_factory=lambda: np.full(1, -1, np.int64))
     """int64[n]: index of the innermost place; -1 for stack 0, which is not known."""
 
+    @property
+    def has_paths(self) -> bool:
+        """Return whether files have their whole paths: not hashed, nor cut to base names."""
+        return any("/" in place.file for place in self.places)
+
     def list_places(self, stack: int) -> list[int]:
         """List the indices of the places of a stack, outermost first."""
         places = []

@@ -219,10 +219,13 @@ class CodeSums:
             return
         start, end = lost.start_ns, lost.end_ns
         if fetches is not None and fetches.start_ns.size:
-            fetch = np.searchsorted(fetches.start_ns, end, side="right") - 1
-            within = (fetch >= 0) & (fetches.end_ns[np.maximum(fetch, 0)] > start)
-            start = np.where(within, fetches.start_ns[np.maximum(fetch, 0)], start)
-            end = np.where(within, fetches.end_ns[np.maximum(fetch, 0)], end)
+            # The next fetch has begun when the batch arrives: that of the batch ended since the wait
+            # began.
+            fetch = np.searchsorted(fetches.end_ns, start, side="right")
+            at = np.minimum(fetch, fetches.end_ns.size - 1)
+            within = (fetch == at) & (fetches.start_ns[at] < end)
+            start = np.where(within, fetches.start_ns[at], start)
+            end = np.where(within, fetches.end_ns[at], end)
         bounds, group = np.unique(np.stack([start[rows], end[rows]]), axis=1, return_inverse=True)
         group = np.asarray(group).reshape(-1)
         begin, until = bounds

@@ -19,7 +19,8 @@ that thread. Time in which a finished batch is delayed because the worker's inte
 the next one counts too. In a trace with stacks the time counts in which the training thread itself
 was in functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`), and
 its device had nothing to do. In a job without a known data loader, the time counts in which the
-training thread computed and the GPU did nothing for whole samples (grade C). If workers are idle
+training thread computed and the GPU did nothing for whole samples, or in which sampled stacks show
+functions outside of PyTorch that keep the interpreter lock (grade C). If workers are idle
 most of the time and a larger prefetch would have let them make the batch ahead of time, it is
 `cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
 evidence says how many, and how many cores those are: two busy hyper-threads do little more work
@@ -32,7 +33,7 @@ ahead, cache), use a cheaper transform, or move it to the GPU.
 
 ## Where it is blind
 
-It cannot name the function; a sampling profiler can. Threads that a library starts inside the
+Without sampled stacks it cannot name the function. Threads that a library starts inside the
 worker (OpenCV, BLAS) count for the worker only while it waits for them on a CPU. The kernel divides
 user and system time by ticks, scaled to the thread's whole lifetime: a main thread that computed
 for a long time and then loads data itself shows part of its reads' CPU time here (measured: 1 to 4
@@ -55,7 +56,7 @@ from clusterprof.analysis.detectors.base import (
     name_host_functions,
     sum_claimed_ns,
 )
-from clusterprof.analysis.detectors.pauses import find_whole_pauses, has_loader
+from clusterprof.analysis.detectors.pauses import find_whole_pauses, has_loader, measure_own_code
 from clusterprof.analysis.timeline.data_wait.split import count_live_workers
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
@@ -101,7 +102,10 @@ class CpuPreprocess:
         share = computed - avoidable + estimate_handover_delay(rank, lost, breakdown, "user_ns")
         share[share < limits.on_cpu_at_least_ratio] = 0.0
         if not has_loader(rank):
-            in_loop = find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns)
+            in_loop = np.maximum(
+                find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns),
+                measure_own_code(rank, lost),
+            )
             if in_loop.any():
                 return _claim_training_loop(lost, in_loop)
         traced = measure_host_work(rank, lost, layout.PREPARING_DATA)

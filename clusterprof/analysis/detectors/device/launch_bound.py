@@ -15,7 +15,9 @@ that, the queue runs dry, and the GPU waits for the next launch, thousands of ti
 The device must have been measured as idle in that window. Its share is the part of the main
 thread's time spent on a CPU, if that and the time in which it waited for a CPU are at least the
 limit. A main thread that slept or was blocked is not evidence of slow launching, except for the
-short sleeps of one that is busy nearly all the time: locks change hands between launches.
+short sleeps of one that is busy nearly all the time: locks change hands between launches. Nor is
+time in functions outside of PyTorch that keep the interpreter lock, as sampled stacks show it
+(`cpu-preprocess` in a job without a data loader, else `eval-host`).
 
 An imported trace of kernels shows each gap: its share is the part of the gap in which the host was
 launching, in calls that launch work, in operators that contain such a call, in pauses of up to a
@@ -33,8 +35,9 @@ as CUDA graphs. Move logging and metrics out of the step.
 ## Where it is blind
 
 Between two device samples the order of idle and busy is unknown: kernel rates, which would decide
-it, are not recorded. Anything else that keeps the main thread computing inside the
-step, such as a metric on the CPU, looks alike and has the same remedy.
+it, are not recorded. Without stacks, anything else that keeps the main thread computing inside the
+step, such as a metric on the CPU, looks alike; with stacks, only what gives the interpreter lock
+away again and again.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
     sum_claimed_ns,
 )
+from clusterprof.analysis.detectors.pauses import measure_own_code
 from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
 from clusterprof.analysis.timeline.spans import StarvedSpans
@@ -101,6 +105,7 @@ class LaunchBound:
         runnable = np.nan_to_num(measure_main_thread(rank, "run_delay_ns", lost, inside))
         active = on_cpu + runnable
         launching = np.where(active >= limits.busy_at_least_ratio, 1.0 - runnable, on_cpu)
+        launching = np.maximum(launching - measure_own_code(rank, lost), 0.0)
         share = np.where(active >= limits.active_at_least_ratio, launching, 0.0)
         evidence = (
             Evidence(

@@ -21,11 +21,12 @@ writing is estimated from the samples of all segments together. If the process w
 meanwhile the grade is B, else C. Time that the main thread computed in its own code
 counts too, while the GPU was idle for 0.1 s or more in two consecutive samples, if
 fewer than half of the steps have such a pause: slow launching is slow in every step.
-The grade of that is B if the pauses occur at regular numbers of steps, else C. In every step such
-a pause counts if the GPU did nothing for whole samples, and the job has a data loader: without one
-the thread may be building its batches (`cpu-preprocess`). **A save
-is not logging**: blocking right after a save that has a span, or while a model's worth of
-bytes is written, is `checkpoint`. In a trace with stacks the time counts in which the device had
+The grade of that is B if the pauses occur at regular numbers of steps, or stacks show most of it,
+else C. In every step such a pause counts if the GPU did nothing for whole samples, or sampled
+stacks show functions outside of PyTorch that keep the interpreter lock, and the job has a data
+loader: without one the thread may be building its batches (`cpu-preprocess`). **A save is not
+logging**: blocking right after a save that has a span, or while a model's worth of bytes is
+written, is `checkpoint`. In a trace with stacks the time counts in which the device had
 nothing to do and the training thread was in functions outside of PyTorch that neither prepare data
 nor sleep; the evidence names them.
 
@@ -36,9 +37,10 @@ fetch them once at the end. Evaluate less often, or on other devices.
 
 ## Where it is blind
 
-Logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time look like
-launching (`launch-bound`). If `wchan` may not be read, blocked writes are not seen. Waiting for the
-answer to an upload cannot be distinguished from waiting for other ranks and is not claimed.
+Without stacks, logging or metrics that keep the main thread on a CPU for less than 0.1 s at a time
+look like launching (`launch-bound`). If `wchan` may not be read, blocked writes are not seen.
+Waiting for the answer to an upload cannot be distinguished from waiting for other ranks and is not
+claimed.
 """
 
 from __future__ import annotations
@@ -55,7 +57,12 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
     sum_claimed_ns,
 )
-from clusterprof.analysis.detectors.pauses import find_pauses, find_whole_pauses, has_loader
+from clusterprof.analysis.detectors.pauses import (
+    find_pauses,
+    find_whole_pauses,
+    has_loader,
+    measure_own_code,
+)
 from clusterprof.analysis.detectors.phases.blocked_files import (
     estimate_blocked_share,
     select_log_samples,
@@ -126,13 +133,10 @@ class EvalHost:
             if written_chars is not None:
                 note = "the process wrote meanwhile"
                 evidence.append(Evidence("process.write_chars_total", written_chars, "bytes", note))
-        pause_share, regular = find_pauses(rank, lost, limits)
-        if has_loader(rank):  # else the thread may build its batches
-            min_pause_ns = limits.nothing_launched_at_least_ns
-            pause_share = np.maximum(pause_share, find_whole_pauses(rank, lost, min_pause_ns))
+        pause_share, is_sure = _measure_pauses(rank, lost, limits)
         if pause_share.any():
             if sum_claimed_ns(lost, pause_share) > sum_claimed_ns(lost, share + writing):
-                grade = "B" if regular else "C"
+                grade = "B" if is_sure else "C"
             note = "of that time the main thread computed, and the GPU had no work"
             ratio = compute_claimed_mean(lost, pause_share)
             evidence.append(Evidence("thread.on_cpu_ratio", ratio, "ratio", note))
@@ -144,6 +148,20 @@ class EvalHost:
             evidence.append(Evidence("host.elsewhere_ratio", ratio, "ratio", note))
         others = np.maximum(np.maximum(writing, pause_share), traced)
         return Claims(share + others, grade, tuple(evidence))
+
+
+def _measure_pauses(rank: Rank, lost: LostTime, limits: EvalHost.Limits) -> tuple[Float, bool]:
+    """Measure the share of each segment's loss that the training thread computed in a pause.
+
+    float64[n]. The second value is True if the pauses are regular, or stacks show most of them.
+    """
+    share, is_sure = find_pauses(rank, lost, limits)
+    if has_loader(rank):  # else the thread may build its batches
+        whole = find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns)
+        own_code = measure_own_code(rank, lost)
+        share = np.maximum(np.maximum(share, whole), own_code)
+        is_sure |= 2 * sum_claimed_ns(lost, own_code) > sum_claimed_ns(lost, share)
+    return share, is_sure
 
 
 def _measure_io_increase(rank: Rank, column: str, lost: LostTime, share: Float) -> float | None:

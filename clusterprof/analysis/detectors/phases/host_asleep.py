@@ -246,7 +246,7 @@ def _measure_calls(
     None if too few stacks are known.
     """
     stacks = rank.main.stacks
-    if stacks is None or not _has_paths(rank.chunk.stacks):
+    if stacks is None or not rank.chunk.stacks.has_paths:
         return None
     bounds = lost.start_ns[inside], lost.end_ns[inside]
     asleep = (stacks.thread == 0) & np.isin(stacks.state, _SLEEP_STATES) & (stacks.stack > 0)
@@ -259,11 +259,6 @@ def _measure_calls(
     kind, weight = kinds[inverse], stacks.interval_ns[asleep].astype(np.float64)
     total = max(float(weight.sum()), 1.0)
     return float(weight[kind == _OUTSIDE].sum()) / total, float(weight[kind == _OWN].sum()) / total
-
-
-def _has_paths(table: StackTable) -> bool:
-    """Return whether files of stacks have their whole paths: not hashed, nor cut to base names."""
-    return any("/" in place.file for place in table.places)
 
 
 def _classify_stack(table: StackTable, stack: int) -> int:

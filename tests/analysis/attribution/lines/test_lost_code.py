@@ -187,6 +187,22 @@ def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
     assert code.in_steps[0].tolist() == [8]
 
 
+def test_the_loss_of_a_wait_is_in_the_fetch_that_was_waited_for() -> None:
+    # The batch of [0, 2) arrives at 2.1 s: the next fetch has begun. The wait from 3 to 3.5 s is for
+    # that one; none ended since the last wait began.
+    fetched = {layout.FETCH: spans((0.0, 2.0, 1, ns(2), 0, 0), (2.0, 4.0, 1, ns(2), 0, 0))}
+    samples = [(0.5, 1, "R"), (1.5, 2, "R"), (2.5, 3, "R"), (4.5, 4, "R")]
+    worker = _with_stacks(process(201, parent=100, spans=fetched), samples)
+    times = (1.6, 2.1), (3.0, 3.5), (4.0, 5.0)
+    waits = {layout.DATA_WAIT: spans(*((*bounds, 0, 201, 1, 0) for bounds in times))}
+    main = _with_stacks(process(100, spans=waits), [(2.5, 8, "S")])
+    pieces = lost(*((*bounds, 0.5, PHASE_DATA_WAIT) for bounds in times))
+    code = _share(rank(10, main, [worker]), pieces, cpu_preprocess=[1.0, 1.0, 1.0])
+    # 0.5 s in 2 s: 50 ms x 0.25; the last wait has no fetch: 50 ms x 0.5.
+    by_stack = _by_stack(code, "cpu-preprocess")
+    assert by_stack == {1: (12.5, 1), 2: (12.5, 1), 3: (12.5, 1), 4: (25.0, 1)}
+
+
 def test_a_wait_for_threads_of_the_own_process_is_lost_where_these_are() -> None:
     # In the wait the main thread is in stack 8. Thread 101 computes until 1.5 s, then it reads;
     # thread 102 sleeps. The sample at 2.5 s is in no wait: the main thread's own counts there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +10,14 @@ import pytest
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
+from clusterprof.analysis.detectors.device.launch_bound import LaunchBound
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE
+from clusterprof.analysis.timeline.spans import StackSamples
+from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, busy_counter, lost, process, rank, spans, thread
+from clusterprof.report.code import Place
+from tests.support.builders import activity, busy_counter, lost, ns, process, rank, spans, thread
 from tests.support.data_waits import feeding
 
 STEPS = 12
@@ -116,3 +120,87 @@ def test_what_may_be_slow_launches_is_not_claimed(
 ) -> None:
     evaluated, prepared = claim_every_step(idle_s, doing=doing)
     assert not any(evaluated) and not any(prepared)
+
+
+OWN, OPERATOR, RAW, OTHER = 2, 3, 4, 5
+"""Stacks: an own function, one that calls an operator of PyTorch in Python or in C, another one."""
+TABLE = StackTable(
+    (
+        Place("/job/train.py", 1, "train"),
+        Place("/job/text.py", 7, "split"),
+        Place("/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134, "forward"),
+        Place("/job/model.py", 9, "step"),
+        Place("/job/scores.py", 3, "score"),
+    ),
+    np.array([0, 0, 1, 1, 1, 1]),
+    np.array([-1, 0, 1, 2, 3, 4]),
+)
+Sample = tuple[int, float, str]
+"""Stack, how late it came in ms, state; each stands for 50 ms."""
+
+
+def claim_by_stacks(
+    samples: Sequence[Sample], loader: bool = False, table: StackTable = TABLE
+) -> tuple[list[float], str]:
+    """Shares and grades of `eval-host`, `cpu-preprocess`, `launch-bound` of 0.5 s lost in a step of 1 s.
+
+    The thread is on a CPU for 0.7 s of it.
+    """
+    marks = {layout.STEP: spans((0.0, 1.0, 1))}
+    if loader:
+        marks[layout.LOADER_START] = spans((0.0, 0.01, 2))
+    zero = np.zeros(len(samples), np.int64)
+    start = np.array([ns(0.001 + 0.9 * i / len(samples)) for i in range(len(samples))], np.int64)
+    late = np.array([ns(ms / 1e3) for _, ms, _ in samples], np.int64)
+    stack = np.array([number for number, _, _ in samples], np.int64)
+    state = np.array([ord(letter) for _, _, letter in samples], np.int64)
+    stacks = StackSamples(start, start + late, zero, stack, zero + ns(0.05), zero, state)
+    main = process(100, spans=marks, thread=thread(activity("U0.7 S0.3"), 1.0))
+    timeline = rank(1.0, replace(main, stacks=stacks), device="gpu-0")
+    timeline = replace(timeline, chunk=replace(timeline.chunk, stacks=table))
+    piece = lost((0, 1, 0.5, PHASE_COMPUTE), step=1)
+    detectors = EvalHost(), CpuPreprocess(), LaunchBound()
+    claims = [
+        detector.claim(timeline, piece, feeding({}), detector.Limits())  # type: ignore[attr-defined]
+        for detector in detectors
+    ]
+    shares = [round(float(got.share[0]), 6) for got in claims if got is not None]
+    return shares, "".join(got.grade for got in claims if got is not None)
+
+
+def test_code_that_lets_samples_wait_launches_nothing() -> None:
+    # 10 of 20 samples are in a function of which 9 came late: half of 0.7 s on a CPU. Those of an
+    # operator come at once, and count as launching; so do those of a function that gives the lock
+    # away in C code of PyTorch.
+    own: list[Sample] = [(OWN, 5.2, "R")] * 9 + [(OWN, 0.1, "R")]
+    launching: list[Sample] = [(OPERATOR, 0.1, "R")] * 5 + [(RAW, 0.1, "R")] * 5
+    assert claim_by_stacks(own + launching) == ([0.0, 0.35, 0.35], "ACB")
+    assert claim_by_stacks(own + launching, loader=True) == ([0.35, 0.0, 0.35], "BBB")
+    # Samples asleep are no computation, and a sample whose lateness is not known is no evidence.
+    assert claim_by_stacks([*own, *launching, *[(OWN, 0.1, "S")] * 20])[0] == [0.0, 0.35, 0.35]
+    assert claim_by_stacks([*own, *launching, *[(OWN, 0.0, "R")] * 10])[0] == [
+        *(0.0, pytest.approx(0.7 * 20 / 30, abs=1e-6), pytest.approx(0.7 * 10 / 30, abs=1e-6))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "table"),
+    [
+        # too few that came late; fewer than half of them
+        ([(OWN, 5.2, "R")] * 7 + [(OPERATOR, 0.1, "R")] * 10, TABLE),
+        ([(OWN, 5.2, "R")] * 8 + [(OWN, 0.1, "R")] * 9, TABLE),
+        # functions are judged by themselves
+        ([(OWN, 5.2, "R")] * 7 + [(OTHER, 5.2, "R")] * 7, TABLE),
+        # operators come late, too: another thread has the lock
+        ([(OWN, 5.2, "R")] * 10 + [(OPERATOR, 5.2, "R")] * 3 + [(OPERATOR, 0.1, "R")] * 8, TABLE),
+        # the model itself computes slowly in Python
+        ([(OPERATOR, 5.2, "R")] * 20, TABLE),
+        # names are cut, so that nothing is known of PyTorch's files
+        (
+            [(OWN, 5.2, "R")] * 10,
+            replace(TABLE, places=tuple(replace(place, file="a.py") for place in TABLE.places)),
+        ),
+    ],
+)
+def test_what_stacks_do_not_show(samples: list[Sample], table: StackTable) -> None:
+    assert claim_by_stacks(samples, table=table)[0] == [0.0, 0.0, 0.7]
