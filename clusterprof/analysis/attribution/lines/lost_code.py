@@ -219,8 +219,8 @@ class CodeSums:
             return
         start, end = lost.start_ns, lost.end_ns
         if fetches is not None and fetches.start_ns.size:
-            # The next fetch has begun when the batch arrives: that of the batch ended since the wait
-            # began.
+            # The batch was made in the first fetch that ended after the wait had begun. When it
+            # arrives, the next fetch has begun already.
             fetch = np.searchsorted(fetches.end_ns, start, side="right")
             at = np.minimum(fetch, fetches.end_ns.size - 1)
             within = (fetch == at) & (fetches.start_ns[at] < end)

@@ -188,8 +188,8 @@ def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
 
 
 def test_the_loss_of_a_wait_is_in_the_fetch_that_was_waited_for() -> None:
-    # The batch of [0, 2) arrives at 2.1 s: the next fetch has begun. The wait from 3 to 3.5 s is for
-    # that one; none ended since the last wait began.
+    # The batch of [0, 2) arrives at 2.1 s, when the next fetch has begun. The wait from 3 to 3.5 s
+    # is for that one; no fetch ended after the last wait had begun.
     fetched = {layout.FETCH: spans((0.0, 2.0, 1, ns(2), 0, 0), (2.0, 4.0, 1, ns(2), 0, 0))}
     samples = [(0.5, 1, "R"), (1.5, 2, "R"), (2.5, 3, "R"), (4.5, 4, "R")]
     worker = _with_stacks(process(201, parent=100, spans=fetched), samples)

@@ -142,9 +142,9 @@ Sample = tuple[int, float, str]
 def claim_by_stacks(
     samples: Sequence[Sample], loader: bool = False, table: StackTable = TABLE
 ) -> tuple[list[float], str]:
-    """Shares and grades of `eval-host`, `cpu-preprocess`, `launch-bound` of 0.5 s lost in a step of 1 s.
+    """Shares and grades of `eval-host`, `cpu-preprocess` and `launch-bound`.
 
-    The thread is on a CPU for 0.7 s of it.
+    0.5 s are lost in a step of 1 s, in which the thread is on a CPU for 0.7 s.
     """
     marks = {layout.STEP: spans((0.0, 1.0, 1))}
     if loader:
