@@ -43,13 +43,17 @@ _MAX_PAUSED_RATIO = 0.9  # of the samples: a device that hardly ever works may g
 _LATE_NS = 300_000
 """A sample this much later than due waited for the interpreter lock."""
 _MIN_LATE_SAMPLES = 8
-"""Number of late samples that show a function to keep the lock."""
+"""Number of samples, late or in libraries, that show that a function launches nothing."""
 _MIN_LATE_RATIO = 0.5
-"""Part of the samples in a function that come late if it keeps the lock …"""
+"""Part of its samples that are like that …"""
 _MAX_LATE_RATIO = 0.25
 """… unless more than this part of those in operations comes late: another thread has the lock."""
 _ASLEEP = (ord("S"), ord("D"))
 _LAUNCHING = "", ""
+_COMPUTING_FILES = re.compile(
+    r"(?:^|/)(?:numpy|scipy|pandas|sklearn|skimage|PIL|cv2|json|re|pickle|csv|gzip|bz2|lzma|zipfile"
+    r"|tarfile|hashlib|random|statistics|decimal|fractions|copy)(?:/|\.py$)"
+)
 _LAUNCHING_FILES = re.compile(
     r"(?:^|/)(?:torch|jax|jaxlib|flax|tensorflow|keras|cupy|triton|deepspeed|apex|megatron"
     r"|transformer_engine|paddle|mxnet|tinygrad)/"
@@ -216,12 +220,14 @@ def _compute_own_ratio(samples: StackSamples, table: StackTable) -> float:
     """Compute which part of the time of some samples was in functions that keep the lock."""
     numbers, row = np.unique(samples.stack, return_inverse=True)
     functions = {_LAUNCHING: 0}
-    of_stack = [
-        functions.setdefault(_find_function(table, number), len(functions))
-        for number in numbers.tolist()
-    ]
-    function, lateness_ns = np.array(of_stack)[row], samples.end_ns - samples.start_ns
-    late, known = lateness_ns >= _LATE_NS, lateness_ns > 0
+    of_stack = np.zeros(numbers.size, np.int64)
+    computes = np.zeros(numbers.size, np.bool_)
+    for at, number in enumerate(numbers.tolist()):
+        name, computes[at] = _find_function(table, number)
+        of_stack[at] = functions.setdefault(name, len(functions))
+    function, lateness_ns = of_stack[row], samples.end_ns - samples.start_ns
+    late = (lateness_ns >= _LATE_NS) | computes[row]
+    known = (lateness_ns > 0) | computes[row]
     late_count = np.bincount(function, late, len(functions))
     late_ratio = late_count / np.maximum(np.bincount(function, known, len(functions)), 1)
     if late_ratio[0] > _MAX_LATE_RATIO:
@@ -232,10 +238,15 @@ def _compute_own_ratio(samples: StackSamples, table: StackTable) -> float:
     return float(weight[is_own].sum()) / max(float(weight.sum()), 1.0)
 
 
-def _find_function(table: StackTable, stack: int) -> tuple[str, str]:
-    """Find the job's own function in a stack that has no frame of PyTorch or its like."""
+def _find_function(table: StackTable, stack: int) -> tuple[tuple[str, str], bool]:
+    """Find the job's own function in a stack that has no frame of PyTorch or its like.
+
+    The second value is True if it has called a library that has nothing to do with devices.
+    """
     places = [table.places[place] for place in table.list_places(stack)]
     parts = split_at_own_line(places)
     if parts is None or any(_LAUNCHING_FILES.search(place.file) for place in places):
-        return _LAUNCHING
-    return parts[0].file, parts[0].function
+        return _LAUNCHING, False
+    own, called = parts
+    computes = bool(called) and _COMPUTING_FILES.search(called[-1].file) is not None
+    return (own.file, own.function), computes

@@ -122,8 +122,9 @@ def test_what_may_be_slow_launches_is_not_claimed(
     assert not any(evaluated) and not any(prepared)
 
 
-OWN, OPERATOR, RAW, OTHER = 2, 3, 4, 5
-"""Stacks: an own function, one that calls an operator of PyTorch in Python or in C, another one."""
+OWN, OPERATOR, RAW, OTHER, LIBRARY = 2, 3, 4, 5, 6
+"""Stacks: an own function, one that calls an operator of PyTorch in Python or in C, another one
+that may call NumPy."""
 TABLE = StackTable(
     (
         Place("/job/train.py", 1, "train"),
@@ -131,9 +132,10 @@ TABLE = StackTable(
         Place("/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134, "forward"),
         Place("/job/model.py", 9, "step"),
         Place("/job/scores.py", 3, "score"),
+        Place("/env/lib/python3.11/site-packages/numpy/core/_methods.py", 118, "_mean"),
     ),
-    np.array([0, 0, 1, 1, 1, 1]),
-    np.array([-1, 0, 1, 2, 3, 4]),
+    np.array([0, 0, 1, 1, 1, 1, 5]),
+    np.array([-1, 0, 1, 2, 3, 4, 5]),
 )
 Sample = tuple[int, float, str]
 """Stack, how late it came in ms, state; each stands for 50 ms."""
@@ -176,6 +178,9 @@ def test_code_that_lets_samples_wait_launches_nothing() -> None:
     launching: list[Sample] = [(OPERATOR, 0.1, "R")] * 5 + [(RAW, 0.1, "R")] * 5
     assert claim_by_stacks(own + launching) == ([0.0, 0.35, 0.35], "ACB")
     assert claim_by_stacks(own + launching, loader=True) == ([0.35, 0.0, 0.35], "BBB")
+    # What NumPy does launches nothing, whether it gives the lock away or not.
+    library: list[Sample] = [(LIBRARY, 0.1, "R")] * 8 + [(OTHER, 0.1, "R")] * 2
+    assert claim_by_stacks(library + launching)[0] == [0.0, 0.35, 0.35]
     # Samples asleep are no computation, and a sample whose lateness is not known is no evidence.
     assert claim_by_stacks([*own, *launching, *[(OWN, 0.1, "S")] * 20])[0] == [0.0, 0.35, 0.35]
     assert claim_by_stacks([*own, *launching, *[(OWN, 0.0, "R")] * 10])[0] == [
