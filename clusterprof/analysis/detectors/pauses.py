@@ -17,7 +17,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.detectors.base import measure_main_thread, select_phases
+from clusterprof.analysis.detectors.base import (
+    find_drained_segments,
+    measure_main_thread,
+    select_phases,
+)
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing
 from clusterprof.analysis.timeline.model import (
@@ -33,6 +37,7 @@ from clusterprof.analysis.timeline.series import get_busy_readings
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
+from clusterprof.report.code import Place
 
 _MIN_SAMPLE_RATIO = 0.9  # of a slow sampler: two 1 s samples with 0.05 s idle each are no pause
 _USUAL_QUANTILE = 0.25  # nearly half of all steps may have pauses, and more of the samples
@@ -40,16 +45,18 @@ _MIN_REGULAR_PAUSES = 3  # pauses
 _WHOLE_RATIO = 0.95  # of a sample: the device did nothing
 _MIN_COMPUTE_RATIO = 0.5  # of a sample: the loss that lies in computation of the training thread
 _MAX_PAUSED_RATIO = 0.9  # of the samples: a device that hardly ever works may get tiny kernels
-_LATE_NS = 300_000
-"""A sample this much later than due waited for the interpreter lock."""
+_LATE_NS, _SWITCH_NS = 300_000, 100_000
+"""A sample this late waited for the interpreter lock; the switch interval that the probe sets."""
 _MIN_LATE_SAMPLES = 8
-"""Number of samples, late or in libraries, that show that a function launches nothing."""
+"""Number of samples, late or in libraries, that show that lines launch nothing."""
+_MIN_OWN_RATIO = 0.1
+"""Least part of the time on a CPU that such lines have."""
 _MIN_LATE_RATIO = 0.5
-"""Part of its samples that are like that …"""
+"""Part of the samples of a line that are like that …"""
 _MAX_LATE_RATIO = 0.25
 """… unless more than this part of those in operations comes late: another thread has the lock."""
 _ASLEEP = (ord("S"), ord("D"))
-_LAUNCHING = "", ""
+_LAUNCHING = Place("", 0, "")
 _COMPUTING_FILES = re.compile(
     r"(?:^|/)(?:numpy|scipy|pandas|sklearn|skimage|PIL|cv2|json|re|pickle|csv|gzip|bz2|lzma|zipfile"
     r"|tarfile|hashlib|random|statistics|decimal|fractions|copy)(?:/|\.py$)"
@@ -197,56 +204,75 @@ def find_whole_pauses(rank: Rank, lost: LostTime, min_pause_ns: int) -> Float:
 def measure_own_code(rank: Rank, lost: LostTime) -> Float:
     """Measure the part of each segment's loss in which the training thread launched nothing.
 
-    It computed in functions outside of PyTorch that keep the interpreter lock. float64[n]; 0 where
-    the sampled stacks do not show it.
+    It computed in lines outside of PyTorch that keep the interpreter lock. float64[n]; 0 where the
+    sampled stacks do not show it.
     """
     share = np.zeros(lost.start_ns.size)
     inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
     stacks, table = rank.main.stacks, rank.chunk.stacks
     if stacks is None or not inside.any() or not table.has_paths:
         return share
-    computing = (stacks.thread == 0) & (stacks.stack > 0) & ~np.isin(stacks.state, _ASLEEP)
+    sampled = (stacks.thread == 0) & (stacks.stack > 0)
     bounds = lost.start_ns[inside], lost.end_ns[inside]
+    computing = sampled & ~np.isin(stacks.state, _ASLEEP)
     computing &= find_containing(stacks.start_ns, bounds) >= 0
     computing &= ~find_samples_in_waits(rank.main, stacks.start_ns)
-    ratio = _compute_own_ratio(stacks.select(computing), table) if computing.any() else 0.0
+    asleep = stacks.select(sampled & (stacks.state == _ASLEEP[0]))
+    late_ns = _choose_late(asleep.end_ns - asleep.start_ns)
+    ratio = _compute_own_ratio(stacks.select(computing), table, late_ns)
     if ratio > 0:
-        on_cpu = np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
-        share = np.where(inside, on_cpu * ratio, 0.0)
+        own = ratio * np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
+        # After a wait for the device all of it is idle time, else as much as chance would have it.
+        scale = (lost.end_ns - lost.start_ns) / np.maximum(lost.lost_ns, 1)
+        own = np.minimum(np.where(find_drained_segments(rank, lost), own * scale, own), 1.0)
+        share = np.where(inside, own, 0.0)
     return share
 
 
-def _compute_own_ratio(samples: StackSamples, table: StackTable) -> float:
-    """Compute which part of the time of some samples was in functions that keep the lock."""
+def _choose_late(wake_ns: Int) -> float:
+    """Return from when on a sample is late, ns: it waited for a switch interval of the probe.
+
+    wake_ns: how late samples of a sleeping thread were, whose lock is free: the machine's own
+    delay.
+    """
+    known_ns = wake_ns[wake_ns > 0]
+    if known_ns.size < _MIN_LATE_SAMPLES:
+        return _LATE_NS
+    return min(float(np.median(known_ns)) + _SWITCH_NS, _LATE_NS)
+
+
+def _compute_own_ratio(samples: StackSamples, table: StackTable, late_ns: float) -> float:
+    """Compute which part of the time of some samples was in lines that keep the lock."""
     numbers, row = np.unique(samples.stack, return_inverse=True)
-    functions = {_LAUNCHING: 0}
+    lines = {_LAUNCHING: 0}
     of_stack = np.zeros(numbers.size, np.int64)
     computes = np.zeros(numbers.size, np.bool_)
     for at, number in enumerate(numbers.tolist()):
-        name, computes[at] = _find_function(table, number)
-        of_stack[at] = functions.setdefault(name, len(functions))
-    function, lateness_ns = of_stack[row], samples.end_ns - samples.start_ns
-    late = (lateness_ns >= _LATE_NS) | computes[row]
+        line, computes[at] = _find_line(table, number)
+        of_stack[at] = lines.setdefault(line, len(lines))
+    of_sample, lateness_ns = of_stack[row], samples.end_ns - samples.start_ns
+    late = (lateness_ns >= late_ns) | computes[row]
     known = (lateness_ns > 0) | computes[row]
-    late_count = np.bincount(function, late, len(functions))
-    late_ratio = late_count / np.maximum(np.bincount(function, known, len(functions)), 1)
-    if late_ratio[0] > _MAX_LATE_RATIO:
+    late_count = np.bincount(of_sample, late, len(lines))
+    late_ratio = late_count / np.maximum(np.bincount(of_sample, known, len(lines)), 1)
+    if late_count[0] >= _MIN_LATE_SAMPLES and late_ratio[0] > _MAX_LATE_RATIO:
         return 0.0
-    is_own = (late_count >= _MIN_LATE_SAMPLES) & (late_ratio >= _MIN_LATE_RATIO)
+    is_own = late_ratio >= _MIN_LATE_RATIO
     is_own[0] = False
-    weight = np.bincount(function, np.maximum(samples.interval_ns, 0), len(functions))
-    return float(weight[is_own].sum()) / max(float(weight.sum()), 1.0)
+    weight = np.bincount(of_sample, np.maximum(samples.interval_ns, 0), len(lines))
+    ratio = float(weight[is_own].sum()) / max(float(weight.sum()), 1.0)
+    is_enough = late_count[is_own].sum() >= _MIN_LATE_SAMPLES and ratio >= _MIN_OWN_RATIO
+    return ratio if is_enough else 0.0
 
 
-def _find_function(table: StackTable, stack: int) -> tuple[tuple[str, str], bool]:
-    """Find the job's own function in a stack that has no frame of PyTorch or its like.
+def _find_line(table: StackTable, stack: int) -> tuple[Place, bool]:
+    """Find the job's own line in a stack, if it has not called PyTorch or its like.
 
     The second value is True if it has called a library that has nothing to do with devices.
     """
     places = [table.places[place] for place in table.list_places(stack)]
     parts = split_at_own_line(places)
-    if parts is None or any(_LAUNCHING_FILES.search(place.file) for place in places):
+    if parts is None or any(_LAUNCHING_FILES.search(place.file) for place in parts[1]):
         return _LAUNCHING, False
     own, called = parts
-    computes = bool(called) and _COMPUTING_FILES.search(called[-1].file) is not None
-    return (own.file, own.function), computes
+    return own, bool(called) and _COMPUTING_FILES.search(called[-1].file) is not None

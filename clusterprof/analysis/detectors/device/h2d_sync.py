@@ -17,7 +17,9 @@ Would the device have been idle without those waits too? The host was working fo
 `step - waits for the device - other waits`; a device that was busy for longer than that could have
 been kept busy. The time by which the host's work exceeds the device's is left to `launch-bound`;
 the rest of the lost time in steps with such waits is this, as far as the main thread had work to do
-in it: time slept elsewhere (writing a log, on a lock) is not launching.
+in it: time slept elsewhere (writing a log, on a lock) is not launching, nor is computing in
+functions outside of PyTorch, as sampled stacks show it (`cpu-preprocess` in a job without a data
+loader, else `eval-host`).
 
 An imported trace of kernels shows each gap separately: gaps count that begin while the host waits
 for the device, as far as the host was still in that wait or launching; what else it did in the gap
@@ -49,6 +51,7 @@ from clusterprof.analysis.detectors.base import (
     measure_sleep,
     select_phases,
 )
+from clusterprof.analysis.detectors.pauses import measure_own_code
 from clusterprof.analysis.timeline.data_wait.samples import allocate_span_amounts
 from clusterprof.analysis.timeline.intervals import find_overlaps, merge_intervals
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, DataWaitBreakdown, LostTime, Rank
@@ -131,6 +134,7 @@ class H2dSync:
         if exposed < limits.exposed_at_least_ratio:
             return Claims(share, "B")
         share[inside] = min(exposed, _estimate_active_ratio(rank, lost, inside))
+        share = np.maximum(share - measure_own_code(rank, lost), 0.0)
         count = max(int(has_sync.sum()), 1)
         row = np.searchsorted(steps.start_ns, syncs.start_ns, side="right") - 1
         in_selected_step = (row >= 0) & has_sync[np.maximum(row, 0)]
