@@ -48,15 +48,19 @@ _MAX_PAUSED_RATIO = 0.9  # of the samples: a device that hardly ever works may g
 _LATE_NS, _SWITCH_NS = 300_000, 100_000
 """A sample this late waited for the interpreter lock; the switch interval that the probe sets."""
 _MIN_LATE_SAMPLES = 8
-"""Number of samples, late or in libraries, that show that lines launch nothing."""
+"""Number of samples, late, in libraries or in files, that show that lines launch nothing."""
+_MIN_DISK_WAIT_RATIO = 0.1
+"""Part of the samples of a line in waits for a disk from which it reads or writes files."""
 _MIN_OWN_RATIO = 0.1
 """Least part of the time on a CPU that such lines have."""
 _MIN_LATE_RATIO = 0.5
 """Part of the samples of a line that are like that …"""
 _MAX_LATE_RATIO = 0.25
 """… unless more than this part of those in operations comes late: another thread has the lock."""
-_ASLEEP = (ord("S"), ord("D"))
+_SLEEPING, _IN_DISK_WAIT = ord("S"), ord("D")
 _LAUNCHING = Place("", 0, "")
+_OBJECT_FILES = re.compile(r"(?:^|/)torch/(?:distributed/distributed_c10d|serialization)\.py$")
+"""Files of PyTorch that pickle objects."""
 _COMPUTING_FILES = re.compile(
     r"(?:^|/)(?:numpy|scipy|pandas|sklearn|skimage|PIL|cv2|json|re|pickle|csv|gzip|bz2|lzma|zipfile"
     r"|tarfile|hashlib|random|statistics|decimal|fractions|copy)(?:/|\.py$)"
@@ -214,12 +218,12 @@ def measure_own_code(rank: Rank, lost: LostTime) -> Float:
         return share
     sampled = (stacks.thread == 0) & (stacks.stack > 0)
     bounds = lost.start_ns[inside], lost.end_ns[inside]
-    computing = sampled & ~np.isin(stacks.state, _ASLEEP)
-    computing &= find_containing(stacks.start_ns, bounds) >= 0
-    computing &= ~find_samples_in_waits(rank.main, stacks.start_ns)
-    asleep = stacks.select(sampled & (stacks.state == _ASLEEP[0]))
+    asleep = stacks.select(sampled & (stacks.state == _SLEEPING))
     late_ns = _choose_late(asleep.end_ns - asleep.start_ns)
-    ratio = _compute_own_ratio(stacks.select(computing), table, late_ns)
+    awake = sampled & (stacks.state != _SLEEPING)
+    awake &= find_containing(stacks.start_ns, bounds) >= 0
+    awake &= ~find_samples_in_waits(rank.main, stacks.start_ns)
+    ratio = _compute_own_ratio(stacks.select(awake), table, late_ns)
     if ratio > 0:
         own = ratio * np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
         # After a wait for the device all of it is idle time, else as much as chance would have it.
@@ -242,7 +246,10 @@ def _choose_late(wake_ns: Int) -> float:
 
 
 def _compute_own_ratio(samples: StackSamples, table: StackTable, late_ns: float) -> float:
-    """Compute which part of the time of some samples was in lines that keep the lock."""
+    """Compute which part of the time on a CPU of some samples was in lines that launch nothing.
+
+    They keep the interpreter lock, or wait for a disk.
+    """
     numbers, row = np.unique(samples.stack, return_inverse=True)
     lines = {_LAUNCHING: 0}
     of_stack = np.zeros(numbers.size, np.int64)
@@ -251,15 +258,19 @@ def _compute_own_ratio(samples: StackSamples, table: StackTable, late_ns: float)
         line, computes[at] = _find_line(table, number)
         of_stack[at] = lines.setdefault(line, len(lines))
     of_sample, lateness_ns = of_stack[row], samples.end_ns - samples.start_ns
-    late = (lateness_ns >= late_ns) | computes[row]
-    known = (lateness_ns > 0) | computes[row]
+    in_disk_wait = samples.state == _IN_DISK_WAIT
+    waits = np.bincount(of_sample, in_disk_wait, len(lines))
+    reads_files = waits >= _MIN_DISK_WAIT_RATIO * np.bincount(of_sample, minlength=len(lines))
+    is_evident = computes[row] | (reads_files & (waits > 0))[of_sample]
+    late, known = (lateness_ns >= late_ns) | is_evident, (lateness_ns > 0) | is_evident
     late_count = np.bincount(of_sample, late, len(lines))
     late_ratio = late_count / np.maximum(np.bincount(of_sample, known, len(lines)), 1)
     if late_count[0] >= _MIN_LATE_SAMPLES and late_ratio[0] > _MAX_LATE_RATIO:
         return 0.0
     is_own = late_ratio >= _MIN_LATE_RATIO
     is_own[0] = False
-    weight = np.bincount(of_sample, np.maximum(samples.interval_ns, 0), len(lines))
+    on_cpu_ns = np.where(in_disk_wait, 0, np.maximum(samples.interval_ns, 0))
+    weight = np.bincount(of_sample, on_cpu_ns, len(lines))
     ratio = float(weight[is_own].sum()) / max(float(weight.sum()), 1.0)
     is_enough = late_count[is_own].sum() >= _MIN_LATE_SAMPLES and ratio >= _MIN_OWN_RATIO
     return ratio if is_enough else 0.0
@@ -272,7 +283,11 @@ def _find_line(table: StackTable, stack: int) -> tuple[Place, bool]:
     """
     places = [table.places[place] for place in table.list_places(stack)]
     parts = split_at_own_line(places)
-    if parts is None or any(_LAUNCHING_FILES.search(place.file) for place in parts[1]):
+    if parts is None:
         return _LAUNCHING, False
     own, called = parts
-    return own, bool(called) and _COMPUTING_FILES.search(called[-1].file) is not None
+    innermost = called[-1].file if called else ""
+    launches = any(_LAUNCHING_FILES.search(place.file) for place in called)
+    if launches and not _OBJECT_FILES.search(innermost):
+        return _LAUNCHING, False
+    return own, _COMPUTING_FILES.search(innermost) is not None

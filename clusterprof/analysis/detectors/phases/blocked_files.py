@@ -37,8 +37,10 @@ from clusterprof.probe import layout
 
 MIN_SAVE_BYTES = 16 << 20
 """Bytes written in one blocked run from which it is a save; a line of a log has kilobytes."""
-MIN_SAVE_NS = 300_000_000
+MIN_SAVE_NS, MIN_LARGE_SAVE_NS = 300_000_000, 100_000_000
 """Length of a blocked run from which it can be a save without a span: a few samples."""
+LARGE_SAVE_BYTES = 4 * MIN_SAVE_BYTES
+"""Bytes written from which a run that is shorter than MIN_SAVE_NS can be one."""
 MAX_SAVE_PAUSE_NS = 300_000_000
 """Time from the end of a save's span within which the next blocked write belongs to it."""
 _WRITE_FUNCTIONS = (
@@ -196,9 +198,11 @@ def _find_write_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_
         logs[run] = is_write | writes[run]
         if not is_write:
             continue
-        if not is_save and end_ns - start_ns >= MIN_SAVE_NS:
+        if not is_save and end_ns - start_ns >= MIN_LARGE_SAVE_NS:
             written = _count_written_bytes(rank, start_ns, end_ns)
-            is_save = written is not None and written >= MIN_SAVE_BYTES
+            is_long = end_ns - start_ns >= MIN_SAVE_NS
+            least = MIN_SAVE_BYTES if is_long else LARGE_SAVE_BYTES
+            is_save = written is not None and written >= least
             if written is None:
                 logs[run] = False
         if is_save:

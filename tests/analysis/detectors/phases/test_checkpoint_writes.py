@@ -99,11 +99,16 @@ def test_a_models_worth_of_bytes_is_a_save_without_a_span(
     assert (saved.grade, logged.grade) == (("B", "A") if is_save else ("A", "B"))
 
 
-@pytest.mark.parametrize(("blocked_s", "is_save"), [(0.2, False), (0.3, True)])
-def test_a_short_block_is_no_save_however_much_was_written(blocked_s: float, is_save: bool) -> None:
+@pytest.mark.parametrize(
+    ("blocked_s", "mebibytes", "is_save"),
+    [(0.2, 63, False), (0.2, 64, True), (0.3, 15, False), (0.3, 16, True)],
+)
+def test_a_short_block_is_a_save_only_if_more_was_written(
+    blocked_s: float, mebibytes: int, is_save: bool
+) -> None:
     piece = (0, 2, blocked_s, PHASE_COMPUTE)
     doing = f"U1 F{blocked_s} U{1 - blocked_s:.1f}"
-    saved, logged = claim(doing, piece, wrote=written(0, 0, 64 * MIB))
+    saved, logged = claim(doing, piece, wrote=written(0, 0, mebibytes * MIB))
     np.testing.assert_allclose(saved.share, [float(is_save)])
     np.testing.assert_allclose(logged.share, [float(not is_save)])
 
