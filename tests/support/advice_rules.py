@@ -106,8 +106,11 @@ RULES_OF: dict[str, set[str]] = {
     "spread-over-rails": {"one-rail"},
     "closer-nodes": {"one-node"},
     "lighter-last-stage": {"no-pipeline"},
+    "equal-batches": {"equal-batches", "nobody-named"},
     "look-at-line": {"nobody-named", "no-line"},
-    "compare-devices": {"device-throttled", "nobody-named", "whole-stage", "no-accelerator"},
+    "compare-devices": {
+        *("device-throttled", "nobody-named", "whole-stage", "no-accelerator", "larger-batches")
+    },
     "swap-nodes": {"nobody-named", "one-node"},
     "look-at-the-stack": {"nobody-named"},
     "same-order": {"rank-named"},

@@ -250,7 +250,8 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         "`self.rows = frame.to_numpy()` (or one array per column) in __init__, and"
         " index that in __getitem__; no iterrows",
         "the columns that are used must fit into one type",
-        files=r"pandas/core/(?:indexing|frame|series|generic|internals/\w+|indexes/\w+)\.py",
+        files=r"pandas/core/(?:indexing|frame|series|generic|internals/\w+)\.py",
+        functions=("iterrows", "_ixs", "xs", "fast_xs", "_getitem_axis", "_getitem_lowerdim"),
         published="iterrows makes a Series of every row; vectorized code or itertuples is faster"
         " (pandas documentation)",
     ),

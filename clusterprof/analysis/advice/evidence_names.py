@@ -124,6 +124,8 @@ EVIDENCE_NAMES: dict[str, str] = {
     "step.all_to_all_bytes": "Bytes that this rank brings to all-to-all operations in a step, of"
     " those whose sizes differ between ranks. In a mixture of experts it brings what its experts"
     " computed.",
+    "step.samples_excess_ratio": "Samples in a step of this rank beyond those of waiting ranks.",
+    "step.tokens_excess_ratio": "Tokens in a step of this rank beyond those of waiting ranks.",
     "step.worked_ns": "Time of a step of this rank without its waits for others.",
     "sync.per_step_count": "Times that the host waited for the device in one step.",
     "sync.per_step_ns": "Time that the host waited for the device in one step.",

@@ -32,6 +32,25 @@ def _fill_balance(context: AdviceContext) -> FilledRecommendation:
     )
 
 
+def _measure_excess(context: AdviceContext) -> float:
+    """Return how many more samples or tokens the late rank has in a step, as a ratio; 0 = none."""
+    excess = context.find_evidence("_excess_ratio")
+    return 0.0 if excess is None else excess.value
+
+
+def _fill_equal_batches(context: AdviceContext) -> FilledRecommendation:
+    _, rank, _ = _quote_main_culprit(context)
+    excess = context.find_evidence("_excess_ratio")
+    unit = "tokens" if excess is not None and "tokens" in excess.name else "samples"
+    return FilledRecommendation(
+        f"rank {rank} takes {100 * _measure_excess(context):.0f} % more {unit} in a step than the"
+        " ranks that wait: the same batch_size and as many micro-batches on every rank, a"
+        " DistributedSampler for equal shares; for devices of different speed, batches in"
+        " proportion to their speed",
+        what=f"Give rank {rank} as many {unit} in a step as the other ranks",
+    )
+
+
 def _fill_line(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
     path = find_dominant_line(context)
@@ -126,6 +145,16 @@ NO_DOMINANT_LINE = ExclusionRule(
 NO_ACCELERATOR = ExclusionRule(
     "no-accelerator", "no accelerator was measured", lambda s: not s.setup.has_device
 )
+EQUAL_BATCHES = ExclusionRule(
+    "equal-batches",
+    "the late rank has no more samples or tokens in a step than the others, or they are not known",
+    lambda s: _measure_excess(s) <= 0,
+)
+LARGER_BATCHES = ExclusionRule(
+    "larger-batches",
+    "the late rank has more samples or tokens in a step: no device is at fault",
+    lambda s: _measure_excess(s) > 0,
+)
 WHOLE_STAGE = ExclusionRule(
     "whole-stage",
     "all ranks of a stage are alike slow: it has more work, and no device is at fault",
@@ -169,6 +198,19 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         effort="code",
     ),
     Recommendation(
+        "equal-batches",
+        ("sync-slow-compute", "sync-imbalance"),
+        "Give all ranks as many samples or tokens in a step",
+        "batch_size, micro-batches, DistributedSampler",
+        _fill_equal_batches,
+        evidence_names=("step.samples_excess_ratio", "step.tokens_excess_ratio"),
+        expected_change="stall.synchronization_ratio falls",
+        worse="the global batch changes unless the other ranks take more",
+        unless=(EQUAL_BATCHES, NO_RANK_NAMED),
+        place="job",
+        effort="setting",
+    ),
+    Recommendation(
         "look-at-line",
         ("sync-slow-compute", "sync-imbalance"),
         "Look at the line in which the late rank spends more time than the others",
@@ -201,7 +243,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
         expected_change="both show the same clocks",
         worse="dcgmi diag stops the job's work on the device",
-        unless=(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE, NO_ACCELERATOR),
+        unless=(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE, NO_ACCELERATOR, LARGER_BATCHES),
         effort="look",
     ),
     Recommendation(

@@ -251,6 +251,8 @@ def _build_comparison(
 
 
 BATCH_UNITS = ("samples", "tokens")
+MIN_EXCESS_RATIO = 0.1
+"""A late rank with that many more samples or tokens in a step has more work."""
 
 
 def with_work_evidence(
@@ -312,6 +314,10 @@ def _add_work_evidence(
                 f"{unit} in a step of rank {culprit.rank}; waiting ranks: {median_low(others):,.0f}"
             )
             evidence.append(Evidence(f"step.{unit}_count", own, "count", note))
+            excess = own / median_low(others) - 1 if median_low(others) > 0 else 0.0
+            if excess >= MIN_EXCESS_RATIO:
+                note = f"more {unit} in a step than the waiting ranks have"
+                evidence.append(Evidence(f"step.{unit}_excess_ratio", excess, "ratio", note))
     evidence += _compare_all_to_all(culprit.rank, own_sizes, [sizes for _, sizes in waiting])
     return replace(finding, evidence=(*evidence, *finding.evidence))
 

@@ -387,6 +387,17 @@ def test_what_asks_least_comes_first() -> None:
     ]
 
 
+def test_a_late_rank_with_larger_batches_gets_equal_ones_not_a_check_of_its_device() -> None:
+    more = numbers(step__worked_ns=1e8, step__samples_count=32, step__samples_excess_ratio=1.0)
+    first, *others = select_advice(scene("sync-imbalance", more))
+    assert (first.id, first.what) == (
+        "equal-batches",
+        "Give rank 3 as many samples in a step as the other ranks",
+    )
+    assert first.change.startswith("rank 3 takes 100 % more samples in a step than the ranks that")
+    assert [advice.id for advice in others] == ["balance-work"]
+
+
 def test_processes_of_the_jobs_own_are_not_called_workers_of_a_loader() -> None:
     own = scene("cpu-preprocess", PREPARING, loader=None, own_loss_ratio=0.2)
     what = "Raise the number of processes that make batches from 4 to 5"

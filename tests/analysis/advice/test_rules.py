@@ -120,6 +120,7 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "larger-window": ("net-transfer", {"tcp__receiver_limited_ratio": 0.5}, {}),
     "record-counters": ("net-transfer", {"network__beyond_ratio": 0.2}, {}),
     "compare-devices": ("sync-slow-compute", {}, {}),
+    "equal-batches": ("sync-slow-compute", {"step__samples_excess_ratio": 0.5}, {}),
     "look-at-line": ("sync-slow-compute", {}, {"code": (SLOW_LINE,)}),
     "swap-nodes": ("sync-slow-compute", {}, MANY),
     "lighter-last-stage": ("sync-imbalance", {}, {"other_causes": frozenset({"sync-bubble"})}),
@@ -222,6 +223,8 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "little-beyond": ({"network__beyond_ratio": 0.04}, {}),  # of 0.4
     "device-throttled": ({}, {"other_causes": frozenset({"device-throttled"})}),
     "whole-stage": ({}, {"culprit_group": CulpritGroup("stage 1", (3,))}),
+    "equal-batches": ({"step__samples_excess_ratio": 0}, {}),
+    "larger-batches": ({"step__tokens_excess_ratio": 0.1}, {}),
     "no-line": ({}, {"code": (replace(SLOW_LINE, share_ratio=0.4),)}),
     "no-pipeline": ({}, {"other_causes": frozenset()}),
     "rank-named": ({}, {"culprits": ONE}),

@@ -85,7 +85,9 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
         for evidence_row in annotated.evidence[1:]
     ] == [
         ("step.samples_count", 32, "samples in a step of rank 2; waiting ranks: 10"),
+        ("step.samples_excess_ratio", 2.2, "more samples in a step than the waiting ranks have"),
         ("step.tokens_count", 200, "tokens in a step of rank 2; waiting ranks: 100"),
+        ("step.tokens_excess_ratio", 1.0, "more tokens in a step than the waiting ranks have"),
     ]
 
 
