@@ -116,6 +116,7 @@ RULES_OF: dict[str, set[str]] = {
     "same-order": {"rank-named"},
     "first-failure": {"nobody-named"},
     "exclude-node": {"nobody-named"},
+    "move-off-training-thread": {"not-own-code"},
     "record-with-probe": {"probe-there"},
     "record-what-is-missing": {"nothing-missing"},
     "record-longer": {"long-enough", "not-by-steps"},

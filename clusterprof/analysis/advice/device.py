@@ -136,16 +136,16 @@ COPY_RECOMMENDATIONS = (
         "Keep metrics on the accelerator, fetch them rarely",
         "no .item(), .cpu() or synchronize() in every step",
         _fill_rare_metrics,
-        evidence_names=("per_step_count", "sync.per_step_ns", "host.per_step_ns"),
+        evidence_names=("per_step_count", "sync.waited_per_step_ns", "host.per_step_ns"),
         published="cases only (Gao et al., ICSE 2024)",
-        expected_change="sync.per_step_count falls below 0.1",
+        expected_change="sync.waits_per_step_count falls below 0.1",
         worse="metrics are seen later",
         unless=(
             NO_FRAMEWORK,
             ExclusionRule(
                 "few-waits",
                 "the host waited less than once in ten steps",
-                lambda s: (v := s.value("sync.per_step_count")) is not None and v < 0.1,
+                lambda s: (v := s.value("sync.waits_per_step_count")) is not None and v < 0.1,
             ),
         ),
         effort="code",
@@ -159,8 +159,8 @@ COPY_RECOMMENDATIONS = (
             mark_command('value = loss.detach().to("cpu", non_blocking=True)')
             + " into pinned memory, read one step later; torch.where instead of if tensor:"
         ),
-        evidence_names=("per_step_count", "sync.per_step_ns"),
-        expected_change="sync.per_step_ns falls",
+        evidence_names=("per_step_count", "sync.waited_per_step_ns"),
+        expected_change="sync.waited_per_step_ns falls",
         worse="a NaN is noticed a step later",
         unless=(NO_FRAMEWORK,),
         effort="code",

@@ -12,6 +12,7 @@ from clusterprof.analysis.advice.base import (
     Recommendation,
     mark_command,
 )
+from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
 from clusterprof.units import format_quantity
@@ -69,6 +70,26 @@ def _fill_manual_check(context: AdviceContext) -> FilledRecommendation:
     )
 
 
+def _fill_own_code(context: AdviceContext) -> FilledRecommendation:
+    path = find_dominant_line(context)
+    line = "the line" if path is None else format_place(path.place)
+    return FilledRecommendation(
+        "the training thread computed there while the GPU had no work: make it faster, do it less"
+        " often, or let a DataLoader worker or another process do it while the GPU works",
+        (_explain_uncertainty(context),),
+        what=f"Move {line} off the training thread",
+    )
+
+
+NOT_OWN_CODE = ExclusionRule(
+    "not-own-code",
+    "no line of the training thread takes half of the time, or it did not compute there",
+    lambda s: (
+        s.cause not in ("cpu", "eval")
+        or find_dominant_line(s) is None
+        or not s.value("thread.on_cpu_ratio")
+    ),
+)
 PROBE_PRESENT = ExclusionRule(
     "probe-there", "the processes of the job carried the probe", lambda s: s.has_probe
 )
@@ -109,6 +130,19 @@ DIAGNOSES = (
         unless=(RANKS_PRESENT,),
         place="job",
         effort="look",
+    ),
+    Recommendation(
+        "move-off-training-thread",
+        (),
+        "Move the line that computes off the training thread",
+        "a DataLoader worker, or another process",
+        _fill_own_code,
+        evidence_names=("thread.on_cpu_ratio",),
+        expected_change="the time between launches falls",
+        worse="its result arrives a step later",
+        unless=(NOT_OWN_CODE,),
+        place="job",
+        effort="code",
     ),
     Recommendation(
         "record-with-probe",

@@ -127,8 +127,8 @@ EVIDENCE_NAMES: dict[str, str] = {
     "step.samples_excess_ratio": "Samples in a step of this rank beyond those of waiting ranks.",
     "step.tokens_excess_ratio": "Tokens in a step of this rank beyond those of waiting ranks.",
     "step.worked_ns": "Time of a step of this rank without its waits for others.",
-    "sync.per_step_count": "Times that the host waited for the device in one step.",
-    "sync.per_step_ns": "Time that the host waited for the device in one step.",
+    "sync.waits_per_step_count": "Times that the host waited for the device in one step.",
+    "sync.waited_per_step_ns": "Time that the host waited for the device in one step.",
     "tcp.loss_limit_bytes_per_second": (
         "Highest rate of one TCP connection at the measured loss and round trip."
     ),

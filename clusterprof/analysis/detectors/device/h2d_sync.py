@@ -140,17 +140,19 @@ class H2dSync:
         in_selected_step = (row >= 0) & has_sync[np.maximum(row, 0)]
         evidence = (
             Evidence(
-                "sync.per_step_count",
+                "sync.waits_per_step_count",
                 float(syncs.times[in_selected_step].sum()) / count,
                 "count",
                 "waits for the device in a step",
             ),
-            Evidence("sync.per_step_ns", synced_ns / count, "ns", "the host waited in a step"),
+            Evidence(
+                "sync.waited_per_step_ns", synced_ns / count, "ns", "the host waited in a step"
+            ),
             Evidence(
                 "host.per_step_ns",
                 host_ns / count,
                 "ns",
-                "the host was working in a step: less than the device, or a little more",
+                "the host worked in a step, which a device that has work meanwhile would hide",
             ),
         )
         return Claims(share, "B", evidence)

@@ -163,7 +163,8 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
         unknown = code.describe_unknown_where(report)
         if unknown:
             yield ScreenRow("Where", f"{unknown}.")
-        yield ScreenRow("Try next", f"{wording.describe_what_would_tell(report)}.")
+        what = wording.describe_what_would_tell(report, has_line=bool(unknown))
+        yield ScreenRow("Try next", f"{what}.")
         if first is not None:
             yield ScreenRow("", f"Largest known cause: {_describe_cause(first, report)}")
         if unknown:

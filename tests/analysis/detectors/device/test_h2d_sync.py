@@ -34,8 +34,8 @@ def test_idle_time_that_a_host_running_ahead_would_have_hidden() -> None:
     got = claim(pieces, {layout.SYNC: spans((2, 8, ns(5), 40))})
     np.testing.assert_allclose(got.share, [1.0, 0.0])
     assert {item.name: item.value for item in got.evidence} == {
-        "sync.per_step_count": 40,
-        "sync.per_step_ns": pytest.approx(ns(5)),
+        "sync.waits_per_step_count": 40,
+        "sync.waited_per_step_ns": pytest.approx(ns(5)),
         "host.per_step_ns": pytest.approx(ns(5)),
     }
 
