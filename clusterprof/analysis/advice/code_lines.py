@@ -256,6 +256,18 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         " (pandas documentation)",
     ),
     KnownCall(
+        "send-arrays",
+        "receiving objects from another process",
+        _LOADING,
+        "send arrays in shared memory instead of Python objects",
+        "pack a batch into a few tensors (`torch.multiprocessing.Queue` passes them in shared"
+        " memory), or let DataLoader workers build it; nested lists and dicts are unpickled one"
+        " by one",
+        "the batch has to fit into arrays",
+        files=r"multiprocessing/(?:queues|connection)\.py",
+        functions=("get", "recv"),
+    ),
+    KnownCall(
         "tokenize-ahead",
         "tokenizing",
         _LOADING,

@@ -49,8 +49,8 @@ _LATE_NS, _SWITCH_NS = 300_000, 100_000
 """A sample this late waited for the interpreter lock; the switch interval that the probe sets."""
 _MIN_LATE_SAMPLES = 8
 """Number of samples, late, in libraries or in files, that show that lines launch nothing."""
-_MIN_DISK_WAIT_RATIO = 0.1
-"""Part of the samples of a line in waits for a disk from which it reads or writes files."""
+_MIN_DISK_WAIT_RATIO, _MIN_DISK_WAITS = 0.1, 3
+"""Part and number of a line's samples in waits for a disk from which it reads or writes files."""
 _MIN_OWN_RATIO = 0.1
 """Least part of the time on a CPU that such lines have."""
 _MIN_LATE_RATIO = 0.5
@@ -260,8 +260,9 @@ def _compute_own_ratio(samples: StackSamples, table: StackTable, late_ns: float)
     of_sample, lateness_ns = of_stack[row], samples.end_ns - samples.start_ns
     in_disk_wait = samples.state == _IN_DISK_WAIT
     waits = np.bincount(of_sample, in_disk_wait, len(lines))
-    reads_files = waits >= _MIN_DISK_WAIT_RATIO * np.bincount(of_sample, minlength=len(lines))
-    is_evident = computes[row] | (reads_files & (waits > 0))[of_sample]
+    all_count = np.bincount(of_sample, minlength=len(lines))
+    uses_files = waits >= np.maximum(_MIN_DISK_WAIT_RATIO * all_count, _MIN_DISK_WAITS)
+    is_evident = computes[row] | uses_files[of_sample]
     late, known = (lateness_ns >= late_ns) | is_evident, (lateness_ns > 0) | is_evident
     late_count = np.bincount(of_sample, late, len(lines))
     late_ratio = late_count / np.maximum(np.bincount(of_sample, known, len(lines)), 1)

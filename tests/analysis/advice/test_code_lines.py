@@ -63,6 +63,10 @@ STACKS: dict[str, list[tuple[str, str, str]]] = {
         ("cpu-preprocess", SITE + "pandas/core/frame.py", "DataFrame.iterrows"),
         ("cpu-preprocess", SITE + "pandas/core/indexing.py", "_iLocIndexer._getitem_axis"),
     ],
+    "send-arrays": [
+        ("cpu-preprocess", STANDARD + "multiprocessing/queues.py", "Queue.get"),
+        ("cpu-preprocess", STANDARD + "multiprocessing/connection.py", "_ConnectionBase.recv"),
+    ],
     "tokenize-ahead": [
         ("cpu-preprocess", SITE + "transformers/tokenization_utils_fast.py", "_batch_encode_plus"),
         ("cpu-preprocess", SITE + "transformers/models/bert/tokenization_bert.py", "_tokenize"),

@@ -123,9 +123,10 @@ def test_what_may_be_slow_launches_is_not_claimed(
     assert not any(evaluated) and not any(prepared)
 
 
-OWN, OPERATOR, RAW, OTHER, LIBRARY = 2, 3, 4, 5, 6
-"""Stacks: an own function, one that calls an operator of PyTorch in Python or in C, another one
-that may call NumPy."""
+OWN, OPERATOR, RAW, OTHER, LIBRARY, OBJECTS = 2, 3, 4, 5, 6, 8
+"""Stacks: an own line, one that calls an operator of PyTorch in Python or in C, another one that
+may call NumPy, and one that broadcasts objects."""
+DISTRIBUTED = "/env/lib/python3.11/site-packages/torch/distributed"
 TABLE = StackTable(
     (
         Place("/job/train.py", 1, "train"),
@@ -134,9 +135,11 @@ TABLE = StackTable(
         Place("/job/model.py", 9, "step"),
         Place("/job/scores.py", 3, "score"),
         Place("/env/lib/python3.11/site-packages/numpy/core/_methods.py", 118, "_mean"),
+        Place(f"{DISTRIBUTED}/c10d_logger.py", 83, "wrapper"),
+        Place(f"{DISTRIBUTED}/distributed_c10d.py", 3210, "_object_to_tensor"),
     ),
-    np.array([0, 0, 1, 1, 1, 1, 5]),
-    np.array([-1, 0, 1, 2, 3, 4, 5]),
+    np.array([0, 0, 1, 1, 1, 1, 5, 1, 7]),
+    np.array([-1, 0, 1, 2, 3, 4, 5, 6, 7]),
 )
 Sample = tuple[int, float, str]
 """Stack, how late it came in ms, state; each stands for 50 ms."""
@@ -194,6 +197,16 @@ def test_code_that_lets_samples_wait_launches_nothing() -> None:
     quick: list[Sample] = [(OWN, 0.2, "R")] * 10 + [(OPERATOR, 0.1, "R")] * 10
     assert claim_by_stacks(quick)[0] == [0.0, 0.0, 0.7]
     assert claim_by_stacks([*quick, *[(OTHER, 0.05, "S")] * 8])[0] == [0.0, 0.35, 0.35]
+    # A line that a disk lets wait now and then works on files: 9 of 19 samples on a CPU.
+    files: list[Sample] = [*[(RAW, 0.1, "R")] * 9, (RAW, 0.1, "D"), *[(OPERATOR, 0.1, "R")] * 10]
+    assert claim_by_stacks(files)[0] == [0.0, 0.0, 0.7]  # one is too few
+    files[9:9] = [(RAW, 0.1, "R")] * 70 + [(RAW, 0.1, "D")] * 8
+    assert claim_by_stacks(files)[0] == [
+        *(0.0, pytest.approx(0.7 * 79 / 89, abs=1e-6), pytest.approx(0.7 * 10 / 89, abs=1e-6))
+    ]
+    # To pickle objects for other ranks is no launching.
+    objects: list[Sample] = [(OBJECTS, 2.0, "R")] * 10 + [(OPERATOR, 0.1, "R")] * 10
+    assert claim_by_stacks(objects)[0] == [0.0, 0.35, 0.35]
     # Samples asleep are no computation, and a sample whose lateness is not known is no evidence.
     assert claim_by_stacks([*own, *launching, *[(OWN, 0.2, "S")] * 20])[0] == [0.0, 0.35, 0.35]
     assert claim_by_stacks([*own, *launching, *[(OWN, 0.0, "R")] * 10])[0] == [

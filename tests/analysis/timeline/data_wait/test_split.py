@@ -49,6 +49,28 @@ def test_a_worker_that_computes_all_the_time() -> None:
     assert row(fed(one_worker("U5", (0, 5), (0, 5), read=0), 0, 5)) == {"user_cpu": 1.0}
 
 
+def wait_for_a_sleeping_process(doing: str, state: str = "S4") -> Rank:
+    """The main thread waits for 4 s for a process of the job's own, which sleeps all the time."""
+    maker = process(WORKER, MAIN, {}, thread(activity(state), end=5))
+    marks = {DATA_WAIT: spans((0, 4, 0, WORKER, 1)), STEP: spans((0, 20))}
+    return rank(30, process(MAIN, spans=marks, thread=thread(activity(doing), end=5)), [maker])
+
+
+def test_a_thread_that_unpickles_what_it_waited_for_computes_itself() -> None:
+    breakdown = fed(wait_for_a_sleeping_process("S1 U3"), 0, 4)
+    assert row(breakdown) == {"user_cpu": 0.75, "unknown": 0.25}
+    assert breakdown.worker_pid.tolist() == [MAIN]
+    # It computes for a quarter of the wait: the other process is still the one that it waits for.
+    breakdown = fed(wait_for_a_sleeping_process("S3 U1"), 0, 4)
+    assert row(breakdown) == {"user_cpu": 0.25, "unknown": 0.75}
+    assert breakdown.worker_pid.tolist() == [WORKER]
+    # What the other process did comes first.
+    breakdown = fed(wait_for_a_sleeping_process("S1 U3", "D2 S2"), 0, 4)
+    assert row(breakdown) == {"block_io": 0.5, "user_cpu": 0.5}
+    # With a worker of a loader its fetches count, not what the main thread does meanwhile.
+    assert row(fed(one_worker("S5", (0, 5), (0, 5), read=0), 0, 5)) == {"unknown": 1.0}
+
+
 def test_system_cpu_belongs_to_the_reading_when_there_was_one() -> None:
     # 1 s of kernel code reading 200 MB; without a read it is the user's own doing
     reads = fed(one_worker("K1 D3 U1", (0, 5), (0, 5), read=200_000_000), 0, 5)
