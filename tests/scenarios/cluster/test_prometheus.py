@@ -147,7 +147,7 @@ def start_collect(node: Node, out: Path) -> subprocess.Popen[Any]:
     env = {**environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
     return node.start(
         *(sys.executable, "-m", "clusterprof", "collect", str(out), "--metrics", "9641"),
-        *("--metrics", "otlp:http://127.0.0.1:4318", "--interval", "3s", "--linger", "8s"),
+        *("--metrics", "otlp:http://127.0.0.1:4318", "--interval", "6s", "--linger", "12s"),
         folder=ROOT,
         env=env,
     )
@@ -298,8 +298,10 @@ def test_the_live_numbers_are_those_of_the_report(run: Run) -> None:
     live = sum_by_family(
         (labels["cause"], value) for labels, value in run.last[CAUSED] if labels.get("rank") == "1"
     )
-    assert live[FAMILY] == pytest.approx(report[FAMILY] / 1e9, rel=0.1)
-    # A part of three seconds may have no sample of a short sleep: that time is not known, and no
-    # other family gets it.
+    # What lies across the end of a part is not known, 0.1 to 0.2 s of six seconds. The parts before
+    # the first step of all ranks have no culprit: three seconds of sixty here.
+    assert 0.8 * report[FAMILY] / 1e9 <= live[FAMILY] <= 1.05 * report[FAMILY] / 1e9
+    # A part may have no sample of a short sleep: that time is not known, and no other family gets
+    # it.
     for family in live.keys() - {FAMILY, UNATTRIBUTED}:
         assert live[family] <= report.get(family, 0) / 1e9 + 0.1 * counted, family
