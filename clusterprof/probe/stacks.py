@@ -45,7 +45,7 @@ _QUICK_NAMES = (
     *("CACHE", "NOP"),
 )
 _CACHE, _RESUME = opcode.opmap.get("CACHE", -1), opcode.opmap.get("RESUME", -1)
-"""Python before 3.11 has no instruction by which an entered function can be known."""
+"""Before Python 3.11 nothing shows that a function has just been entered."""
 _QUICK = frozenset(opcode.opmap[name] for name in _QUICK_NAMES if name in opcode.opmap)
 
 _probe: Any = sys.modules[__name__.rpartition(".")[0]]
@@ -112,7 +112,7 @@ class StackTable:
         """
         places: List[int] = []
         known = self._instructions.get
-        while frame is not None and frame.f_back is not None and _is_entry(frame):
+        if frame is not None and frame.f_back is not None and _is_entry(frame):
             frame = frame.f_back
             before = self._number_place_before(frame)
             if before == _NO_ROOM:
@@ -120,7 +120,6 @@ class StackTable:
             if before >= 0:
                 places.append(before)
                 frame = frame.f_back
-                break
         while frame is not None:
             code = frame.f_code
             place = known((id(code), frame.f_lasti))
@@ -166,7 +165,8 @@ class StackTable:
         code, at = frame.f_code, frame.f_lasti
         place = self._places_before.get((id(code), at))
         if place is None:
-            line = _find_line_before(code, at)
+            is_own = code.co_filename.startswith(_OWN_FOLDER)
+            line = 0 if is_own else _find_line_before(code, at)
             place = self._number_place(code, line) if line else _OWN
             if len(self._places_before) < MAX_PLACES:
                 self._codes_before.append(code)

@@ -156,7 +156,7 @@ def test_c_code_before_a_call_is_at_its_own_line(run_dir: Path) -> None:
     assert [end for end in ends if end[0] == "step"] == []
 
 
-class _Left:
+class _CallAtExit:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *error: object) -> None:
@@ -182,7 +182,7 @@ def _call_at_once(value: object = None) -> None:
 
 
 def _run_calls(numbers: list[int]) -> None:
-    with _Left():
+    with _CallAtExit():
         length = -1 in numbers
     _call()
     _call(numbers)
@@ -197,6 +197,31 @@ def test_the_line_before_a_call_is_that_of_the_last_code_that_may_take_time() ->
     _noted.clear()
     _run_calls([1, 2])
     assert _noted == [2, 1, 3, 5, 0]
+
+
+@needs_resume
+def test_a_wrapper_of_the_probe_is_no_line_before_a_call(run_dir: Path) -> None:
+    # The function is entered from the probe's own file, after code that may take time.
+    code = """
+    import _clusterprof_probe.stacks as stacks
+    source = "def wrap(numbers):\\n    -1 in numbers\\n    return enter(numbers)"
+    scope = {"enter": None}
+    exec(compile(source, stacks._OWN_FOLDER + "hook.py", "exec"), scope)
+    def step(): return scope["wrap"]([1])
+    def enter(numbers):
+        take_entered()
+    def take_entered():
+        frame = sys._getframe(1)
+        table = stacks.make_table()
+        stacks._is_entry = lambda frame: frame.f_code.co_name == "enter"
+        ring.emit(layout.STACK_SAMPLE, 1, 2, table.number_stack(frame), 0, 0, 0)
+    from _clusterprof_probe import layout, ring
+    scope["enter"] = enter
+    step()
+    """
+    (ring,) = recorded(HEAD + TAKE + textwrap.dedent(code), run_dir)
+    (sample,) = ring.of(STACK_SAMPLE)
+    assert [frame[1] for frame in list_stacks(ring.log)[sample.a]] == ["<module>", "step"]
 
 
 def test_of_a_deep_stack_the_innermost_frames_are_kept(run_dir: Path) -> None:

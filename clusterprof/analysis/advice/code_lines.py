@@ -258,7 +258,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
     KnownCall(
         "send-arrays",
         "receiving objects from another process",
-        _LOADING,
+        ("cpu-preprocess", "cpu"),
         "send arrays in shared memory instead of Python objects",
         "pack a batch into a few tensors (`torch.multiprocessing.Queue` passes them in shared"
         " memory), or let DataLoader workers build it; nested lists and dicts are unpickled one"

@@ -5,8 +5,8 @@
     pause                    ^------------------------------^
 
 Slow launching leaves a device partly busy in every sample; what keeps a thread computing for whole
-samples launches nothing. Of shorter pauses, sampled stacks tell: an operation of PyTorch gives the
-interpreter lock away, so a sample comes at once. Code that lets a sample wait launches nothing.
+samples launches nothing. Sampled stacks show shorter pauses: an operation of PyTorch releases the
+interpreter lock, so a sample comes at once. Code that makes a sample wait launches nothing.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ _MAX_LATE_RATIO = 0.25
 """… unless more than this part of those in operations comes late: another thread has the lock."""
 _SLEEPING, _IN_DISK_WAIT = ord("S"), ord("D")
 _LAUNCHING = Place("", 0, "")
+_LINES = "lines-of-stacks"
+"""Where a chunk keeps the lines of its stacks: several detectors need them."""
 _OBJECT_FILES = re.compile(r"(?:^|/)torch/(?:distributed/distributed_c10d|serialization)\.py$")
 """Files of PyTorch that pickle objects."""
 _COMPUTING_FILES = re.compile(
@@ -223,7 +225,8 @@ def measure_own_code(rank: Rank, lost: LostTime) -> Float:
     awake = sampled & (stacks.state != _SLEEPING)
     awake &= find_containing(stacks.start_ns, bounds) >= 0
     awake &= ~find_samples_in_waits(rank.main, stacks.start_ns)
-    ratio = _compute_own_ratio(stacks.select(awake), table, late_ns)
+    lines = rank.chunk.shared.setdefault(_LINES, {})
+    ratio = _compute_own_ratio(stacks.select(awake), table, late_ns, lines)
     if ratio > 0:
         own = ratio * np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
         # After a wait for the device all of it is idle time, else as much as chance would have it.
@@ -245,17 +248,21 @@ def _choose_late(wake_ns: Int) -> float:
     return min(float(np.median(known_ns)) + _SWITCH_NS, _LATE_NS)
 
 
-def _compute_own_ratio(samples: StackSamples, table: StackTable, late_ns: float) -> float:
+def _compute_own_ratio(
+    samples: StackSamples, table: StackTable, late_ns: float, line_of: dict[int, tuple[Place, bool]]
+) -> float:
     """Compute which part of the time on a CPU of some samples was in lines that launch nothing.
 
-    They keep the interpreter lock, or wait for a disk.
+    They keep the interpreter lock, or wait for a disk. line_of: the lines of stacks found before.
     """
     numbers, row = np.unique(samples.stack, return_inverse=True)
     lines = {_LAUNCHING: 0}
     of_stack = np.zeros(numbers.size, np.int64)
     computes = np.zeros(numbers.size, np.bool_)
     for at, number in enumerate(numbers.tolist()):
-        line, computes[at] = _find_line(table, number)
+        if number not in line_of:
+            line_of[number] = _find_line(table, number)
+        line, computes[at] = line_of[number]
         of_stack[at] = lines.setdefault(line, len(lines))
     of_sample, lateness_ns = of_stack[row], samples.end_ns - samples.start_ns
     in_disk_wait = samples.state == _IN_DISK_WAIT

@@ -307,19 +307,32 @@ def _add_work_evidence(
     note = f"a step of rank {culprit.rank}; waiting ranks: {format_quantity(usual_ns, 'ns')}"
     evidence = [Evidence(WORK_METRIC, own_ns, "ns", note)]
     own_sizes = late[0][1]
-    for unit in BATCH_UNITS:
-        own, others = own_sizes.get(unit), [sizes[unit] for _, sizes in waiting if unit in sizes]
-        if own is not None and others:
-            note = (
-                f"{unit} in a step of rank {culprit.rank}; waiting ranks: {median_low(others):,.0f}"
-            )
-            evidence.append(Evidence(f"step.{unit}_count", own, "count", note))
-            excess = own / median_low(others) - 1 if median_low(others) > 0 else 0.0
-            if excess >= MIN_EXCESS_RATIO:
-                note = f"more {unit} in a step than the waiting ranks have"
-                evidence.append(Evidence(f"step.{unit}_excess_ratio", excess, "ratio", note))
+    evidence += _compare_batches(culprit.rank, own_sizes, [sizes for _, sizes in waiting])
     evidence += _compare_all_to_all(culprit.rank, own_sizes, [sizes for _, sizes in waiting])
     return replace(finding, evidence=(*evidence, *finding.evidence))
+
+
+def _compare_batches(
+    rank: int, sizes: Mapping[str, float], waiting: Sequence[Mapping[str, float]]
+) -> list[Evidence]:
+    """Return evidence of the samples and tokens in a step of a late rank, as far as known.
+
+    Whether it has more of them is judged by tokens, if known: samples may be of unequal length.
+    """
+    evidence: list[Evidence] = []
+    larger: list[Evidence] = []
+    for unit in BATCH_UNITS:
+        own, others = sizes.get(unit), [each[unit] for each in waiting if unit in each]
+        if own is None or not others:
+            continue
+        usual = median_low(others)
+        note = f"{unit} in a step of rank {rank}; waiting ranks: {usual:,.0f}"
+        evidence.append(Evidence(f"step.{unit}_count", own, "count", note))
+        excess = own / usual - 1 if usual > 0 else 0.0
+        note = f"more {unit} in a step than the waiting ranks have"
+        more = Evidence(f"step.{unit}_excess_ratio", excess, "ratio", note)
+        larger = [more] if excess >= MIN_EXCESS_RATIO else []
+    return evidence + larger
 
 
 def _compare_all_to_all(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from clusterprof.analysis.attribution.accumulator import Accumulator
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import with_work_evidence
@@ -52,10 +54,33 @@ def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> N
     )
 
 
-def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
-    """More samples, and twice the tokens; of rank 3 a fifth of the steps do not say it."""
+COUNTS = [
+    ("step.samples_count", 32, "samples in a step of rank 2; waiting ranks: 10"),
+    ("step.tokens_count", 200, "tokens in a step of rank 2; waiting ranks: 100"),
+]
+MORE_SAMPLES = (
+    "step.samples_excess_ratio",
+    2.2,
+    "more samples in a step than the waiting ranks have",
+)
+MORE_TOKENS = "step.tokens_excess_ratio", 1.0, "more tokens in a step than the waiting ranks have"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1000, 1000, 2000, 8000], [*COUNTS, MORE_TOKENS]),
+        # Shorter sequences, more of them: no more work.
+        ([2000, 2000, 2000, 8000], [COUNTS[0], (*COUNTS[1][:2], f"{COUNTS[1][2][:-3]}200")]),
+        (None, [COUNTS[0], MORE_SAMPLES]),
+    ],
+)
+def test_what_its_steps_held_stands_beside_that_of_the_others(
+    tokens: list[int] | None, expected: list[tuple[str, float, str]]
+) -> None:
+    """More samples; of rank 3 a fifth of the steps do not say it."""
     ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95), ledger(3, 61, 200)]
-    held = [(320, 1000), (100, 1000), (320, 2000), (800, 8000)]
+    held = list(zip((320, 100, 320, 800), tokens or [0] * 4))
     books = [
         SimpleNamespace(
             ledger=ledger(at, 60),
@@ -64,13 +89,13 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
                     "samples": samples,
                     "samples_steps": 8 if at == 3 else 10,
                     "samples_unknown_steps": 2 if at == 3 else 0,
-                    "tokens": tokens,
-                    "tokens_steps": 8 if at == 3 else 10,
-                    "tokens_unknown_steps": 2 if at == 3 else 0,
+                    "tokens": count,
+                    "tokens_steps": 0 if tokens is None else 8 if at == 3 else 10,
+                    "tokens_unknown_steps": 10 if tokens is None else 2 if at == 3 else 0,
                 }
             ),
         )
-        for at, (samples, tokens) in enumerate(held)
+        for at, (samples, count) in enumerate(held)
     ]
     (annotated,) = with_work_evidence(
         [finding("sync-imbalance", 2)],
@@ -83,12 +108,7 @@ def test_what_its_steps_held_stands_beside_that_of_the_others() -> None:
     assert [
         (evidence_row.name, evidence_row.value, evidence_row.note)
         for evidence_row in annotated.evidence[1:]
-    ] == [
-        ("step.samples_count", 32, "samples in a step of rank 2; waiting ranks: 10"),
-        ("step.samples_excess_ratio", 2.2, "more samples in a step than the waiting ranks have"),
-        ("step.tokens_count", 200, "tokens in a step of rank 2; waiting ranks: 100"),
-        ("step.tokens_excess_ratio", 1.0, "more tokens in a step than the waiting ranks have"),
-    ]
+    ] == expected
 
 
 MB = 1_000_000

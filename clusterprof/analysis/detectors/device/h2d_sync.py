@@ -152,7 +152,7 @@ class H2dSync:
                 "host.per_step_ns",
                 host_ns / count,
                 "ns",
-                "the host worked in a step, which a device that has work meanwhile would hide",
+                "the host worked in a step; a device with queued work would hide that",
             ),
         )
         return Claims(share, "B", evidence)

@@ -36,8 +36,8 @@ as CUDA graphs. Move logging and metrics out of the step.
 
 Between two device samples the order of idle and busy is unknown: kernel rates, which would decide
 it, are not recorded. Without stacks, anything else that keeps the main thread computing inside the
-step, such as a metric on the CPU, looks alike; with stacks, only what gives the interpreter lock
-away again and again.
+step, such as a metric on the CPU, looks alike; with stacks, only code that keeps releasing the
+interpreter lock.
 """
 
 from __future__ import annotations

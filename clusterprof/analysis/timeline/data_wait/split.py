@@ -216,6 +216,7 @@ def split_data_wait(rank: Rank, start_ns: Int, end_ns: Int) -> DataWaitBreakdown
     table_ns = kinds.make_empty_table(len(start))
     fetches = _split_fetches(rank, context)
     owner = waits.pid[overlaps.interval]
+    critical = owner.copy()
     for pid in list_distinct(owner):
         (rows,) = (owner == pid).nonzero()
         wait_row = overlaps.interval[rows]
@@ -231,14 +232,14 @@ def split_data_wait(rank: Rank, start_ns: Int, end_ns: Int) -> DataWaitBreakdown
             own = _claim_own_computation(
                 rank, segment_ns, (overlaps.start_ns[rows], overlaps.end_ns[rows])
             )
-            owner[rows[own]] = rank.pid
+            critical[rows[own]] = rank.pid
         kinds.add_to_rows(table_ns, overlaps.segment[rows], segment_ns)
     inside, longest = _measure_wait_overlap(len(start), overlaps)
     _add_time_outside_waits(table_ns, rank, start, end, inside, context)
     in_wait = 2 * inside > end - start
     pids = np.full(len(start), rank.pid, np.int64)
     identified = np.zeros(len(start), np.bool_)
-    pids[in_wait] = owner[longest[in_wait]]
+    pids[in_wait] = critical[longest[in_wait]]
     identified[in_wait] = waits.identified[overlaps.interval[longest[in_wait]]] & (
         pids[in_wait] > 0
     )

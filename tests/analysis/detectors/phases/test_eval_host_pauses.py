@@ -196,6 +196,8 @@ def test_code_that_lets_samples_wait_launches_nothing() -> None:
     # On a machine whose threads wake up in 0.05 ms, 0.2 ms are a wait for the lock.
     quick: list[Sample] = [(OWN, 0.2, "R")] * 10 + [(OPERATOR, 0.1, "R")] * 10
     assert claim_by_stacks(quick)[0] == [0.0, 0.0, 0.7]
+    # A delay of zero is none: the thread had to wait for a CPU, and that was taken off.
+    assert claim_by_stacks([*quick, *[(OTHER, 0.0, "S")] * 8])[0] == [0.0, 0.0, 0.7]
     assert claim_by_stacks([*quick, *[(OTHER, 0.05, "S")] * 8])[0] == [0.0, 0.35, 0.35]
     # A line that a disk lets wait now and then works on files: 9 of 19 samples on a CPU.
     files: list[Sample] = [*[(RAW, 0.1, "R")] * 9, (RAW, 0.1, "D"), *[(OPERATOR, 0.1, "R")] * 10]
@@ -244,6 +246,11 @@ def test_after_a_wait_for_the_device_own_code_is_idle_time() -> None:
     samples: list[Sample] = [(OWN, 5.2, "R")] * 20 + [(OPERATOR, 0.1, "R")] * 10
     start = np.array([ns(0.41 + 0.018 * i) for i in range(30)], np.int64)
     assert claim_after_wait(samples, start) == [0.6, 0.0, 0.1]
+    # A host that spins in the wait is not in its own code there.
+    spinning = np.array([ns(0.001 + 0.018 * i) for i in range(20)], np.int64)
+    assert claim_after_wait([*[(OWN, 5.2, "R")] * 20, *samples], np.append(spinning, start)) == [
+        *(0.6, 0.0, 0.1)
+    ]
 
 
 def claim_after_wait(samples: Sequence[Sample], start: Int) -> list[float]:

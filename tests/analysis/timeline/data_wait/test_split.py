@@ -71,6 +71,20 @@ def test_a_thread_that_unpickles_what_it_waited_for_computes_itself() -> None:
     assert row(fed(one_worker("S5", (0, 5), (0, 5), read=0), 0, 5)) == {"unknown": 1.0}
 
 
+def test_a_wait_in_which_the_thread_computes_itself_counts_once() -> None:
+    # The other process has the lower number, so its waits are looked at first; then the main
+    # thread's own are, of which this one is none.
+    maker = process(MAIN - 1, MAIN, {}, thread(activity("S5"), end=6))
+    waits = spans((0, 4, 0, MAIN - 1, 1), (4, 5, 0, MAIN, 1))
+    main = process(
+        MAIN,
+        spans={DATA_WAIT: waits, STEP: spans((0, 20))},
+        thread=thread(activity("S1 U3 D1"), end=6),
+    )
+    breakdown = fed(rank(30, main, [maker]), 0, 5)
+    assert row(breakdown) == {"user_cpu": 0.6, "block_io": 0.2, "unknown": 0.2}
+
+
 def test_system_cpu_belongs_to_the_reading_when_there_was_one() -> None:
     # 1 s of kernel code reading 200 MB; without a read it is the user's own doing
     reads = fed(one_worker("K1 D3 U1", (0, 5), (0, 5), read=200_000_000), 0, 5)
