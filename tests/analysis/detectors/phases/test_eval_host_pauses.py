@@ -194,7 +194,7 @@ def test_code_that_lets_samples_wait_launches_nothing() -> None:
     launching[:3] = [(OPERATOR, 5.2, "R")] * 3
     assert claim_by_stacks(few + launching)[0] == [0.0, 0.35, 0.35]
     # On a machine whose threads wake up in 0.05 ms, 0.2 ms are a wait for the lock.
-    quick: list[Sample] = [(OWN, 0.2, "R")] * 10 + [(OPERATOR, 0.1, "R")] * 10
+    quick: list[Sample] = [(OWN, 0.2, "R")] * 10 + [(OPERATOR, 0.05, "R")] * 10
     assert claim_by_stacks(quick)[0] == [0.0, 0.0, 0.7]
     # A delay of zero is none: the thread had to wait for a CPU, and that was taken off.
     assert claim_by_stacks([*quick, *[(OTHER, 0.0, "S")] * 8])[0] == [0.0, 0.0, 0.7]
