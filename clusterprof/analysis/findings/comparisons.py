@@ -125,7 +125,7 @@ def _is_slow_group(group: CulpritGroup, ranks: Sequence[RankResult]) -> bool:
 
     At most half of the ranks are a group: what-if without a cause takes the median rank as normal.
     """
-    work = {rank.ledger.rank: _compute_work_ns(rank) for rank in ranks if rank.ledger.steps}
+    work = {rank.ledger.rank: _compute_work_ns(rank.ledger) for rank in ranks if rank.ledger.steps}
     members = [work.pop(rank) for rank in group.ranks if rank in work]
     if not 0 < len(members) == len(group.ranks) <= len(work) or None in work:
         return False
@@ -163,8 +163,8 @@ def compare_finding(finding: Finding, ranks: Sequence[RankResult]) -> PeerCompar
     if finding.cause.id in (IMBALANCE, SLOW_COMPUTE):
         waited = [rank for rank in others if dict(rank.ledger.buckets).get(finding.cause.id, 0)]
         worked = (
-            [_compute_work_ns(rank) for rank in culprit_ranks],
-            [_compute_work_ns(rank) for rank in waited],
+            [_compute_work_ns(rank.ledger) for rank in culprit_ranks],
+            [_compute_work_ns(rank.ledger) for rank in waited],
         )
         return _build_comparison(WORK_METRIC, "rank", "of work a step", *worked)
     return _compare_read_times(finding, culprit_ranks, others) or _compare_own_loss(
@@ -187,8 +187,8 @@ def _get_rank_name(rank: RankResult) -> tuple[str, int | None]:
     return rank.ledger.node, rank.ledger.rank
 
 
-def _compute_work_ns(rank: RankResult) -> float:
-    return rank.ledger.productive_ns / rank.ledger.steps
+def _compute_work_ns(ledger: RankLedger) -> float:
+    return ledger.productive_ns / ledger.steps
 
 
 def _compare_read_times(
@@ -298,10 +298,8 @@ def _add_work_evidence(
     ]
     if len(late) != 1 or culprit.rank is None or not waiting:
         return finding
-    own_ns, usual_ns = (
-        _compute_ledger_work_ns(late[0][0]),
-        median_low(_compute_ledger_work_ns(ledger) for ledger, _ in waiting),
-    )
+    own_ns = _compute_work_ns(late[0][0])
+    usual_ns = median_low(_compute_work_ns(ledger) for ledger, _ in waiting)
     if own_ns <= usual_ns:
         return finding  # late now and then, or by turns: means over all steps show nothing
     note = f"a step of rank {culprit.rank}; waiting ranks: {format_quantity(usual_ns, 'ns')}"
@@ -350,10 +348,6 @@ def _compare_all_to_all(
     return [Evidence("step.all_to_all_bytes", sizes["all_to_all"], "bytes", note)]
 
 
-def _compute_ledger_work_ns(ledger: RankLedger) -> float:
-    return ledger.productive_ns / ledger.steps
-
-
 def _is_culprit(ledger: RankLedger, culprit: Culprit) -> bool:
     return (ledger.node, ledger.rank) == (culprit.node, culprit.rank)
 
@@ -370,16 +364,18 @@ def with_read_counts(findings: Iterable[Finding], ranks: Sequence[RankResult]) -
     """Yield the findings; evidence with the size of reads gets their number."""
     for finding in findings:
         note = _describe_reads(finding, ranks)
-        if note:
-            noted = (_with_read_note(item, note) for item in finding.evidence)
-            finding = replace(finding, evidence=tuple(noted))
-        yield finding
+        yield _append_note(finding, READ_SIZE_SUFFIX, note)
 
 
-def _with_read_note(item: Evidence, note: str) -> Evidence:
-    return (
-        replace(item, note=f"{item.note}; {note}") if item.name.endswith(READ_SIZE_SUFFIX) else item
+def _append_note(finding: Finding, ending: str, note: str) -> Finding:
+    """Append a note, unless it is empty, to the evidence whose name ends so."""
+    noted = (
+        replace(item, note="; ".join(text for text in (item.note, note) if text))
+        if item.name.endswith(ending)
+        else item
+        for item in finding.evidence
     )
+    return replace(finding, evidence=tuple(noted))
 
 
 def _describe_reads(finding: Finding, ranks: Sequence[RankResult]) -> str:
@@ -437,9 +433,7 @@ def with_worker_counts(
     for finding in findings:
         if any(item.name == WORKER_COUNT_METRIC for item in finding.evidence):
             note = describe_other_workers(finding.culprits, nodes)
-            finding = replace(
-                finding, evidence=tuple(_with_worker_note(item, note) for item in finding.evidence)
-            )
+            finding = _append_note(finding, WORKER_COUNT_METRIC, note)
         yield finding
 
 
@@ -460,12 +454,6 @@ def describe_other_workers(culprits: Sequence[Culprit], nodes: Sequence[NodeResu
     amount = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     owner = "the other rank" if len(counts) == 1 else f"each of the other {len(counts):,} ranks"
     return f"{owner} has {amount}"
-
-
-def _with_worker_note(item: Evidence, note: str) -> Evidence:
-    if item.name != WORKER_COUNT_METRIC or not note:
-        return item
-    return replace(item, note=f"{item.note}; {note}" if item.note else note)
 
 
 MAX_PARTS, MIN_PARTS = 24, 8
