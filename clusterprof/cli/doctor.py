@@ -1,9 +1,9 @@
 """`clusterprof doctor`: show what can be recorded here, what cannot, and who can change
 that.
 
-Format the sources of `doctor`: those that can be changed first, those absent here last.
+It also formats the sources of `doctor`: those that can be changed first, those absent here last.
 
-Format the output of `doctor --job`: possible changes first, then the job's environment.
+It also formats the output of `doctor --job`: possible changes first, then the job's environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`clusterprof gate RUN...`: pass (0), fail (3) or cannot tell (4) by rules.
 
-Write verdicts to stdout, to files, and to the files that a CI runner reads.
+It also writes verdicts to stdout, to files, and to the files that a CI runner reads.
 
-Build the rules and policy of a gate from its command line and a profile.
+It also builds the rules and policy of a gate from its command line and a profile.
 """
 
 from __future__ import annotations

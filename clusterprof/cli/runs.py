@@ -1,13 +1,11 @@
 """Load the runs of a command line: recordings to analyze, or stored reports.
 
-Parse `--since`, `--until` and `--steps`: the part of a run to analyze.
+The part of a run to analyze comes from `--since`, `--until` and `--steps`. A progress bar with the
+remaining time is shown on a terminal, and nothing elsewhere.
 
-Show a progress bar with the remaining time on a terminal, and nothing elsewhere.
-
-Run `clusterprof analyze`, and parse its usual command lines without typer. typer and its
-imports take 0.1 s of CPU, a third of the start-up. So plain paths and complete options are
-parsed here; everything else, including mistakes and `--help`, is left to typer, and with it
-every message.
+The usual command lines of `clusterprof analyze` are parsed here without typer, because typer and
+its imports take 0.1 s of CPU, a third of the start-up. Everything but plain paths and complete
+options, including mistakes and `--help`, is left to typer, and with it every message.
 """
 
 from __future__ import annotations

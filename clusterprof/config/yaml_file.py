@@ -1,6 +1,6 @@
 """Define the keys of a profile: the type of each value, and its default.
 
-Parse a profile's YAML to (value, origin) by dotted key, with the line in every error.
+It also parses a profile's YAML to (value, origin) by dotted key, with the line in every error.
 """
 
 from __future__ import annotations

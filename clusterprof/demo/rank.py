@@ -1,9 +1,8 @@
 """Run one rank of the demo: `python -m clusterprof.demo.rank SCENARIO STEPS DATASET
 FOLDER`.
 
-A usual training loop: wait for a batch, launch kernels, sometimes write a checkpoint,
-and reduce the gradients of all ranks before the next step where the ranks train
-together. The device is
+A usual training loop: wait for a batch, launch kernels, sometimes write a checkpoint, and reduce
+the gradients of all ranks before the next step where the ranks train together. The device is
 emulated: it executes what was queued, so it is idle only when the host is late.
 
 Implement the demo's dataloader: one forked worker, with a bounded prefetch.

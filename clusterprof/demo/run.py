@@ -4,7 +4,7 @@ truth.
 Only the accelerator is simulated: processes, disk reads, CPU time, recorder and
 analysis are real.
 
-Compare the report with the injected ground truth, rank by rank, in points of step time.
+It also compares the report with the injected ground truth, rank by rank, in points of step time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check the preconditions of a verdict: steps, coverage, damage, dropped spans and missing
 ranks.
 
-Check whether two runs may be compared at all, and name the fields in which they differ.
+It also checks whether two runs may be compared at all, and names the fields in which they differ.
 """
 
 from __future__ import annotations

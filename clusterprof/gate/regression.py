@@ -6,8 +6,8 @@ passes                        |----x----|           |
 fails                                               | |---x---|
 cannot tell                               |-----x---+---|   interval holds the limit
 
-Estimate how far a metric may be off by chance: block bootstrap within runs, spread
-between runs.
+It also estimates how far a metric may be off by chance: block bootstrap within runs, spread between
+runs.
 
 Two kinds of variance are added. Within a run neighboring steps resemble each other, so
 sequences of consecutive blocks are drawn, not single steps:

@@ -7,11 +7,10 @@ verdict.
 The first line tests one run; the second compares it with baselines: more than 5 %
 longer, 2 points more, 3 points less is a failure.
 
-Split a metric into numerator and denominator per block of steps, from which its noise
-is estimated.
+It also splits a metric into numerator and denominator per block of steps, from which its noise is
+estimated.
 
-Find the metrics that rules may name: those of the report, of its impact, and derived
-ones.
+It also finds the metrics that rules may name: those of the report, of its impact, and derived ones.
 
 step.p90_ns, step.mean_ns      any percentile of the steps of all ranks
 gpu.busy_ratio.p10             over 20 equal time bins of the run: 90 % were higher

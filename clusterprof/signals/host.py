@@ -2,7 +2,7 @@
 
 Declare signals of the recorder's own cost.
 
-List collectors whose absence is normal on a node and not a coverage gap, with readable
+It also lists collectors whose absence is normal on a node and not a coverage gap, with readable
 names.
 """
 

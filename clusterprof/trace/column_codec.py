@@ -9,7 +9,7 @@ when it looks random, and otherwise compressed together with the others of its f
 All lanes of a block are processed at once: a Python integer of 64 * n bits is a vector
 of n lanes, and its `-`, `^`, `&` and `<<` run in C. This makes numpy unnecessary here.
 
-Choose a storage strategy per column: a common divisor, and the order of columns.
+It also chooses a storage strategy per column: a common divisor, and the order of columns.
 
 Kernels count in ticks, drivers in milliwatts; the nanoseconds and watts computed from
 these carry no more information. Planes also compress better when columns with similar

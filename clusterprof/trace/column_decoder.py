@@ -2,7 +2,7 @@
 
 No number in a header is trusted: sizes are checked before memory is allocated.
 
-Locate the columns of a record in the blocks of its frame, once per shape of frame.
+It also locates the columns of a record in the blocks of its frame, once per shape of frame.
 
 Frames of one collector have one shape, second after second; the plan is computed for
 the first and cached.

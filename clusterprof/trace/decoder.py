@@ -3,7 +3,7 @@
 No number in a header is trusted; everything that can be wrong with a frame raises
 `FrameError`.
 
-Keep frames of spans encoded, and decode many of them at a time.
+It also keeps frames of spans encoded, and decodes many of them at a time.
 
 A frame holds one second of all processes, a chunk of the analysis a minute of frames:
 decoding frame by frame would spend more on calls than on spans. Frames are validated

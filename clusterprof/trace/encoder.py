@@ -3,7 +3,7 @@
 Consecutive records of one kind share a frame, because a frame costs as much as one
 process's spans of a second.
 
-Write the recording of a node whose records are all known: the result of an import.
+It also writes the recording of a node whose records are all known: the result of an import.
 
     write_node(folder, node.header(), node.records())
 

@@ -11,7 +11,7 @@ Little-endian (docs/design/recording-format.md):
 Nothing here touches a file or a column; trace.encoder and trace.decoder interpret
 payloads.
 
-Keep column names out of most frames.
+It also keeps column names out of most frames.
 
 What rarely changes is written as a *layout* in the first two frames that need it and
 then ever more rarely. Other frames refer to it by a key computed from its content, so a

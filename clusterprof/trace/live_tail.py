@@ -9,8 +9,7 @@ older ones only frame heads and events. A file that shrinks, vanishes or holds i
 data is not an error: what can be read is used, and the rest is tried again at the next
 poll.
 
-Keep the persistent state of a recording: which process, process group or device is
-which.
+It also keeps the persistent state of a recording: which process, process group or device is which.
 
 A reader that begins in the middle of a recording lacks these records. The latest of
 each kind is kept, however old, until its process has ended.

@@ -9,7 +9,7 @@ continues one byte later for the next magic with a valid frame, so that a wrong 
 nothing. One frame is in memory at a time, and a recording that is still being written is read
 up to its last whole frame.
 
-Find the nodes of a job in the given recordings, each of them once:
+It also finds the nodes of a job in the given recordings, each of them once:
 
     find_nodes([Path("host1"), Path("host2"), Path("shared/run")])
 

@@ -4,12 +4,10 @@
     writer.append(*columns, *rows, *spans)     # the records of one second, in one call
     writer.close()
 
-Records given in one call share frames (the spans of several processes in one), so the
-recorder hands over everything once a second. A full, read-only, lost or failing disk
-never affects the
-caller: frames wait in memory, the oldest are dropped and counted, and the recording
-continues where it ended once the disk recovers, with an event and a gap that state what
-is missing.
+Records given in one call share frames (the spans of several processes in one), so the recorder
+hands over everything once a second. A full, read-only, lost or failing disk never affects the
+caller: frames wait in memory, the oldest are dropped and counted, and the recording continues where
+it ended once the disk recovers, with an event and a gap that state what is missing.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ names differ. Zero padding is kept ("node[08-11]"), and so is a suffix
 ("n[1-2].cluster.example"). Names that contain characters of the notation (`[ ] ,` and
 blanks) are left unchanged.
 
-Parse and format lists of CPUs and NUMA nodes as the kernel writes them: "0-3,8", "" for
+It also parses and formats lists of CPUs and NUMA nodes as the kernel writes them: "0-3,8", "" for
 none.
 
 https://docs.kernel.org/admin-guide/kernel-parameters.html ("cpu lists"), also with a

@@ -219,9 +219,8 @@ _SHM_REMEDY = "run as the job's user, or in the container of the job"
 class ShmCollector:
     """How full shared memory is, through which workers pass batches.
 
-    Columns: `shm.used_bytes` and `shm.size_bytes` of "/dev/shm", as the first process of
-    the job sees
-    it: a container has its own, of 64 MiB by default. Only a file system in memory is read;
+    Columns: `shm.used_bytes` and `shm.size_bytes` of "/dev/shm", as the first process of the job
+    sees it: a container has its own, of 64 MiB by default. Only a file system in memory is read;
     one on a disk or a server might not answer.
 
     ## Source

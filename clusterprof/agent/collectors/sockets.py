@@ -1,11 +1,9 @@
 """TCP statistics of the job's connections: round trips, retransmissions, bytes in flight.
 
-Columns: the `tcp.job_*` signals of every network interface through which a connection
-of the job
-leaves: the interface that has its local address. Connections within the machine are
-left out, also those between two of its own addresses. The processes are those of the
-job's tree; a connection belongs to the job when one of them has it open
-(`/proc/<pid>/fd`). No address is recorded.
+Columns: the `tcp.job_*` signals of every network interface through which a connection of the job
+leaves: the interface that has its local address. Connections within the machine are left out, also
+those between two of its own addresses. The processes are those of the job's tree; a connection
+belongs to the job when one of them has it open (`/proc/<pid>/fd`). No address is recorded.
 
 Counters sum what each connection has counted since it was first seen (since its start
 if it is younger than the recording) and keep the counts of closed connections; the

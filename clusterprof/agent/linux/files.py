@@ -1,11 +1,11 @@
-"""Mount points of procfs and sysfs as parameters, so that tests can use a fixture folder.
+"""Read files of the kernel: once, or again and again from a file that stays open.
 
-Read folders and small files of /proc and /sys once; missing ones read as empty.
+The mount points of procfs and sysfs are parameters, so that tests can use a fixture folder. Folders
+and small files that are read once read as empty when they are missing.
 
-Kernel files that stay open and are read repeatedly with `pread`.
-
-Opening and closing a file under /proc costs more than reading it (2.2 times the floor against 1.1;
-see bench/README.md), so every file that is read in each tick goes through this module.
+**Files that stay open** are read with `pread`. Opening and closing a file under /proc costs more
+than reading it (2.2 times the floor against 1.1; see bench/README.md), so every file that is read
+in each tick goes through this module.
 
 The kernel writes some files in one piece (stat, meminfo, netstat, everything in /sys): such a
 reading is complete when `pread` returned fewer bytes than requested. It writes others record by
@@ -13,18 +13,15 @@ record (diskstats, vmstat, mountstats) and stops before the record that no longe
 such a reading is complete only if it leaves room for the longest record.
 Source: https://docs.kernel.org/filesystems/seq_file.html
 
-Numbers from the kernel's "name value" texts, found without splitting the text.
+**Numbers** in the kernel's "name value" texts are found without splitting the text. A collector
+reads the same file repeatedly, and its words rarely move: only when a number before them gains a
+digit. Each finder therefore remembers where it found its words and looks there first; a search of 4
+KB costs six times as much.
 
-A collector reads the same file repeatedly, and its words rarely move: only when a number before
-them gains a digit. Each finder therefore remembers where it found its words and looks there first;
-a search of 4 KB costs six times as much.
-
-inotify: the kernel reports files that are moved into a folder, without polling.
-
-https://man7.org/linux/man-pages/man7/inotify.7.html
-
-Python has no binding, so this module calls the C library. It reports complete files only: those
-written under another name and then renamed (IN_MOVED_TO), as every file in a run directory is.
+**inotify** reports files that are moved into a folder, without polling. Python has no binding, so
+this module calls the C library. Only complete files are reported: those written under another name
+and then renamed (IN_MOVED_TO), as every file in a run directory is.
+Source: https://man7.org/linux/man-pages/man7/inotify.7.html
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the kernel when the thread that started it ends (`prctl(PR_SET_PDEATHSIG)`, prct
 with the recorder in every case. Its output is limited. A tool that cannot be killed (it hangs
 inside a driver) is abandoned, and no second one is started.
 
-Find the path of a command-line tool.
+It also finds the path of a command-line tool.
 """
 
 from __future__ import annotations

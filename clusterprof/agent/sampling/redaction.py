@@ -1,9 +1,8 @@
 """Replace names of hosts, jobs and paths in a recording: `record --redact`.
 
 Each name becomes 8 hex digits of BLAKE2b, keyed with the name of the job, so that all nodes of a
-job
-write the same word for the same name and two jobs do not. Somebody who knows the job's name and has
-a list of candidates can still test them; nobody can read a name.
+job write the same word for the same name and two jobs do not. Somebody who knows the job's name and
+has a list of candidates can still test them; nobody can read a name.
 
     gpu-17.example.org             h5f0c2a91
     /scratch/alice/train/data.bin     /h81d3b02c

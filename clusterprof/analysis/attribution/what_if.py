@@ -4,14 +4,12 @@
     storage 40 |== work ==|                 arrives at 140, without at 100
                |== work ==|-- waits --|     arrives at 100: all continue 50 earlier
 
-All ranks leave an operation when the last one has arrived, without the intervals lost
-to the cause. The savings of each rank accumulate. It arrives earlier by these, by what
-it lost to the cause itself since its previous operation, and by the hidden cost
-(analysis.attribution.rank.hidden_cost). All leave when the last has arrived; ranks that are early
-wait
-for less. If all ranks meet in one process group nothing needs to be propagated, because
-they leave together. Otherwise operations that do not depend on each other are replayed
-at once, front after front.
+All ranks leave an operation when the last one has arrived, without the intervals lost to the cause.
+The savings of each rank accumulate. It arrives earlier by these, by what it lost to the cause
+itself since its previous operation, and by the hidden cost (analysis.attribution.rank.hidden_cost).
+All leave when the last has arrived; ranks that are early wait for less. If all ranks meet in one
+process group nothing needs to be propagated, because they leave together. Otherwise operations that
+do not depend on each other are replayed at once, front after front.
 
 There are further columns in addition to the causes: all causes at once; no transfer; even
 work (`compute_uneven_work`; with several groups: no rank has more than the lower median
@@ -36,7 +34,7 @@ that waited least, with and without the cause; the larger result is used.
 
 Prepare a block for the replay: fronts, ends of time bins, and uneven work.
 
-Estimate the savings of fixing one cause, without a what-if replay.
+It also estimates the savings of fixing one cause, without a what-if replay.
 
 Attributed time is additive; recoverable time is not, and the two are never mixed. For a
 rank that no other waits for, device time attributed to a cause was idle because of it

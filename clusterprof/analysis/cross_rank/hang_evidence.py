@@ -3,7 +3,7 @@
 rank 1    train.py:60 in main, in the loader        its thread waits for a batch
 worker    data.py:31 in read_image                  the line that matters
 
-Read what the recorder collected while ranks stood still: the answer of NCCL's RAS service.
+It also reads what the recorder collected while ranks stood still: the answer of NCCL's RAS service.
 
     {"communicators": [{"hash": "0x5f", "size": 8,
         "ranks": [{"rank": 0, "collective_counts": {"AllReduce": 812, …}, …}, …],

@@ -1,6 +1,6 @@
 """Report ranks that hung when their recordings ended, and book their time.
 
-Find jobs that stopped making progress though their operations were not marked.
+It also finds jobs that stopped making progress though their operations were not marked.
 
     device of every rank      idle for at least 10 s, to the end of its recording
     main thread of each       asleep, and not on a CPU in the last ten seconds
@@ -10,7 +10,7 @@ A job that is finished ends; a job that saves or evaluates uses its CPUs. Which 
 others wait for is not known, except for a few ranks that sleep in another kernel
 function than most.
 
-Attribute pauses of all ranks on their CPUs to an unmarked evaluation.
+It also attributes pauses of all ranks on their CPUs to an unmarked evaluation.
 
 Garbage collection, or a compiler, stops one rank, and the others wait for it. When the
 devices of all ranks of a job are idle for some windows while their main threads run on

@@ -7,7 +7,7 @@ analysis.cross_rank.step_alignment decides which ranks are synchronous;
 analysis.cross_rank.step_alignment merges
 steps that do not end together.
 
-Decide whether less active devices were busy-waiting for a late rank.
+It also decides whether less active devices were busy-waiting for a late rank.
 
 Steps may be too short for a sampling window that shows busy-waiting alone, and kernels
 may simply be small. A comparison of ranks decides:

@@ -1,6 +1,6 @@
 """Attribute the time in transfers to causes that the network counters show.
 
-Describe the traffic between ranks: bytes and operations per rank, rate, and transport.
+It also describes the traffic between ranks: bytes and operations per rank, rate, and transport.
 
     10 all-reduces of 4 MiB, 4 ranks    each rank sends 2 * 3/4 * 4 MiB = 6 MiB in one
     80 ms each                          75 MiB/s: 63 % of a link of 1 Gb/s
@@ -14,7 +14,7 @@ unknown.
 No rate is given for operations that overlap with computation: a rank waits for a part
 of them only. Nor for messages between two ranks, because one of the two waits.
 
-Find jobs whose network shows a fault, for jobs whose operations were not marked.
+It also finds jobs whose network shows a fault, for jobs whose operations were not marked.
 
 What all ranks of these jobs wait equally long is attributed to the network; in other
 jobs nothing distinguishes it from other sleep.

@@ -2,7 +2,7 @@
 
 Replay a job without each cause: columns of spent time in, saved job time out.
 
-Collect the longest waits of ranks for each other while waits are blamed.
+It also collects the longest waits of ranks for each other while waits are blamed.
 
 The longest few of every culprit are kept, so that the largest culprit does not hide the
 others.

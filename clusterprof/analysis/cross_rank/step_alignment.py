@@ -9,7 +9,7 @@ together again, both lie before it:
                      rank 1   |----|----|--------|--|--|    data late in the third
     operations                |    |    |           |  |
 
-Decide whether ranks wait for each other in every step.
+It also decides whether ranks wait for each other in every step.
 
 Ranks are *synchronous* when their steps have the same numbers and end together: in nine
 of ten steps the distance between the ends of two ranks is, within 5 ms or a tenth of a

@@ -5,7 +5,7 @@
 Only numbers measured on both sides are compared: a rank that was not checked for a cause is left
 out.
 
-Compare the work per step of an awaited rank with that of the waiting ranks.
+It also compares the work per step of an awaited rank with that of the waiting ranks.
 
 The evidence behind `sync-slow-compute` and `sync-imbalance`. By its time alone, a rank that was
 slow from its first step on looks like one with more to do. How many samples or tokens its steps
@@ -27,7 +27,7 @@ Add to the culprits' number of dataloader workers the number on other ranks.
 
 loader.workers_count 1 (on this rank; the other rank has 4)
 
-Find when a cause began that was not there from the first step on: `Finding.since`.
+It also finds when a cause began that was not there from the first step on: `Finding.since`.
 
     loss caused by rank 2, by part of run    0 0 0 9 9 9 9 9 9 9 9 9    from part 4 on
     intermittent                             0 9 0 0 9 0 9 0 0 9 0 0    no onset

@@ -1,7 +1,7 @@
 """List coverage gaps: lost records, failed sources, causes that could not be checked.
 
-Describe the errors that drivers reported about devices during the recording, and which rank
-failed first.
+It also describes the errors that drivers reported about devices during the recording, and which
+rank failed first.
 """
 
 from __future__ import annotations

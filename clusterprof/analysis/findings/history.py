@@ -1,12 +1,12 @@
 """Build a run's history: lost time by rank and time bin, longest waits, slow steps.
 
-Split one rank's lost time into time bins, with the names and sums of its ledger.
+It also splits one rank's lost time into time bins, with the names and sums of its ledger.
 
 The lost time of a rank is known by time bin under the names of causes. The ledger may name a family
 instead, and has attributed the time in operations to its causes. Here every ledger line that is the
 rank's own keeps its sum, and its waits for others are `WAITING`.
 
-Find ranks that ended while others of their job continued.
+It also finds ranks that ended while others of their job continued.
 
     rank 0  ████████████                  loses 0 %      both together 20 %
     rank 1  ████████████████████████      loses 40 %     then rank 1 alone: 40 %

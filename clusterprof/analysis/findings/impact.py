@@ -3,7 +3,7 @@
 The bounds come from a block bootstrap: the run is cut into blocks of steps, as many blocks are
 drawn with replacement, 400 times, and the savings are scaled to the length of the job.
 
-Estimate which part of the transfer time the hosts caused, not the network.
+It also estimates which part of the transfer time the hosts caused, not the network.
 
     transfers 50    communication threads of rank 0    4 on a CPU, 2 waiting for one
                     communication threads of rank 1    3 on a CPU, 9 waiting for one
@@ -11,7 +11,7 @@ Estimate which part of the transfer time the hosts caused, not the network.
 
 Fixing the network leaves this part. The waits for a CPU in it vanish with their own cause.
 
-Compute the impact of the findings of a recording: cost, savings, efficiency metrics.
+It also computes the impact of the findings of a recording: cost, savings, efficiency metrics.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Build the metrics a gate may test; an unmeasured metric is None with a reason.
 
-Sum the step blocks of all ranks, and fit the sums to those of the report.
+It also sums the step blocks of all ranks, and fits the sums to those of the report.
 
 What a rank lost by itself is known by block. The causes of its waits for others are known for the
 run as a whole: they are spread over the blocks as its time without a cause of its own was.

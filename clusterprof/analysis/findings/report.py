@@ -11,7 +11,7 @@ are reported only where nothing could be replayed: these sums ignore what hides 
 
 Summarize the recorded part of the job: number of ranks, devices, coverage.
 
-Build the fingerprint of a run: the facts that decide whether two runs are comparable.
+It also builds the fingerprint of a run: the facts that decide whether two runs are comparable.
 """
 
 from __future__ import annotations

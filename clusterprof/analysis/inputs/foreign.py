@@ -8,7 +8,7 @@ reported or refused. So is a file in a folder that is damaged or must not be unp
 it may be one of the traces. Any other file in a folder (a README, a log) is skipped and
 counted.
 
-Import the foreign files of the command line as recordings before the analysis.
+It also imports the foreign files of the command line as recordings before the analysis.
 
     with import_inputs([Path("rank0.pt.trace.json.gz"), Path("my-run/")]) as imported:
         imported.paths     # recordings; those of foreign files in a temporary folder

@@ -12,7 +12,7 @@ as before:
 Everything else in the trace is left out: the recording has it too, measured more
 closely.
 
-Read NCCL flight recorder dumps, `<node>/nccl/<prefix><rank>` in a recording.
+It also reads NCCL flight recorder dumps, `<node>/nccl/<prefix><rank>` in a recording.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ one per job, one per container, one after another, or two at once. A process tha
 them recorded counts once. Two machines with one host name get the beginning of their
 boot id appended.
 
-Decide which recorded ranks belong to one job; number jobs and incarnations.
+It also decides which recorded ranks belong to one job, and numbers jobs and incarnations.
 
     name of the job, size of its world, restart    by the launcher, alike on all nodes
     the same rank twice, one after the other       incarnations: first with first, …
@@ -14,7 +14,7 @@ Decide which recorded ranks belong to one job; number jobs and incarnations.
 A process that two recorders observed is counted once. Every decision is reported in a
 note.
 
-Attribute the time lost to restarts, up to a rank's first step afterwards.
+It also attributes the time lost to restarts, up to a rank's first step afterwards.
 
     incarnation 0   |== steps ==|x exits with 1
     incarnation 1                    gap     |-- starts up --|== steps ==|

@@ -6,7 +6,7 @@
 With a common end, nodes that were settled by different processes fit together: the
 window ends with the batch of records in which the end lies.
 
-Measure each rank's device activity and steps in a window, chunk by chunk.
+It also measures each rank's device activity and steps in a window, chunk by chunk.
 """
 
 from __future__ import annotations

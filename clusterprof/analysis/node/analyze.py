@@ -3,7 +3,7 @@
 What cannot be settled at the end of a chunk is carried over to the next one, so memory
 depends on the longest step rather than on the length of the recording.
 
-Keep the state of one rank while its node is read, and build its result at the end.
+It also keeps the state of one rank while its node is read, and builds its result at the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Record how each rank's recording ended: last operation, last span, thread state.
 
-Write notes on a node's host: bound workers, distant GPUs, full shared memory, heat, bad links.
+It also writes notes on a node's host: bound workers, distant GPUs, full shared memory, heat, bad
+links.
 
 No lost time is attributed to these conditions; each is noted once, for all nodes alike.
 """

@@ -1,8 +1,7 @@
 """Collect for advice how the ranks of a node were set up, and what the node leaves them.
 
-Read from the chunks while they pass through: data loaders as the probe saw them, CPUs
-that the affinity allows, quota and limit of the job's cgroup, the least available
-memory.
+It also reads from the chunks while they pass through: data loaders as the probe saw them, CPUs that
+the affinity allows, quota and limit of the job's cgroup, the least available memory.
 """
 
 from __future__ import annotations

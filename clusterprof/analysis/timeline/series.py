@@ -20,7 +20,7 @@ difference is NaN, not a guess.
 after the last reading the value is unknown. The time of missing readings is left out of
 the mean.
 
-Estimate the step length from the period of a series, if no steps are marked.
+It also estimates the step length from the period of a series, if no steps are marked.
 """
 
 from __future__ import annotations

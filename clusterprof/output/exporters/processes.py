@@ -1,6 +1,6 @@
 """Identify the processes of spans while a node's recording is read.
 
-Name spans and their four values for export (see probe.layout).
+It also names spans and their four values for export (see probe.layout).
 """
 
 from __future__ import annotations

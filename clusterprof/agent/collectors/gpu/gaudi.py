@@ -29,8 +29,7 @@ it. Intervals below a second, with `hl-smi` below 5 s.
 
 Gaudi through HLML, Intel's management library (binding `pyhlml`), else `hl-smi`.
 
-https://docs.habana.ai: API reference guides, PYHLML APIs; embedded system tools guide,
-hl-smi. It
+https://docs.habana.ai: API reference guides, PYHLML APIs; embedded system tools guide, hl-smi. It
 runs in the helper process: no signals, no heavy imports.
 
 **Utilization is power.** The driver computes it as (power - power at rest) / (limit -

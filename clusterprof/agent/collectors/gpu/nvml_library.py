@@ -22,13 +22,11 @@ longer be read afterwards.
 
 NVML, the NVIDIA driver's own library: the calls, their intervals, their errors.
 
-https://docs.nvidia.com/deploy/nvml-api/. There is one guarded call per value or pair of
-values that
-NVML returns together, so that a failing call affects nothing else. Every call is timed:
-a call that mostly takes more than 5 ms is made ten times less often, until three in a row
-are quick again. In between, its last
-value is repeated, at most for its own period; after an error nothing is repeated. A GPU
-that is lost, needs a reset or returns "unknown error" is not used again until NVML is
+https://docs.nvidia.com/deploy/nvml-api/. There is one guarded call per value or pair of values that
+NVML returns together, so that a failing call affects nothing else. Every call is timed: a call that
+mostly takes more than 5 ms is made ten times less often, until three in a row are quick again. In
+between, its last value is repeated, at most for its own period; after an error nothing is repeated.
+A GPU that is lost, needs a reset or returns "unknown error" is not used again until NVML is
 reopened, because further calls crash drivers.
 
 `agent.collectors.gpu.nvml_queries` has the calls of each device, counters (GPM), links and

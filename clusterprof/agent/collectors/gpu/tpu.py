@@ -1,11 +1,9 @@
 """TPU through the monitoring part of `libtpu`, else through the command `tpu-info`.
 
 https://cloud.google.com/tpu/docs/tpu-monitoring-library,
-https://github.com/AI-Hypercomputer/cloud-accelerator-diagnostics (tpu_info). Both query
-the process
-that holds the TPU, on localhost port 8431; without one there are no values. That
-service uses gRPC, whose library is twice as large as all of ours, so it is not queried
-directly.
+https://github.com/AI-Hypercomputer/cloud-accelerator-diagnostics (tpu_info). Both query the process
+that holds the TPU, on localhost port 8431; without one there are no values. That service uses gRPC,
+whose library is twice as large as all of ours, so it is not queried directly.
 
 This package runs in the helper process: no signals, no heavy imports before `libtpu`.
 

@@ -6,7 +6,7 @@
 Rates are those of physical links only. The speed that a virtual device reports is
 arbitrary, and a speed that was exceeded is wrong; both count as unknown.
 
-Find symptoms of network problems in a node's counters during its operations.
+It also finds symptoms of network problems in a node's counters during its operations.
 
 A symptom is a number above its limit. A number that was not read is no symptom, and no
 proof of health.

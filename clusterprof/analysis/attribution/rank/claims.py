@@ -10,16 +10,12 @@ a reason:
 Without spans (degraded mode M2) only few detectors apply: see
 analysis.attribution.rank.without_probe.
 
-Find causes that an imported trace cannot measure: no evidence in it is not zero.
+A trace of kernels has no samples of threads, disks or memory. A detector that looks for these in it
+finds none and would claim 0.0 %: its cause counts as not measured, which is not zero.
 
-A trace of kernels has no samples of threads, disks or memory. A detector that looks for
-these in it finds none and would claim 0.0 %; its cause was not measured.
-
-Attribute reads of files with unknown location in a trace to the storage family.
-
-The leaf of a read depends on the kind of its file system. A tracer of system calls
-often has only a path, so what the loading thread read from there goes to the family,
-after all causes.
+The cause of a slow read depends on the kind of its file system. A tracer of system calls often has
+only a path, so what the loading thread read from there goes to the storage family, after all
+causes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ MAX_LATENESS_NS is used, which does not change totals:
 Without that counter the snapshot `gpu.busy_ratio` is used. It holds for the time since
 the previous sample if that is at most SNAPSHOT_VALID_NS ago.
 
-Detect busy-waiting on the device: a kernel that counts as work but computes nothing.
+It also detects busy-waiting on the device: a kernel that counts as work but computes nothing.
 
 A collective that runs on the device waits there for late ranks. A sampler of
 utilization sees a device at 100 %; the activity of its multiprocessors and its power

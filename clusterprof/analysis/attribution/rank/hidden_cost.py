@@ -11,7 +11,7 @@ by as much:
 Lost time is split as observed (42 and 28); only the savings of a fix include the hidden
 part.
 
-Attribute device synchronizations to the pause that requires them.
+It also attributes device synchronizations to the pause that requires them.
 
 Without the pause they disappear: before saving or logging, the host waits until its
 device has drained its queue. Then the device waits for the host twice: for the pause

@@ -8,9 +8,9 @@ Bins are counted from the start of the recording. An interval over an edge is sp
 it. Bins hold integers in fixed-point shares, like the ledger; if there are too many,
 each two become one: memory does not grow, and chunks give the same bins.
 
-Sum integers by row and time bin of a run, in a table that does not grow with the run.
+It also sums integers by row and time bin of a run, in a table that does not grow with the run.
 
-Sum the totals of a settled segment besides its causes: its time, its waits, its steps.
+It also sums the totals of a settled segment besides its causes: its time, its waits, its steps.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 The estimates are those of analysis.attribution.rank.host_activity.
 
-Estimate from sums which part of device idle time coincided with a host activity.
+It also estimates from sums which part of device idle time coincided with a host activity.
 
 A window between two samples shows how long the device was idle and how long a thread
 ran, but not whether both coincided. Many windows do. The thread is active for the same

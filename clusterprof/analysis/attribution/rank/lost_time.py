@@ -10,13 +10,11 @@ are edges anyway: one chunk or many give the same intervals.
     host             wait 40 | step 60 ...
     intervals        [0, 40) wait, 30 lost       never longer than the span
 
-Read exposed time from stream events: how long a device was idle in a wait of its host.
+It also reads exposed time from stream events: how long a device was idle in a wait of its host.
 
 In a wait for data the device was idle for a part of it, which is the end of the wait. A
 collective's exposed time lies where analysis.timeline.collectives.operations placed it and is lost
-in
-full; where it overlaps a wait for data, the part of that wait moves to what is left of
-it.
+in full; where it overlaps a wait for data, the part of that wait moves to what is left of it.
 
     host       |---- wait for data 40, exposed 10 ----|
     device     |-- operation 20 --|
@@ -165,8 +163,7 @@ def _measure_data_waits(
 
     A measured amount lies at the end of its own wait, outside operations
     (analysis.attribution.rank.lost_time), so that a row's part does not depend on which other rows
-    are
-    evaluated.
+    are evaluated.
     """
     none = np.zeros(phases.start_ns.size, np.int64)
     exposed = rank.main.get_spans(ExposedSpans)

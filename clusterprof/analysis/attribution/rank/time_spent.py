@@ -8,7 +8,7 @@ the first step on, segment by segment, without the time in operations itself. Wh
 cause claimed is UNEXPLAINED; what was not lost is work, minus the time
 in which the main thread had no CPU.
 
-Estimate the part of a rank's work in which its main thread was runnable but had no CPU.
+It also estimates the part of a rank's work in which its main thread was runnable but had no CPU.
 
 Without a device this is not lost time of the rank itself. But a rank that waits for it
 in an operation waits for a CPU, not for more work or slower computation.
@@ -16,7 +16,7 @@ in an operation waits for a CPU, not for more work or slower computation.
     samples      |------ 100 ms, 30 of them runnable ------|
     work         |== 60 ==|   wait 40              18 of the 60 were no work
 
-Sum what a rank without peers lost by cause, in time bins of its steps.
+It also sums what a rank without peers lost by cause, in time bins of its steps.
 
 No loss of the rank is a wait of another rank. Without a cause it is therefore earlier
 by what it lost to the cause and by what is hidden behind other work

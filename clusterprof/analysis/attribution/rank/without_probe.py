@@ -12,12 +12,11 @@ Without spans it is not recorded what the training process waited for. What rema
     it sleeps while another of its threads runs                         cpu
 
 analysis.attribution.rank.host_activity and analysis.attribution.rank.host_activity estimate how
-much idle time coincided
-with each. A loader that is ahead works too, but rests between batches; one that the
-device waits for never rests, or works mainly when the device idles. All other time is
+much idle time coincided with each. A loader that is ahead works too, but rests between batches; one
+that the device waits for never rests, or works mainly when the device idles. All other time is
 unattributed.
 
-Estimate lost time that may be waiting for other ranks, in operations without a mark.
+It also estimates lost time that may be waiting for other ranks, in operations without a mark.
 
     idle, inside a step, main thread asleep       a collective in which the host waits
     likewise, and the node sends                  a collective, or a transfer

@@ -15,7 +15,7 @@ into blocks changes no nanosecond.
 All times are relative to each rank's own clock. No common clock is needed, and none is
 used.
 
-Detect waits that exist only because ranks left the last operation at different times.
+It also detects waits that exist only because ranks left the last operation at different times.
 
     rank 0   leave |== work 100 ==| arrive |-- 12 --|
     rank 1         leave |== work 100 ==| arrive | leave
@@ -27,7 +27,7 @@ others. All time between leaving and arriving is on the rank's own clock: what t
 rank did not take longer there is due to the network, and no rank arrived last. (A delay
 of a rank inside an operation, after all have arrived, looks the same.)
 
-Estimate how much earlier operations would end without the last arrival or a cause.
+It also estimates how much earlier operations would end without the last arrival or a cause.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Propagate blame along wait-for chains: A made B wait, therefore B made C wait.
 
-If part of a wait is explained by an excess of *waiting in other operations*, this part
-belongs to the culprits of those earlier waits of the late rank, in proportion. Shares
-are resolved batch by
-batch: first those that depend on no propagated blame, then those that depend on these,
-and so on.
+If part of a wait is explained by an excess of *waiting in other operations*, this part belongs to
+the culprits of those earlier waits of the late rank, in proportion. Shares are resolved batch by
+batch: first those that depend on no propagated blame, then those that depend on these, and so on.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ more work; only the reason for its slowness can (`device-throttled` and similar 
 take their time out of work). Stages of a pipeline differ by design: there only the work
 beyond the usual work of the late stage counts.
 
-Find when two ranks last left an operation together.
+It also finds when two ranks last left an operation together.
 
 From there on their times can be compared.
 

@@ -11,7 +11,7 @@ different operations in different order; there is no root, and the cycle is repo
 instead. If all members of an operation are in it and none leaves, the operation itself
 hangs: the network or a device.
 
-Find in flight recorder dumps which rank is stuck in which operation.
+It also finds in flight recorder dumps which rank is stuck in which operation.
 
     rank 0   all_reduce 812 begun, not ended      stuck
     rank 1   all_reduce 811 ended, nothing begun  not stuck: rank 0 waits for it

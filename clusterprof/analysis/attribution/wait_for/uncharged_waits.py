@@ -13,7 +13,7 @@ are therefore subtracted as far as the rank is blamed for them. Evaluated per se
 SEGMENT_OPERATIONS operations per rank, independent of blocks, so
 that a rank that was slow in one segment and its neighbor in another do not cancel out.
 
-Measure how the work of ranks differs: systematically, at random, or by outliers.
+It also measures how the work of ranks differs: systematically, at random, or by outliers.
 
 For each operation it is known by how much each rank worked less than the last arrival.
 In a window of operations of one process group, the *level* of a rank is how much more
@@ -28,16 +28,15 @@ A level counts if chance would hardly ever produce it. Random differences are *u
 work if they are large compared to the time between operations, or skewed as sequence
 lengths are; jitter is symmetric.
 
-Find jitter: waits for work that varies at random, without culprit and without cause.
+It also finds jitter: waits for work that varies at random, without culprit and without cause.
 
     rank 0   |== 100 ==|-- 3 --|  |== 103 ==|       |== 98 ===|-- 4 --|
     rank 1   |== 103 ==|          |== 99 ===|- 4 -| |== 102 ==|             at random
 
-The blame attributes every wait for work to the work of the last arrival. As far as that
-rank works more than the other in operation after operation (its level,
+The blame attributes every wait for work to the work of the last arrival. As far as that rank works
+more than the other in operation after operation (its level,
 analysis.attribution.wait_for.uncharged_waits), or had an outlier, it keeps the blame. The rest is
-jitter
-and has no cause. If differences are large or skewed, work is uneven, and the rest is
+jitter and has no cause. If differences are large or skewed, work is uneven, and the rest is
 `sync-imbalance`.
 
 Evaluated for WINDOW_OPERATIONS operations of a process group at a

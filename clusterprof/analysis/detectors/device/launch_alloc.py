@@ -15,10 +15,10 @@ again; normally the allocator's cache serves all requests.
 
 The probe reads the allocator's counters about once a second; a lost segment is judged by the
 reading that covers it, or by the one before, if that is no older than two seconds. Allocation
-counts as churn in two
-cases: an allocation had to be retried after a flush of the cache; or at least one block per step
-was obtained from the driver and one returned to it. The share of a lost segment in such a second is
-the time that the main thread did not spend in user code: in the driver, or waiting for it.
+counts as churn in two cases: an allocation had to be retried after a flush of the cache; or at
+least one block per step was obtained from the driver and one returned to it. The share of a lost
+segment in such a second is the time that the main thread did not spend in user code: in the driver,
+or waiting for it.
 
 An imported trace of a profiler has each call that allocates (`cudaMalloc`, `cuMemCreate`); its
 share is the part of the idle time inside them.

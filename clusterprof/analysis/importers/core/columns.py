@@ -1,8 +1,8 @@
-"""Metric series of a node as trace records; series with the same times share a record.
+"""Tables in which importers collect what they read, and their merge into records of a trace.
 
-Merge of many record streams into time slices; a silent stream costs nothing.
-
-Spans of one process as an importer adds them, and sorted by their end.
+`build_streams` makes records of a node's metric series; series with the same times share a record.
+`merge_streams` merges many record streams into time slices; a silent stream costs nothing. A
+`SpanTable` keeps the spans of one process as an importer adds them, and yields them sorted by end:
 
     spans = SpanTable()
     first = spans.add(start_ns, end_ns, layout.STEP, number, 2, 0, 0)

@@ -8,7 +8,7 @@ Intervals are two int64 arrays of equal length, starts and ends in ns; those of 
 union are sorted and disjoint. Nothing here depends on a file format; the arithmetic itself is in
 `analysis.timeline.intervals`.
 
-Match collective operations seen on several ranks by their overlap in time.
+It also matches collective operations seen on several ranks by their overlap in time.
 
     # one sequence per rank and stream
     sequences = [OperationSequence(key, start_ns, end_ns, operation), ...]

@@ -223,8 +223,7 @@ class RankOperations:
     """A sample of the operations in which the rank blocked, for aligning clocks."""
     barriers: SampledLeaves
     """The corresponding sample of barriers only: in these the host itself waits, not only
-    the
-    device. A result has only one of both (`with_clock_leaves`).
+    the device. A result has only one of both (`with_clock_leaves`).
     """
     why_lost: str = ""
     """Reason why blocks are missing although there were operations; "" if all are there."""

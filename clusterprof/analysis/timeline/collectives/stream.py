@@ -5,7 +5,7 @@ for a member, that member's rows are read. Ranks therefore advance together howe
 apart their clocks are, and memory depends on the number of ranks, not on the length of
 the recording. The block boundaries do not change any operation.
 
-Match rows of many ranks to operations, as far as no further row can arrive for them.
+It also matches rows of many ranks to operations, as far as no further row can arrive for them.
 
 rank 0   1  2  3  4  5 | 6 7        rows in the order in which each rank left them
 rank 1   1  2  3           may still arrive at 4: 4 is open, and what any rank left after it
@@ -26,10 +26,10 @@ Spans that cannot be matched reliably are left out and counted with a reason:
 | `sequence-skew` | its numbers are shifted: its leaves fit the operation before or after |
 | `too-late` | so many operations waited for it that they were settled without it |
 
-Send and receive are matched by sender, receiver and number; both belong to the process
-group of the pair. An operation is settled when every recorded member has been read
-beyond it. Operations are yielded in an order in which every member left them; clocks,
-roughly aligned or not aligned, only help to find that order.
+Send and receive are matched by sender, receiver and number; both belong to the process group of
+the pair. An operation is settled when every recorded member has been read beyond it.
+Operations are yielded in an order in which every member left them; clocks, roughly aligned or not
+aligned, only help to find that order.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ A wait for a CPU is accounted when it *ends*, which may be long after it began (
 period of a quota). What exceeds its own fetches goes to the fetches within one second
 around it, and what exceeds those to the fetches within some seconds.
 
-Estimate CPU time and bytes of unmeasured fetches from samples of their process.
+It also estimates CPU time and bytes of unmeasured fetches from samples of their process.
 
 A loader other than torch's may mark its fetches with `clusterprof.span("fetch")`. A
 worker does almost nothing between two fetches, so the growth of its counters between

@@ -17,9 +17,9 @@ with that thread's activity and is one of:
 Intervals outside any data wait, and ranks without spans, are split by thread samples
 alone.
 
-Find the worker that each data wait waited for, and the fetch behind the awaited batch.
+It also finds the worker that each data wait waited for, and the fetch behind the awaited batch.
 
-Estimate which data waits a larger prefetch would have avoided.
+It also estimates which data waits a larger prefetch would have avoided.
 
 Throughput identity over the batches that the loader could have had ready with
 `PREFETCH_BATCHES` per worker: the time that all workers together needed

@@ -7,8 +7,7 @@ rank 3 · gpu-a04             process; its pid stands for (node, pid), since pid
   steps                      step 12, step 13, …
   device stood still         the exposed part of waits, by stream events
 
-Assign spans of one thread to lanes on which spans nest or are disjoint, but never
-cross.
+It also assigns spans of one thread to lanes on which spans nest or are disjoint, but never cross.
 
 a |-----------|             lane 0    a contains c
 c    |----|

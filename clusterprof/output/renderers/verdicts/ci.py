@@ -6,12 +6,12 @@ summary above 1 MiB entirely. So at most ten are written, the last of them a cou
 the summary is cut with a notice at 900 KiB, including what other commands of the step
 wrote.
 
-Render metrics as OpenMetrics text, for GitLab's metrics reports and other readers.
+It also renders metrics as OpenMetrics text, for GitLab's metrics reports and other readers.
 
 GitLab compares values as strings, so numbers are rounded to four digits: noise in the
 fifth digit must not appear as a change. Only known values are written.
 
-Render a verdict as JUnit XML, which GitLab, Jenkins and others show as tests: one per
+It also renders a verdict as JUnit XML, which GitLab, Jenkins and others show as tests: one per
 rule.
 
 A rule that cannot be decided is a failure where the gate fails closed, else skipped; a

@@ -1,10 +1,10 @@
 """Render a verdict as plain text, and in one line for a job's comment.
 
-Render a verdict as one JSON document (RFC 8259); keys are only added.
+It also renders a verdict as one JSON document (RFC 8259); keys are only added.
 
-Render a comparison of two runs as text that fits a terminal, as Markdown, and as JSON.
+It also renders a comparison of two runs as text that fits a terminal, as Markdown, and as JSON.
 
-Render a verdict as Markdown: for a comment on a pull request, or the summary of a step.
+It also renders a verdict as Markdown: for a comment on a pull request, or the summary of a step.
 
 The first line is a hidden comment by which a bot finds the comment to update. A second
 gate on one pull request uses another name.
