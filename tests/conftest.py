@@ -31,7 +31,12 @@ ALONE_FOLDERS = [Path(__file__).parent / name for name in ("lab/real", "scenario
 HARMLESS_FILES = {
     "lab/real/accept/test_judge.py",
     "lab/real/test_account.py",
+    "scenarios/training/test_dives.py",
+    "scenarios/training/test_experts.py",
+    "scenarios/training/test_flight_recorder.py",
+    "scenarios/training/test_hang_autopsy.py",
     "scenarios/training/test_hangs.py",
+    "scenarios/training/test_life.py",
     "scenarios/training/test_restarts.py",
     "scenarios/training/test_two_jobs.py",
 }
