@@ -348,7 +348,7 @@ def require_complete_report(report: Report) -> None:
     """
     damaged = sum(node.damaged_bytes for node in report.nodes)
     dropped = sum(node.dropped_spans for node in report.nodes)
-    lost = sum(blind.kind == "lost" for blind in report.blinds)
+    lost = sum(blind.kind == "lost" for blind in report.coverage_gaps)
     if damaged or dropped or lost:
         raise PartialRecording(
             f"partial: {damaged:,} bytes unreadable, {dropped:,} spans dropped,"

@@ -157,7 +157,7 @@ def build_job_entry(report: Report, causes: Mapping[str, Cause], user: str = "")
 
     causes: every cause that is known, by id. user: user of the job where the report names none.
     """
-    job, fingerprint = report.job, report.likeness
+    job, fingerprint = report.job, report.fingerprint
     recordings = tuple(sorted(fingerprint.recordings)) if fingerprint is not None else ()
     upper = any(finding.upper_bound for finding in report.findings)
     main = report.main_cause
@@ -290,7 +290,7 @@ def _list_node_times(report: Report, causes: Mapping[str, Cause]) -> tuple[NodeT
 
 
 def _is_of_node(causes: Mapping[str, Cause], id_: str) -> bool:
-    return id_ in causes and causes[id_].of_node
+    return id_ in causes and causes[id_].can_be_node_fault
 
 
 def _find_culprit_nodes(sums: Mapping[str, _NodeSums], in_step_ns: int) -> set[str]:

@@ -116,7 +116,7 @@ def _find_duplicate_recordings(reports: Sequence[Report]) -> list[str]:
     """Report recordings given twice: they would seem to agree better than separate runs do."""
     seen: dict[str, str] = {}
     for report in reports:
-        for name in report.likeness.recordings if report.likeness is not None else ():
+        for name in report.fingerprint.recordings if report.fingerprint is not None else ():
             if name in seen:
                 return [f"{report.title} and {seen[name]} are the same recording"]
             seen[name] = report.title

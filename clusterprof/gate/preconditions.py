@@ -123,7 +123,7 @@ def find_mismatches(
 
     A field in `allow` is reported but does not rule out a verdict.
     """
-    a, b = ours.likeness, theirs.likeness
+    a, b = ours.fingerprint, theirs.fingerprint
     if a is None or b is None:
         mismatches = [Mismatch("facts", "the report does not say what kind of run it was", True)]
     else:

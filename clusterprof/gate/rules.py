@@ -408,7 +408,7 @@ def _list_impact_metrics(report: Report) -> list[Metric]:
     """List the impact metrics (cost, throughput, efficiency) that the report has no metric
     for.
     """
-    worth = report.worth
+    worth = report.impact
     money = worth.currency if worth is not None else "money"
     rows: list[tuple[str, float | None, str]] = [
         ("cost.lost", worth.lost_cost if worth else None, money),
@@ -417,7 +417,7 @@ def _list_impact_metrics(report: Report) -> list[Metric]:
         ("samples_per_second", worth.samples_per_second if worth else None, "samples/s"),
     ]
     why = dict.fromkeys((name for name, _, _ in rows), _NO_IMPACT if worth is None else "")
-    for name, value, reason in worth.yardsticks if worth is not None else ():
+    for name, value, reason in worth.efficiency_metrics if worth is not None else ():
         rows.append((name, value, _infer_metric_unit(name)))
         why[name] = reason
     reported = {metric.name for metric in report.metrics}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from clusterprof.errors import NoRecording
 from clusterprof.report import document, document_base, model
@@ -50,7 +51,10 @@ def _iterate_imbalances(report: Report) -> Iterator[str]:
     yield from _check_ledger("all ranks", report)
     owners: list[tuple[str, RankLedger | RankSum]] = [
         *((f"rank {rank.rank}, pid {rank.pid}", rank) for rank in report.ranks),
-        *((f"the other ranks of {ranks.of} {ranks.name}", ranks) for ranks in report.unlisted),
+        *(
+            (f"the other ranks of {ranks.grouped_by} {ranks.name}", ranks)
+            for ranks in report.unlisted
+        ),
     ]
     for owner, ledger in owners:
         yield from _check_ledger(owner, ledger)
@@ -246,11 +250,11 @@ def _convert_report(stored: document.Report, title: str) -> Report:
         unlisted=unlisted,
         findings=tuple(map(_convert_finding, stored.findings)),
         metrics=tuple(_build_model(model.Metric, metric) for metric in stored.metrics),
-        blinds=stored.not_seen,
+        coverage_gaps=stored.not_seen,
         notes=stored.notes,
         job=stored.job and _build_model(model.JobFacts, stored.job),
         steps=stored.steps and _convert_steps(stored.steps),
-        likeness=stored.likeness and _build_model(model.RunFingerprint, stored.likeness),
+        fingerprint=stored.likeness and _build_model(model.RunFingerprint, stored.likeness),
     )
 
 
@@ -262,13 +266,24 @@ def _sum_buckets(ledgers: Iterable[RankLedger | RankSum]) -> dict[str, int]:
 
 
 def _build_model(class_: type[_Model], stored: document_base.Document, **changes: Any) -> _Model:
-    """Build an object of the model: from attributes of the same names, and from `changes`."""
+    """Build an object of the model from the keys that are written from it, and from `changes`."""
+    keys = _map_attributes(type(stored))
     values = {
-        field.name: _convert_rows(getattr(stored, field.name))
+        field.name: _convert_rows(getattr(stored, keys[field.name]))
         for field in dataclasses.fields(class_)  # type: ignore[arg-type]
-        if hasattr(stored, field.name)
+        if field.name in keys
     }
     return class_(**{**values, **changes})
+
+
+@cache
+def _map_attributes(stored: type[document_base.Document]) -> dict[str, str]:
+    """Map the attributes of a class of the model to the keys that are written from them."""
+    keys = {}
+    for field in msgspec.inspect.type_info(stored).fields:  # type: ignore[attr-defined]
+        marks = getattr(field.type, "extra", None) or {}
+        keys[marks.get("source", field.name)] = field.name
+    return keys
 
 
 def _convert_rows(value: Any) -> Any:

@@ -59,7 +59,11 @@ def _iterate_named_ranks(report: Report) -> Iterator[int]:
     for finding in report.findings:
         for culprit in finding.culprits[:MAX_LISTED_CULPRITS]:
             yield by_device.get((culprit.node, culprit.rank, culprit.device), -1)
-    for node, number, _ in report.tail.set_by[:MAX_LISTED_CULPRITS] if report.tail else ():
+    for node, number, _ in (
+        report.slow_step_summary.late_ranks[:MAX_LISTED_CULPRITS]
+        if report.slow_step_summary
+        else ()
+    ):
         yield by_number.get((node, number), -1)
     if report.history is not None:
         longest = sorted(report.history.waits, key=lambda wait: (-wait.duration_ns, wait.start_ns))
@@ -117,7 +121,7 @@ def sum_ranks(
     coverage = [rank.coverage_ratio for rank in ranks]
     unknown = any(math.isnan(ratio) for ratio in coverage)
     return RankSum(
-        of=of,
+        grouped_by=of,
         name=name,
         ranks=len(ranks),
         steps=sum(rank.steps for rank in ranks),

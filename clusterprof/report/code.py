@@ -76,7 +76,7 @@ class StackTime:
     """Indices into `CodeProfile.places`, outermost first; empty = the stack is not known."""
     lost_ns: int
     samples: int
-    own: int = -1
+    user_place: int = -1
     """Index of the place that its user can change, as in `CodeLine.place`; -1 = not known."""
 
 
@@ -91,7 +91,7 @@ class CodeProfile:
     """Largest first; small ones are merged into their common outer frames."""
     samples: int = 0
     """Number of samples of all processes."""
-    work: tuple[WorkLine, ...] = ()
+    busiest_lines: tuple[WorkLine, ...] = ()
     """Lines in which the training threads worked longest, of ranks whose device was not measured:
     what they compute counts as work, whatever it is. Largest first."""
     unattributed: tuple[CodeLine, ...] = ()

@@ -46,9 +46,9 @@ class JobFacts(Document, frozen=True, kw_only=True):
     gpus: Count
     coverage_ratio: Ratio | None
     clock_bound_ns: Ns | None = None
-    clock_why: str = ""
+    clock_why: Annotated[str, take_from("why_clocks_not_aligned")] = ""
     too_little_seen: str = ""
-    window_only: bool = False
+    window_only: Annotated[bool, take_from("is_window_only")] = False
     has_time_unit: bool = True
     name: Annotated[str, limit_to(200)] = ""
     user: Annotated[str, limit_to(200)] = ""
@@ -77,7 +77,7 @@ class Ledger(Document, frozen=True):
     """Lost time without sufficient evidence; the sum of unattributed_reasons."""
     unattributed_reasons: tuple[Reason, ...]
     outside_buckets: tuple[Bucket, ...]
-    caused_by_nobody: Annotated[tuple[Bucket, ...], take_from("nobody")] = ()
+    caused_by_nobody: Annotated[tuple[Bucket, ...], take_from("lost_without_culprit")] = ()
     """Lost time that no rank caused (transfers, ranks that were not recorded). With `caused` of
     all ranks it sums to lost_ns; empty when ranks were not compared.
     """
@@ -87,19 +87,19 @@ class Persistence(Document, frozen=True):
     kind: Literal["steady", "transient", "wandering"]
     from_ns: Ns
     to_ns: Ns
-    stretches: Count
-    seen_stretches: Annotated[Count, take_from("seen")]
+    stretches: Annotated[Count, take_from("waiting_bins")]
+    seen_stretches: Annotated[Count, take_from("operation_bins")]
     culprits: Count
-    chief_stretches: Annotated[Count, take_from("most")]
+    chief_stretches: Annotated[Count, take_from("main_culprit_bins")]
 
 
 class PeerComparison(Document, frozen=True):
     name: str
     unit: str
     value: float | None
-    others_value: Annotated[float | None, take_from("others")]
-    others: Annotated[int, Meta(ge=1), take_from("many")]
-    of: Literal["rank", "node"]
+    others_value: Annotated[float | None, take_from("peers_value")]
+    others: Annotated[int, Meta(ge=1), take_from("peer_count")]
+    of: Annotated[Literal["rank", "node"], take_from("compared_kind")]
     note: str
 
 
@@ -169,10 +169,10 @@ class Finding(Document, frozen=True):
     """The culprits that `culprits` leaves out; null if it has all."""
     culprit_group: CulpritGroup | None = None
     persistence: Persistence | None = None
-    compared: PeerComparison | None = None
-    since: Onset | None = None
-    more_why: str = ""
-    withheld: tuple[str, ...] = ()
+    compared: Annotated[PeerComparison | None, take_from("peer_comparison")] = None
+    since: Annotated[Onset | None, take_from("onset")] = None
+    more_why: Annotated[str, take_from("why_savings_exceed_loss")] = ""
+    withheld: Annotated[tuple[str, ...], take_from("withheld_advice")] = ()
     evidence: tuple[Evidence, ...] = ()
     remedies: Annotated[tuple[Advice, ...], take_from("advice")] = ()
     lines: Annotated[tuple[CodeLine, ...], Meta(max_length=MAX_LINES)] = ()
@@ -200,7 +200,7 @@ class RankLedger(Document, frozen=True):
 
 
 class RankSum(Document, frozen=True):
-    of: Literal["node", "rack", "group"]
+    of: Annotated[Literal["node", "rack", "group"], take_from("grouped_by")]
     name: str
     ranks: Count
     steps: Count
@@ -259,7 +259,7 @@ class Impact(Document, frozen=True):
     why_no_samples: Annotated[str, limit_to(400)]
     cost_per_million_tokens: float | None
     cost_per_million_tokens_if_fixed: float | None
-    yardsticks: tuple[EfficiencyMetric, ...]
+    yardsticks: Annotated[tuple[EfficiencyMetric, ...], take_from("efficiency_metrics")]
     """Common efficiency metrics."""
 
 
@@ -299,12 +299,12 @@ class LateRank(Row, frozen=True):
     steps: Count
 
 
-class Tail(Document, frozen=True):
+class SlowStepSummary(Document, frozen=True):
     steps: Count
-    slow_steps: Annotated[Count, take_from("slow")]
+    slow_steps: Annotated[Count, take_from("slow_step_count")]
     p50_ns: Ns | None
     p99_ns: Ns | None
-    set_by: tuple[LateRank, ...]
+    set_by: Annotated[tuple[LateRank, ...], take_from("late_ranks")]
     """The ranks that arrived last in the slow steps, most first."""
     why_missing: str
 
@@ -454,7 +454,7 @@ class History(Document, frozen=True):
 
     started_at_ns: int | None
     begin_ns: int
-    stretch_ns: Ns
+    stretch_ns: Annotated[Ns, take_from("bin_ns")]
     """Length of a time bin."""
     in_step_ns: Annotated[tuple[Ns, ...], Meta(max_length=MAX_BINS)]
     """Time of all ranks inside steps, by time bin; sums to in_step_ns of the ledger."""
@@ -503,15 +503,15 @@ class Report(Document, frozen=True, kw_only=True):
     """All ranks summed by rack and by named process group, listed or not. A rank can be in several
     groups. Empty up to 512 ranks.
     """
-    underfill: DeviceUtilization | None = None
-    worth: Annotated[Impact | None, limit_to(200)] = None
+    underfill: Annotated[DeviceUtilization | None, take_from("device_utilization")] = None
+    worth: Annotated[Impact | None, take_from("impact"), limit_to(200)] = None
     life: Life | None = None
-    tail: Tail | None = None
+    tail: Annotated[SlowStepSummary | None, take_from("slow_step_summary")] = None
     metrics: tuple[Metric, ...]
-    not_seen: Annotated[tuple[CoverageGap, ...], take_from("blinds")]
+    not_seen: Annotated[tuple[CoverageGap, ...], take_from("coverage_gaps")]
     nodes: tuple[NodeFacts, ...]
     notes: tuple[str, ...]
     steps: Annotated[StepStats | None, limit_to(200)]
-    likeness: Annotated[RunFingerprint | None, limit_to(200)]
+    likeness: Annotated[RunFingerprint | None, take_from("fingerprint"), limit_to(200)]
     history: Annotated[History | None, limit_to(200)] = None
     code: CodeProfile | None = None

@@ -132,7 +132,9 @@ class CodeProfile(Document, frozen=True):
     samples: Count
     why_missing: str
     notes: tuple[str, ...]
-    work: Annotated[tuple[WorkLine, ...], Meta(max_length=MAX_WORK_LINES)] = ()
+    work: Annotated[
+        tuple[WorkLine, ...], Meta(max_length=MAX_WORK_LINES), take_from("busiest_lines")
+    ] = ()
     """Lines in which the training threads worked longest, of ranks without a measured device."""
     unattributed: Annotated[tuple[CodeLine, ...], Meta(max_length=MAX_WORK_LINES)] = ()
     """Lines that ran while time without a known cause was lost, largest first."""
@@ -166,8 +168,8 @@ class RankUtilization(Document, frozen=True):
     device: str
     busy_ns: Ns
     lost_ns: Ns
-    filled_ns: Ns
-    underfilled_ns: Ns
+    filled_ns: Annotated[Ns, take_from("well_used_ns")]
+    underfilled_ns: Annotated[Ns, take_from("under_used_ns")]
     unmeasured_ns: Ns
     unmeasured_reasons: Annotated[tuple[Reason, ...], take_from("reasons")]
     levels: UtilizationLevels
@@ -180,8 +182,8 @@ class UtilizationSum(Document, frozen=True):
     ranks: Count
     busy_ns: Ns
     lost_ns: Ns
-    filled_ns: Ns
-    underfilled_ns: Ns
+    filled_ns: Annotated[Ns, take_from("well_used_ns")]
+    underfilled_ns: Annotated[Ns, take_from("under_used_ns")]
     unmeasured_ns: Ns
     unmeasured_reasons: Annotated[tuple[Reason, ...], take_from("reasons")]
 
@@ -192,8 +194,8 @@ class DeviceUtilization(Document, frozen=True):
     = lost_ns + filled_ns + underfilled_ns + unmeasured_ns.
     """
     lost_ns: Ns
-    filled_ns: Ns
-    underfilled_ns: Ns
+    filled_ns: Annotated[Ns, take_from("well_used_ns")]
+    underfilled_ns: Annotated[Ns, take_from("under_used_ns")]
     unmeasured_ns: Ns
     unmeasured_reasons: Annotated[tuple[Reason, ...], take_from("reasons")]
     """Sums to unmeasured_ns."""

@@ -45,7 +45,7 @@ class RankHistory:
     their sum does not exceed `in_step_ns`.
     """
     step_ends_ns: tuple[int, ...]
-    """Ends of steps, or of every nth step (`History.step_every`)."""
+    """Ends of steps, or of every nth step (`History.step_stride`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,15 @@ class History:
 
     started_at_ns: int | None
     """Wall clock at run time 0, ns since 1970; None when it is not known."""
-    stretch_ns: int
-    stretches: int
+    bin_ns: int
+    bin_count: int
     ranks: tuple[RankHistory, ...]
     """In the order of `Report.ranks`."""
     waits: tuple[Wait, ...] = ()
     """The longest waits, by start."""
     slow_steps: tuple[SlowStep, ...] = ()
     """The slowest steps, slowest first."""
-    step_every: int = 1
+    step_stride: int = 1
     """Every nth step is in `step_ends_ns`."""
     why_missing: str = ""
     """Reason when the history is missing in whole or in part."""

@@ -6,7 +6,7 @@ A kernel that leaves most multiprocessors empty is not idle time, and none of th
 counted as lost. For every rank whose device was measured, and for the sum of all, to
 the nanosecond:
 
-    busy_ns = lost_ns + filled_ns + underfilled_ns + unmeasured_ns
+    busy_ns = lost_ns + well_used_ns + under_used_ns + unmeasured_ns
     unmeasured_ns = sum of `reasons`
 """
 
@@ -57,7 +57,7 @@ class Impact:
     samples_per_second: float | None = None
     cost_per_million_tokens: float | None = None
     cost_per_million_tokens_if_fixed: float | None = None
-    yardsticks: tuple[tuple[str, float | None, str], ...] = ()
+    efficiency_metrics: tuple[tuple[str, float | None, str], ...] = ()
     """(name, value, definition or reason for its absence)."""
     gpus: int = 0
     """Devices that are paid for: one per rank."""
@@ -127,9 +127,9 @@ class RankUtilization:
     """Time with a kernel resident, by the device's own samples."""
     lost_ns: int
     """The part already in the ledger of lost time: busy-wait for a late rank, slowed clocks."""
-    filled_ns: int
+    well_used_ns: int
     """Time weighted by active multiprocessors: 10 s with half of them busy are 5 s."""
-    underfilled_ns: int
+    under_used_ns: int
     """The rest of the time in which multiprocessor activity was measured."""
     unmeasured_ns: int
     """Busy time without a measurement of multiprocessor activity."""
@@ -142,7 +142,7 @@ class RankUtilization:
     @property
     def is_measured(self) -> bool:
         """True when enough of the busy time was measured."""
-        known_ns = self.filled_ns + self.underfilled_ns
+        known_ns = self.well_used_ns + self.under_used_ns
         return 0 < known_ns >= MIN_KNOWN_RATIO * (self.busy_ns - self.lost_ns)
 
 
@@ -178,8 +178,8 @@ class DeviceUtilization:
 
     busy_ns: int
     lost_ns: int
-    filled_ns: int
-    underfilled_ns: int
+    well_used_ns: int
+    under_used_ns: int
     unmeasured_ns: int
     reasons: tuple[tuple[str, int], ...]
     ranks: tuple[RankUtilization, ...]
@@ -199,11 +199,11 @@ def list_utilization_sums(utilization: DeviceUtilization | None) -> list[tuple[s
     sums = []
     lines: list[tuple[str, DeviceUtilization | RankUtilization]] = [("", utilization)]
     for name, ledger in (*lines, *((f" of pid {rank.pid}", rank) for rank in utilization.ranks)):
-        parts = ledger.lost_ns + ledger.filled_ns + ledger.underfilled_ns + ledger.unmeasured_ns
+        parts = ledger.lost_ns + ledger.well_used_ns + ledger.under_used_ns + ledger.unmeasured_ns
         sums.append((f"busy{name}", ledger.busy_ns, parts))
         reasons = sum(ns for _, ns in ledger.reasons)
         sums.append((f"fill unmeasured{name}", ledger.unmeasured_ns, reasons))
-    for name in ("busy_ns", "lost_ns", "filled_ns", "underfilled_ns", "unmeasured_ns"):
+    for name in ("busy_ns", "lost_ns", "well_used_ns", "under_used_ns", "unmeasured_ns"):
         whole = getattr(utilization, name)
         sums.append(
             (f"{name} of ranks", whole, sum(getattr(rank, name) for rank in utilization.ranks))

@@ -43,11 +43,11 @@ class PeerComparison:
     """Canonical unit of both numbers."""
     value: float
     """Median over the main culprits."""
-    others: float
+    peers_value: float
     """Median over the peers."""
-    many: int
+    peer_count: int
     """Number of peers."""
-    of: Literal["rank", "node"]
+    compared_kind: Literal["rank", "node"]
     """What is compared: ranks or nodes."""
     note: str
     """Text printed after the first number ("of work a step")."""
@@ -65,14 +65,14 @@ class Persistence:
     end.
     """
     to_ns: int
-    stretches: int
+    waiting_bins: int
     """Number of time bins that hold nine tenths of the waiting."""
-    seen: int
+    operation_bins: int
     """Number of time bins with operations."""
     culprits: int
-    """Number of ranks that were the main culprit in at least one of `stretches`."""
-    most: int
-    """In how many of `stretches` the main culprits took part."""
+    """Number of ranks that were the main culprit in at least one of these time bins."""
+    main_culprit_bins: int
+    """In how many of these time bins the main culprits took part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Cause:
     """Tone of the family's color, 0 to 3, that distinguishes it from the family's other causes."""
     manual_check: str = field(default="", compare=False, kw_only=True)
     """How to verify it by hand: what to run, and what must be observed."""
-    of_node: bool = field(default=False, compare=False, kw_only=True)
+    can_be_node_fault: bool = field(default=False, compare=False, kw_only=True)
     """Whether a bad node can be the reason, whatever job runs there: such causes count when
     `fleet` looks for lemon nodes.
     """
@@ -249,17 +249,17 @@ class CulpritGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class SlowStepSummary:
     """The slowest steps of a job, and the ranks that determined them."""
 
     steps: int
     """Steps of the rank whose steps were examined."""
-    slow: int
+    slow_step_count: int
     """Number of slow steps examined: the slowest hundredth, and at least the slowest few."""
     p50_ns: int | None
     """Median step time over all ranks."""
     p99_ns: int | None
-    set_by: tuple[tuple[str, int | None, int], ...] = ()
+    late_ranks: tuple[tuple[str, int | None, int], ...] = ()
     """(node, rank, number of slow steps in which it arrived last), most first."""
     why_missing: str = ""
     """Reason when the responsible ranks are not known."""
@@ -297,15 +297,15 @@ class Finding:
     """None when hardly any rank waited because of it, or the run was too short."""
     advice: tuple[Advice, ...] = ()
     """Recommendations, the best first; empty when no evidence supports one."""
-    compared: PeerComparison | None = None
+    peer_comparison: PeerComparison | None = None
     """What distinguishes the culprits from their peers; None where it was not measured on
     both.
     """
-    withheld: tuple[str, ...] = ()
+    withheld_advice: tuple[str, ...] = ()
     """Advice a reader may expect, and why it is not given: sentences without a full stop."""
-    more_why: str = ""
+    why_savings_exceed_loss: str = ""
     """Why `recoverable_ns` exceeds `lost_ns`; "" where it does not."""
-    since: Onset | None = None
+    onset: Onset | None = None
     """When it began; None where it was present from the start, intermittent, or is not known."""
     culprit_group: CulpritGroup | None = None
     """The group whose ranks are the main culprits; None where they are no group."""
@@ -376,7 +376,7 @@ class RankLedger:
 class RankSum:
     """Sum of the ledgers of several ranks: those of a node, a rack or a process group."""
 
-    of: Literal["node", "rack", "group"]
+    grouped_by: Literal["node", "rack", "group"]
     """What its ranks have in common."""
     name: str
     """Display name of the node, or name of the rack or group; "" = the ranks of no group."""
@@ -438,7 +438,7 @@ class NodeFacts:
     """Spans produced and not stored."""
     recorder_cpu_ratio: float | None
     """CPU time of the recorder over the recorded time; None if unknown."""
-    named: bool = True
+    has_host_name: bool = True
     """False for an imported trace that names no host; `name` is then that of the file."""
     is_window: bool = False
     """True for a trace of a window of the job, such as a few steps in a profiler."""
@@ -460,11 +460,11 @@ class JobFacts:
     """Share of the ranks' time for which the needed samples exist; None without ranks."""
     clock_bound_ns: int | None = None
     """Remaining error after aligning the nodes' clocks; None when they were not aligned."""
-    clock_why: str = ""
+    why_clocks_not_aligned: str = ""
     """Why the clocks were not aligned; "" on one node, where this is not needed."""
     too_little_seen: str = ""
     """Why too little was seen to judge the job; "" = enough was seen."""
-    window_only: bool = False
+    is_window_only: bool = False
     """True if only windows of the job were recorded, such as a few steps in a profiler."""
     has_time_unit: bool = True
     """False if the input states no unit of time: shares and ratios hold, durations do not."""
@@ -502,27 +502,27 @@ class Report:
     outside_buckets: tuple[tuple[str, int], ...]
     """(cause id, ns) outside steps, over all ranks; sums to `outside_ns`."""
     metrics: tuple[Metric, ...]
-    blinds: tuple[CoverageGap, ...]
+    coverage_gaps: tuple[CoverageGap, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see ("lost time is an upper bound: …")."""
     job: JobFacts | None = None
-    tail: Tail | None = None
+    slow_step_summary: SlowStepSummary | None = None
     """None for a single rank."""
-    nobody: tuple[tuple[str, int], ...] = ()
+    lost_without_culprit: tuple[tuple[str, int], ...] = ()
     """(cause id, ns) caused by no rank; together with `RankLedger.caused` of all ranks it is
     `lost_ns`.
     """
-    underfill: DeviceUtilization | None = None
+    device_utilization: DeviceUtilization | None = None
     """Device utilization while busy; separate from lost time."""
     history: History | None = None
     """Lost time over the run; None when it was not requested."""
-    worth: Impact | None = None
+    impact: Impact | None = None
     """Cost and completion time; None when they were not requested."""
     steps: StepStats | None = None
     """The run in blocks of steps; None where no steps were marked."""
-    likeness: RunFingerprint | None = None
+    fingerprint: RunFingerprint | None = None
     """Fingerprint that decides whether another run may be compared with this run."""
-    part: str = ""
+    selection_text: str = ""
     """Description of the analyzed part of the run; "" for the whole run."""
     answers: tuple[str, ...] = ()
     """What imported files say about the question they are made for (AU, start-up, bandwidth)."""
@@ -554,9 +554,9 @@ class Report:
         return self.job.too_little_seen if self.job is not None else ""
 
     @property
-    def window_only(self) -> bool:
+    def is_window_only(self) -> bool:
         """Return whether only windows of the job were recorded."""
-        return self.job is not None and self.job.window_only
+        return self.job is not None and self.job.is_window_only
 
     @property
     def has_time_unit(self) -> bool:

@@ -134,7 +134,7 @@ def _rename(report: Report, members: Sequence[str], number: int, start_ns: int) 
     order = sorted({node.name for node in report.nodes})
     new_name = dict(zip(order, members))
     account, user = USERS[number % len(USERS)]
-    assert report.job is not None and report.likeness is not None
+    assert report.job is not None and report.fingerprint is not None
     keys = tuple(f"{name}-{number:05d}" for name in members)
     return replace(
         report,
@@ -155,7 +155,7 @@ def _rename(report: Report, members: Sequence[str], number: int, start_ns: int) 
             for finding in report.findings
         ),
         job=replace(report.job, name=str(4000 + number), user=user, account=account),
-        likeness=replace(report.likeness, started_at_ns=start_ns, recordings=keys),
+        fingerprint=replace(report.fingerprint, started_at_ns=start_ns, recordings=keys),
     )
 
 

@@ -120,10 +120,10 @@ class Job:
             report = analyze(folder)
         finally:
             shutil.rmtree(folder)
-        assert report.likeness is not None
+        assert report.fingerprint is not None
         # All of them begin at the same simulated time.
-        facts = replace(report.likeness, started_at_ns=number + 1, recordings=(f"run {number}",))
-        return replace(report, title=name, likeness=facts)
+        facts = replace(report.fingerprint, started_at_ns=number + 1, recordings=(f"run {number}",))
+        return replace(report, title=name, fingerprint=facts)
 
     def _record(self, folder: Path, number: int, slow: bool) -> None:
         random = np.random.default_rng([self._number, number])

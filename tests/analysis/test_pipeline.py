@@ -61,7 +61,7 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
     assert got["step.p50_ns"] == got["step.p95_ns"] == 0.5 * SECOND
     assert report.emulated
     assert any("emulated" in note for note in report.notes)
-    assert [blind.what for blind in report.blinds] == ["cpu-throttled", "device-throttled"]
+    assert [blind.what for blind in report.coverage_gaps] == ["cpu-throttled", "device-throttled"]
 
 
 def test_loading_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:

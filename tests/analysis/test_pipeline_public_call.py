@@ -39,7 +39,7 @@ def test_the_keyword_arguments_take_effect() -> None:
     assert steps[-1].nodes == steps[-1].all_nodes == 2
     assert clusterprof.analyze(RECORDING, history=False).history is None
     priced = clusterprof.analyze(RECORDING, facts={"gpu_price_per_hour": 2.0})
-    assert priced.worth is not None and priced.worth != clusterprof.analyze(RECORDING).worth
+    assert priced.impact is not None and priced.impact != clusterprof.analyze(RECORDING).impact
 
 
 def test_the_documented_errors_are_raised(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ from clusterprof.analysis.pipeline import analyze
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
     report = analyze(Path(sys.argv[1]))
-    print([(one.what, one.kind, one.message) for one in report.blinds if "ranks" in one.what])
+    gaps = [(gap.what, gap.kind, gap.message) for gap in report.coverage_gaps]
+    print([gap for gap in gaps if "ranks" in gap[0]])
     print(dict(report.unattributed_reasons))
 """
 
@@ -217,12 +218,12 @@ def test_a_full_disk_is_reported(folder: Path, temporary: Path, in_memory_bytes:
         text=True,
         check=True,
     )
-    blinds, reasons = done.stdout.splitlines()
+    coverage_gaps, reasons = done.stdout.splitlines()
     if in_memory_bytes > 100:
-        assert blinds == "[]"
+        assert coverage_gaps == "[]"
         assert "'peers':" not in reasons
         return
-    assert blinds == str(
+    assert coverage_gaps == str(
         [
             (
                 "waits between ranks",
@@ -250,7 +251,9 @@ def test_what_cannot_be_read_back_stays_between_ranks(folder: Path, temporary: P
     shutil.rmtree(stored)
     assert dict(report.unattributed_reasons) == {"peers": 24_000_000_000}
     [blind] = [
-        blind_spot for blind_spot in report.blinds if blind_spot.what == "waits between ranks"
+        blind_spot
+        for blind_spot in report.coverage_gaps
+        if blind_spot.what == "waits between ranks"
     ]
     assert "bytes could be read back" in blind.message
     assert "TMPDIR" in blind.remedy

@@ -44,7 +44,7 @@ def test_a_stored_report_gives_the_entry_of_its_recording(tmp_path: Path) -> Non
 def test_another_recording_is_another_job() -> None:
     plain = reports.clean()
     keys = {
-        build_job_entry(replace(plain, title=title, likeness=likeness), CAUSES).key
+        build_job_entry(replace(plain, title=title, fingerprint=likeness), CAUSES).key
         for title, likeness in (
             ("a", RunFingerprint(recordings=("n1", "n2"))),
             ("b", RunFingerprint(recordings=("n2", "n1"))),
@@ -106,7 +106,10 @@ def test_a_node_that_is_hardly_worse_is_no_culprit(caused_s: tuple[int, ...], wh
 
 def test_only_causes_that_a_bad_node_can_have_make_a_culprit() -> None:
     """Decoding takes long wherever the job runs; slow clocks are the node's."""
-    assert CAUSES["device-throttled"].of_node and not CAUSES["cpu-preprocess"].of_node
+    assert (
+        CAUSES["device-throttled"].can_be_node_fault
+        and not CAUSES["cpu-preprocess"].can_be_node_fault
+    )
     ranks = [ledger(0, "a", 50, "cpu-preprocess"), ledger(1, "b", 0, "cpu-preprocess")]
     assert not any(n.is_culprit for n in build_job_entry(job_of(*ranks), CAUSES).node_times)
 

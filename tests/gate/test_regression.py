@@ -230,7 +230,7 @@ def test_runs_that_are_one_or_too_different_are_refused() -> None:
     now, before = times(100.0, 1), times(100.0, 2, started=1)
     emulated = dataclasses.replace(before, emulated=True)
     long = run("long", steady(201), started=1)
-    unknown = dataclasses.replace(before, likeness=None)
+    unknown = dataclasses.replace(before, fingerprint=None)
     twice = dataclasses.replace(before, title="other")
     for baselines, printed in (
         ([now], "same recording"),

@@ -112,9 +112,12 @@ def test_worth_is_tested_by_name_and_says_when_it_is_missing() -> None:
         10**9,
         (),
         tokens_per_second=1000.0,
-        yardsticks=(("straggler.slowdown_ratio", 1.08, "S"), ("pop.balance_ratio", None, "alone")),
+        efficiency_metrics=(
+            ("straggler.slowdown_ratio", 1.08, "S"),
+            ("pop.balance_ratio", None, "alone"),
+        ),
     )
-    report = dataclasses.replace(report, worth=worth)
+    report = dataclasses.replace(report, impact=worth)
     for rule, outcome in (
         ("cost.lost <= 5", "pass"),
         ("cost.lost <= 4", "fail"),

@@ -27,7 +27,16 @@ def test_a_stored_report_gives_the_same_verdict(tmp_path: Path) -> None:
     report = run(storage=0.1)
     back = load_report(stored(tmp_path / "report.json", report))
     assert is_report(tmp_path / "report.json")
-    for name in ("ranks", "metrics", "steps", "likeness", "nodes", "job", "in_step_ns", "emulated"):
+    for name in (
+        "ranks",
+        "metrics",
+        "steps",
+        "fingerprint",
+        "nodes",
+        "job",
+        "in_step_ns",
+        "emulated",
+    ):
         assert getattr(back, name) == getattr(report, name), name
     assert [finding.cause for finding in back.findings] == [
         finding.cause for finding in report.findings

@@ -44,7 +44,7 @@ def test_the_others_are_summed_by_node() -> None:
     # 30 storage + 12 transfer + 3 preprocessing + 4 imbalance + 1 unknown, and r ns of rank r.
     rest = 64 + 65 + 66 + 67 + 68 + 69 + 70 + 71
     assert sums[0] == RankSum(
-        of="node",
+        grouped_by="node",
         name="gpu-a09",
         ranks=8,
         steps=8 * 406,
@@ -75,7 +75,7 @@ def test_racks_and_named_groups_sum_all_ranks() -> None:
     )
     stages = (CulpritGroup("stage 0", (0, 1, 2)), CulpritGroup("stage 9", (9000,)))
     sums = aggregate.sum_groups(replace(report, nodes=nodes, groups=stages))
-    assert [(ranks.of, ranks.name, ranks.ranks) for ranks in sums] == [
+    assert [(ranks.grouped_by, ranks.name, ranks.ranks) for ranks in sums] == [
         ("rack", "leaf1", 320),
         ("rack", "leaf2", 256),
         ("group", "stage 0", 3),  # no rank of stage 9 was recorded
@@ -145,7 +145,7 @@ def report_of(ranks: list[RankLedger]) -> Report:
     )
 
 
-EMPTY = ("findings", "unattributed_reasons", "outside_buckets", "metrics", "blinds")
+EMPTY = ("findings", "unattributed_reasons", "outside_buckets", "metrics", "coverage_gaps")
 
 
 @settings(max_examples=200, deadline=None)

@@ -21,7 +21,7 @@ from clusterprof.report.model import (
     Persistence,
     RankLedger,
     Report,
-    Tail,
+    SlowStepSummary,
 )
 
 S = 1_000_000_000
@@ -105,7 +105,7 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
         unattributed_reasons=(("no-signal", unattributed),),
         outside_buckets=(("startup", S * count),),
         metrics=(Metric("gpu.busy_ratio", 0.8, "ratio"), Metric("step.p99_ns", 1.31 * S, "ns")),
-        blinds=(
+        coverage_gaps=(
             CoverageGap(
                 f"ranks {count}-{count + per_node - 1} of {count + per_node:,}",
                 "absent",
@@ -120,14 +120,14 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
             ),
         ),
         job=JobFacts(count + per_node, count, 0.998, 18_400),
-        tail=Tail(
+        slow_step_summary=SlowStepSummary(
             406,
             4,
             740 * S // 1000,
             1310 * S // 1000,
             ((ranks[guilty].node, guilty, 3), (ranks[busy[0]].node, busy[0], 1)),
         ),
-        nobody=(("net-transfer", 12 * S * count),),
+        lost_without_culprit=(("net-transfer", 12 * S * count),),
     )
 
 

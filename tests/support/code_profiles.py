@@ -53,7 +53,7 @@ def with_code(
 def with_work(report: Report, share: float) -> Report:
     """The report with a line in which its training thread worked for this part of step time."""
     work = (WorkLine(AUGMENT, None, int(share * report.in_step_ns), share, 0.041, 300),)
-    return dataclasses.replace(report, code=CodeProfile(samples=300, work=work))
+    return dataclasses.replace(report, code=CodeProfile(samples=300, busiest_lines=work))
 
 
 def storage_in_code() -> Report:

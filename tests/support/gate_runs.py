@@ -107,10 +107,10 @@ def run(
         unattributed_reasons=(),
         outside_buckets=(),
         metrics=_metrics(share, lengths),
-        blinds=(),
+        coverage_gaps=(),
         job=JobFacts(RANKS, RANKS, 1.0),
         steps=stats,
-        likeness=dataclasses.replace(_alike(title, started), **facts),  # type: ignore[arg-type]
+        fingerprint=dataclasses.replace(_alike(title, started), **facts),  # type: ignore[arg-type]
     )
 
 

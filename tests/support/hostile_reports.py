@@ -32,7 +32,7 @@ def everything(ranks: int = 2) -> Report:
     batch, item = hour(2, ranks, 20, 30), storage_verdict()
     whole = dataclasses.replace(
         batch,
-        underfill=underfilled().underfill,
+        device_utilization=underfilled().device_utilization,
         metrics=item.metrics,
         notes=item.notes,
         findings=(*batch.findings, *item.findings),

@@ -32,7 +32,7 @@ def check_books(report: Report) -> None:
         assert getattr(report, name) == sum(getattr(ledger, name) for ledger in report.ranks)
     if any(ledger.caused for ledger in report.ranks):
         caused = sum(ns for ledger in report.ranks for _, ns in ledger.caused)
-        assert report.lost_ns == caused + sum(ns for _, ns in report.nobody)
+        assert report.lost_ns == caused + sum(ns for _, ns in report.lost_without_culprit)
         assert min(ns for ledger in report.ranks for _, ns in ledger.caused) >= 0
     unattributed = sum(dict(ledger.buckets)["unattributed"] for ledger in report.ranks)
     assert report.unattributed_ns == unattributed
@@ -60,12 +60,12 @@ def check_history(report: Report) -> None:
     history = report.history
     assert history is not None
     for rank, ledger in zip(history.ranks, report.ranks, strict=True):
-        lost = np.array([ns for _, ns in rank.lost] or [(0,) * history.stretches])
+        lost = np.array([ns for _, ns in rank.lost] or [(0,) * history.bin_count])
         assert sum(rank.in_step_ns) == ledger.in_step_ns
         assert int(lost.sum()) == ledger.lost_ns
         assert (lost >= 0).all()
         assert (lost.sum(axis=0) <= np.array(rank.in_step_ns)).all()
-        assert max(rank.in_step_ns, default=0) <= history.stretch_ns
+        assert max(rank.in_step_ns, default=0) <= history.bin_ns
         buckets, lost_by_cause = dict(ledger.buckets), {name: sum(ns) for name, ns in rank.lost}
         waited = lost_by_cause.pop(WAITING_FOR_RANKS, 0)
         assert all(ns <= buckets[name] for name, ns in lost_by_cause.items())

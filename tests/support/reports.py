@@ -157,7 +157,7 @@ def storage_verdict() -> Report:
         Metric("step.p95_ns", 812_345_678.0, "ns"),
         Metric("gpu.sm_active_ratio", None, "ratio", "the driver offers no GPM on this GPU"),
     )
-    blinds = (
+    coverage_gaps = (
         CoverageGap("gpu_nvidia: gpu.sm_active_ratio", "absent", "GPM is not supported", ""),
         CoverageGap(
             "mounts",
@@ -185,7 +185,7 @@ def storage_verdict() -> Report:
         ),
         (("startup", 19 * S), ("unattributed", 1 * S)),
         metrics,
-        blinds,
+        coverage_gaps,
         ("Losses shorter than one device sample (100 ms) are spread over the waits around them.",),
     )
 
@@ -442,7 +442,7 @@ def underfilled() -> Report:
         (),
         metrics,
         (),
-        underfill=utilization,
+        device_utilization=utilization,
     )
 
 

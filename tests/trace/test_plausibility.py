@@ -152,7 +152,7 @@ def test_the_report_says_what_was_refused(tmp_path: Path) -> None:
     assert max(times) == 39 * SECOND_NS
     assert reader.damage.implausible_records == 1
     assert reader.damage.implausible_attributes == 1
-    messages = [gap.message for gap in analyze(tmp_path).blinds]
+    messages = [gap.message for gap in analyze(tmp_path).coverage_gaps]
     assert any("1 records and 1 attributes of records say what no" in text for text in messages)
 
 

@@ -318,7 +318,7 @@ class NetworkResult:
                 cause=self.causes.get(finding.cause.id, finding.cause),
                 culprits=self.culprits.get(finding.cause.id, finding.culprits),
                 evidence=self.evidence.get(finding.cause.id, finding.evidence),
-                compared=self.comparisons.get(finding.cause.id, finding.compared),
+                peer_comparison=self.comparisons.get(finding.cause.id, finding.peer_comparison),
             )
             for finding in findings
         ]

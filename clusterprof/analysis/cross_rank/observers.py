@@ -38,7 +38,7 @@ from clusterprof.analysis.attribution.what_if import WhatIfReplay, WhatIfSavings
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Int
-from clusterprof.report.model import Persistence, Tail
+from clusterprof.report.model import Persistence, SlowStepSummary
 from clusterprof.util.statistics import find_quantile
 
 _TOO_FEW_STEPS = f"fewer than {MIN_STEPS_FOR_TAIL} steps were recorded"
@@ -125,7 +125,7 @@ class CulpritObserver:
         causes = self._cause_numbers(leaves)
         return self.sums.savings.estimate_savings_without_causes(causes, self._steps)
 
-    def tail(self, lengths: Mapping[int, int]) -> Tail:
+    def summarize_slow_steps(self, lengths: Mapping[int, int]) -> SlowStepSummary:
         """Return how long steps take and which ranks set the length of slow ones.
 
         lengths: step length in ns -> number of steps, over all ranks.
@@ -138,12 +138,12 @@ class CulpritObserver:
         order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         slow_steps = sum(slow.length_ns.size for slow in self.sums.slow)
         why = "" if counts else _NO_SLOW_RANK if slow_steps else _TOO_FEW_STEPS
-        return Tail(
+        return SlowStepSummary(
             steps=sum(slow.count for slow in self.sums.slow),
-            slow=slow_steps,
+            slow_step_count=slow_steps,
             p50_ns=None if p50 is None else int(p50),
             p99_ns=None if p99 is None else int(p99),
-            set_by=tuple((*self._places[at], steps) for at, steps in order),
+            late_ranks=tuple((*self._places[at], steps) for at, steps in order),
             why_missing=why,
         )
 

@@ -45,7 +45,7 @@ def identify_jobs(state: JobState) -> JobState:
         nodes=assignment.nodes,
         jobs=assignment.jobs,
         notes=(*state.notes, *assignment.notes),
-        blinds=(*state.blinds, *assignment.blinds),
+        coverage_gaps=(*state.coverage_gaps, *assignment.coverage_gaps),
     )
 
 

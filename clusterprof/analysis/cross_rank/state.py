@@ -74,7 +74,7 @@ class JobState:
     """Sentences a reader must know."""
     hang_notes: tuple[str, ...] = ()
     """Notes on hangs, until they are put before all others."""
-    blinds: tuple[CoverageGap, ...] = ()
+    coverage_gaps: tuple[CoverageGap, ...] = ()
     """Coverage gaps: what was not recorded."""
     network: NetworkResult = field(default_factory=NetworkResult)
     observer: CulpritObserver | None = None

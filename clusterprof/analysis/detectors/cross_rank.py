@@ -50,7 +50,7 @@ LINK = Cause(
     "A bad link slows the data down",
     "Drain the link that is named, then reseat or replace cable, transceiver or port",
     tone=1,
-    of_node=True,
+    can_be_node_fault=True,
     manual_check=(
         "`ethtool -S DEVICE`, `ip -s link` (InfiniBand: `perfquery -x`, `ibqueryerrors`) twice on "
         "both ends: errors that rise; `iperf3` or `ib_write_bw` between the two nodes and between "
@@ -293,7 +293,7 @@ _PEER_PAGES: dict[Cause, str] = {
         "One rank takes longer for its work in every step: it has more work or is slower",
         "Compare its device with another; if it is as fast, balance the work over the ranks:"
         " batch sizes, sequence lengths, shards, stages",
-        of_node=True,  # one job cannot tell more work from a slower device, many jobs can
+        can_be_node_fault=True,  # one job cannot tell more work from a slower device, many jobs can
         manual_check=(
             "count tokens or samples per step on each rank and compare them with the time of "
             "forward and backward: the rank that is waited for has more."
@@ -332,7 +332,7 @@ show it.
         "One rank computes longer than the others",
         "Compare clocks, throttling and neighbors of that rank's node and device",
         tone=1,
-        of_node=True,
+        can_be_node_fault=True,
         manual_check=(
             "run the same fixed batch on each rank (`dcgmi diag -r 2`, a matrix product of fixed "
             "size): the late one is slower with equal work. Swap two nodes."

@@ -43,7 +43,9 @@ def with_advice(report: Report, nodes: Sequence[NodeResult]) -> Report:
         context = build_advice_context(finding, report, nodes, ranked)
         context = replace(context, code=paths.get(finding.cause.id, ()))
         findings.append(
-            replace(finding, advice=select_advice(context), withheld=explain_withheld(context))
+            replace(
+                finding, advice=select_advice(context), withheld_advice=explain_withheld(context)
+            )
         )
     return replace(report, findings=tuple(findings))
 
@@ -55,7 +57,7 @@ def _list_code_paths(report: Report) -> dict[str, tuple[CodePath, ...]]:
     totals: dict[str, int] = {}
     for time in report.code.stacks:
         totals[time.cause] = totals.get(time.cause, 0) + time.lost_ns
-    started_ns = report.likeness.started_at_ns if report.likeness is not None else None
+    started_ns = report.fingerprint.started_at_ns if report.fingerprint is not None else None
     reader = SourceReader(started_ns or 0)
     paths: dict[str, list[CodePath]] = {}
     for time in report.code.stacks:
@@ -95,8 +97,8 @@ def build_advice_context(
         has_probe=main_rank[1].marked
         if main_rank is not None
         else all(rank.marked for _, rank in ranked),
-        has_host_names=all(node.facts.named for node in nodes),
-        is_window=report.window_only,
+        has_host_names=all(node.facts.has_host_name for node in nodes),
+        is_window=report.is_window_only,
         is_family=is_family,
         other_causes=frozenset(others),
         missing_signals=_list_missing_signals(cause.family, main_rank) if is_family else (),
@@ -172,7 +174,7 @@ def _get_rank_setup(node: NodeResult, rank: RankResult) -> ProcessSetup:
 
 def _find_free_memory_ratio(rank: RankResult, report: Report) -> float | None:
     fills: tuple[RankUtilization, ...] = (
-        report.underfill.ranks if report.underfill is not None else ()
+        report.device_utilization.ranks if report.device_utilization is not None else ()
     )
     ledger = rank.ledger
     for fill in fills:
@@ -205,7 +207,7 @@ def _list_relevant_gaps(family: str, report: Report) -> tuple[tuple[str, str], .
     of_family = _FAMILY_SOURCES.get(family, ())
     return tuple(
         (blind.what, blind.remedy)
-        for blind in report.blinds
+        for blind in report.coverage_gaps
         if blind.what.partition(".")[0].partition(":")[0] in of_family
         and blind.remedy
         and not blind.remedy.startswith("clusterprof explain")

@@ -189,7 +189,7 @@ def build_code(
     unknown = by_cause.get(UNATTRIBUTED, _CauseCode())
     return with_lines, replace(
         profile,
-        work=_list_work_lines(ranks, reader, stacks),
+        busiest_lines=_list_work_lines(ranks, reader, stacks),
         unattributed=tuple(_list_lines(unknown, stacks)[:MAX_WORK_LINES]),
     )
 

@@ -5,13 +5,12 @@
 Only numbers measured on both sides are compared: a rank that was not checked for a cause is left
 out.
 
-It also compares the work per step of an awaited rank with that of the waiting ranks.
-
-The evidence behind `sync-slow-compute` and `sync-imbalance`. By its time alone, a rank that was
-slow from its first step on looks like one with more to do. How many samples or tokens its steps
-held, if the job reports it, tells more: as many as the others', and it is no larger batch (though
-sequences may be longer). Where ranks bring different sizes to all-to-all operations, as when some
-experts of a mixture get more tokens than others, the bytes of the late rank are compared too:
+It also compares the work per step of an awaited rank with that of the waiting ranks: the evidence
+behind `sync-slow-compute` and `sync-imbalance`. By its time alone, a rank that was slow from its
+first step on looks like a rank with more to do. If the job reports how many samples or tokens its
+steps held, that decides: as many as the others' is no larger batch (though sequences may be
+longer). Where ranks bring different sizes to all-to-all operations, as when some experts of a
+mixture get more tokens than others, the bytes of the late rank are compared too:
 
     bytes in a step    1, 1, 1, 2 MB      2 MB is 1.6 times the mean: evidence if that rank is late
 
@@ -27,7 +26,7 @@ Add to the culprits' number of dataloader workers the number on other ranks.
 
 loader.workers_count 1 (on this rank; the other rank has 4)
 
-It also finds when a cause began that was not there from the first step on: `Finding.since`.
+It also finds when a cause began that was not there from the first step on: `Finding.onset`.
 
     loss caused by rank 2, by part of run    0 0 0 9 9 9 9 9 9 9 9 9    from part 4 on
     intermittent                             0 9 0 0 9 0 9 0 0 9 0 0    no onset
@@ -90,8 +89,8 @@ def with_comparisons(
     """
     return tuple(
         finding
-        if finding.compared is not None
-        else replace(finding, compared=compare_finding(finding, ranks))
+        if finding.peer_comparison is not None
+        else replace(finding, peer_comparison=compare_finding(finding, ranks))
         for finding in findings
     )
 
@@ -473,10 +472,10 @@ _Series = list[tuple[int, int]]
 def with_onsets(report: Report) -> Report:
     """Return the report with the time at which causes began, where they did."""
     history = report.history
-    if history is None or not history.stretches:
+    if history is None or not history.bin_count:
         return report
     findings = tuple(
-        replace(finding, since=find_cause_start(finding, report, history))
+        replace(finding, onset=find_cause_start(finding, report, history))
         for finding in report.findings
     )
     return replace(report, findings=findings)
@@ -495,12 +494,13 @@ def find_cause_start(finding: Finding, report: Report, history: History) -> Onse
     time_bin = find_onset(series)
     if time_bin is None:
         return None
-    run_ns = history.begin_ns + time_bin * history.stretch_ns
+    run_ns = history.begin_ns + time_bin * history.bin_ns
     steps = report.ranks[at].steps
     own = next((rank for rank in history.ranks if rank.rank == at), None)
     done_steps = None
     if own is not None and own.step_ends_ns:
-        done_steps = min(sum(end <= run_ns for end in own.step_ends_ns) * history.step_every, steps)
+        ended_steps = sum(end <= run_ns for end in own.step_ends_ns) * history.step_stride
+        done_steps = min(ended_steps, steps)
     return Onset(run_ns, done_steps, steps if done_steps is not None else None)
 
 

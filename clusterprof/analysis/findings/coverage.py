@@ -98,9 +98,9 @@ def list_coverage_gaps(
         for folder in left_out
         if not folder.is_copy
     ]
-    blinds = sorted(gaps.values(), key=lambda b: (b.kind != "lost", b.what, b.message))
-    blinds += _report_unverified_busy_time(ranks)
-    return (*lost, *blinds, *_report_unmatched(unmatched), *_report_unchecked_causes(ranks))
+    coverage_gaps = sorted(gaps.values(), key=lambda b: (b.kind != "lost", b.what, b.message))
+    coverage_gaps += _report_unverified_busy_time(ranks)
+    return (*lost, *coverage_gaps, *_report_unmatched(unmatched), *_report_unchecked_causes(ranks))
 
 
 _MIN_UNVERIFIED_RATIO = 0.01  # of the time in steps

@@ -334,12 +334,12 @@ def _build_from_tables(
     )
     return History(
         started_at_ns=start_ns if _has_wall_clocks(across.nodes) else None,
-        stretch_ns=length,
-        stretches=count,
+        bin_ns=length,
+        bin_count=count,
         ranks=ranks,
         waits=events.waits(across.long_waits),
         slow_steps=events.slow_steps(across.long_waits, results),
-        step_every=stride,
+        step_stride=stride,
         why_missing=max(whys, default=_CLOCKS_NOT_ALIGNED if is_unaligned else ""),
         begin_ns=first * length,
         ended=ended,

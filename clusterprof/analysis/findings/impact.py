@@ -423,7 +423,7 @@ def build_impact(
         cost_per_million_tokens_if_fixed=_compute_cost_per_million(
             _estimate_fixed_rate(tokens, model.job_ns, all_savings), per_ns, gpus
         ),
-        yardsticks=compute_efficiency_metrics(
+        efficiency_metrics=compute_efficiency_metrics(
             ranks, *model.compute_straggler_slowdown(), get_storage_au(across.nodes)
         ),
         gpus=gpus,
@@ -441,7 +441,7 @@ def build_impact(
 
 def list_impact_metrics(worth: Impact) -> tuple[Metric, ...]:
     """List the metrics of the impact that a gate may test, in a fixed order."""
-    named = {name: (value, text) for name, value, text in worth.yardsticks}
+    named = {name: (value, text) for name, value, text in worth.efficiency_metrics}
     metrics = [
         (metric, *named[name])
         for metric, name in (

@@ -128,10 +128,10 @@ def _compute_sm_active_ratio(whole: Accumulator) -> Metric:
 
 def _compute_underuse_ratio(utilization: DeviceUtilization) -> Metric:
     """Compute how much of the devices was left empty during device work."""
-    known = utilization.filled_ns + utilization.underfilled_ns
+    known = utilization.well_used_ns + utilization.under_used_ns
     return _build_known_ratio(
         "underfill.ratio",
-        utilization.underfilled_ns,
+        utilization.under_used_ns,
         known,
         utilization.busy_ns - utilization.lost_ns,
     )

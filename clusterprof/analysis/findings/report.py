@@ -73,7 +73,7 @@ from clusterprof.report.model import (
     RankLedger,
     Report,
     RunFingerprint,
-    Tail,
+    SlowStepSummary,
 )
 from clusterprof.trace.reader import SkippedInput
 from clusterprof.units import format_quantity
@@ -100,11 +100,11 @@ def build_job_facts(
         gpus=len(devices),
         coverage_ratio=seen_ns / window_ns if window_ns > 0 else None,
         clock_bound_ns=clock_bound_ns,
-        clock_why=""
+        why_clocks_not_aligned=""
         if len(nodes) < 2 or clock_bound_ns is not None
         else clock_why or _ONLY_DURATIONS,
         too_little_seen=explain_too_little_seen([rank.ledger for rank in ranks]),
-        window_only=_is_window_only(nodes),
+        is_window_only=_is_window_only(nodes),
         has_time_unit=all(node.facts.has_time_unit for node in nodes if node.ranks),
         name=_find_common_text(node.loaded.header.launcher.get("job") for node in nodes),
         user=_find_common_text(_list_variables(nodes, "SLURM_JOB_USER")),
@@ -323,8 +323,10 @@ def _begin_report(title: str, across: JobState, context: RunContext) -> ReportSt
         unattributed_reasons=_sort_by_amount(reasons),
         outside_buckets=_sort_by_amount(outside),
         metrics=(),
-        blinds=(),
-        nobody=() if across.observer is None else _sort_by_amount(sum_unblamed_waits(ranks)),
+        coverage_gaps=(),
+        lost_without_culprit=()
+        if across.observer is None
+        else _sort_by_amount(sum_unblamed_waits(ranks)),
         causes=CAUSES,
     )
     return ReportState(report, across, ranks, totals, context)
@@ -381,7 +383,9 @@ def add_code(state: ReportState) -> ReportState:
     """Add the lines of code in which the time was lost."""
     report, nodes = state.report, state.across.nodes
     tables = [node.loaded.stacks for node in nodes for _ in node.ranks]
-    findings, code = build_code(report.findings, state.ranks, tables, state.totals, report.nobody)
+    findings, code = build_code(
+        report.findings, state.ranks, tables, state.totals, report.lost_without_culprit
+    )
     return _with_report(state, findings=findings, code=code)
 
 
@@ -395,9 +399,9 @@ def add_metrics(state: ReportState) -> ReportState:
                 state.ranks, state.report.nodes, utilization, get_storage_au(state.across.nodes)
             )
         ),
-        underfill=utilization,
+        device_utilization=utilization,
         steps=build_step_stats(state.ranks),
-        tail=_build_tail(state.across, state.ranks),
+        slow_step_summary=_summarize_slow_steps(state.across, state.ranks),
     )
 
 
@@ -409,7 +413,7 @@ def add_impact(state: ReportState) -> ReportState:
         state,
         findings=with_savings(report.findings, impact, _find_culprit_savings(state)),
         metrics=(*report.metrics, *list_impact_metrics(impact)),
-        worth=impact,
+        impact=impact,
     )
 
 
@@ -436,7 +440,7 @@ def describe_job(state: ReportState) -> ReportState:
     return _with_report(
         state,
         job=job,
-        likeness=build_fingerprint(across.nodes, job),
+        fingerprint=build_fingerprint(across.nodes, job),
         groups=list_named_groups(across.nodes),
     )
 
@@ -455,10 +459,10 @@ def report_coverage(state: ReportState) -> ReportState:
     hangs = [note for note in across.notes if note.startswith(HANG_NOTE)]
     return _with_report(
         state,
-        blinds=(
+        coverage_gaps=(
             *_report_unmatched_operations(across),
             *list_coverage_gaps(across.nodes, ranks, across.unmatched, context.left_out),
-            *across.blinds,
+            *across.coverage_gaps,
         ),
         notes=(
             *hangs,
@@ -522,10 +526,12 @@ def _report_unmatched_operations(across: JobState) -> tuple[CoverageGap, ...]:
     return (CoverageGap("waits between ranks", "failed", message, remedy),)
 
 
-def _build_tail(across: JobState, ranks: Sequence[RankResult]) -> Tail | None:
+def _summarize_slow_steps(across: JobState, ranks: Sequence[RankResult]) -> SlowStepSummary | None:
     if len(ranks) < 2 or across.observer is None:
         return None
-    return across.observer.tail(sum_field((rank.accumulator for rank in ranks), "steps"))
+    return across.observer.summarize_slow_steps(
+        sum_field((rank.accumulator for rank in ranks), "steps")
+    )
 
 
 def _describe_copies(left_out: Sequence[SkippedInput]) -> tuple[str, ...]:

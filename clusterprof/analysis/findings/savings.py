@@ -88,7 +88,9 @@ def _with_finding_savings(
         # Of one of several culprits attribution knows only the waiting time. Next to these savings
         # fixing the culprit of nearly all of it would seem to save less than it caused.
         culprits = tuple(replace(culprit, recoverable_ns=None) for culprit in culprits)
-    return replace(finding, recoverable_ns=saved_ns, culprits=culprits, more_why=more)
+    return replace(
+        finding, recoverable_ns=saved_ns, culprits=culprits, why_savings_exceed_loss=more
+    )
 
 
 def _explain_extra_savings(finding: Finding, gpus: int) -> str:

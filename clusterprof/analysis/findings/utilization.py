@@ -75,8 +75,8 @@ def build_device_utilization(ranks: Sequence[RankResult]) -> DeviceUtilization:
     return DeviceUtilization(
         busy_ns=sum(fill.busy_ns for fill in fills),
         lost_ns=sum(fill.lost_ns for fill in fills),
-        filled_ns=sum(fill.filled_ns for fill in fills),
-        underfilled_ns=sum(fill.underfilled_ns for fill in fills),
+        well_used_ns=sum(fill.well_used_ns for fill in fills),
+        under_used_ns=sum(fill.under_used_ns for fill in fills),
         unmeasured_ns=sum(fill.unmeasured_ns for fill in fills),
         reasons=_sort_by_amount(reasons),
         ranks=fills,
@@ -105,8 +105,8 @@ def _build_rank_utilization(rank: RankResult) -> RankUtilization:
         device=ledger.device,
         busy_ns=sums.get((utilization.BUSY, 0), 0),
         lost_ns=sums.get((utilization.LOST, 0), 0),
-        filled_ns=filled,
-        underfilled_ns=work - filled,
+        well_used_ns=filled,
+        under_used_ns=work - filled,
         unmeasured_ns=sum(unmeasured.values()),
         reasons=_sort_by_amount(unmeasured),
         levels=_build_levels(sums, filled, work),
@@ -229,7 +229,7 @@ def _format_advice(
     if code in ("larger-batch", "fewer-launches", "larger-kernels") and peers and measured:
         text += "; kernels of collectives may be part of it"
     sure = measured and not blind and not peers
-    known = sum(fill.filled_ns + fill.underfilled_ns for fill in fills) if measured else 1
+    known = sum(fill.well_used_ns + fill.under_used_ns for fill in fills) if measured else 1
     unknown = sum(fill.unmeasured_ns for fill in fills) if measured else 0
     score = compute_confidence_score({"B" if sure else "C": max(known, 1)}, unknown, 1.0)
     return UtilizationAdvice(code, text, measured, score, "B" if sure else "C", len(fills))

@@ -250,7 +250,7 @@ class JobAssignment:
     nodes: tuple[NodeResult, ...]
     jobs: tuple[Job, ...] = ()
     notes: tuple[str, ...] = ()
-    blinds: tuple[CoverageGap, ...] = field(default=())
+    coverage_gaps: tuple[CoverageGap, ...] = field(default=())
 
 
 def assign_jobs(nodes: Sequence[NodeResult]) -> JobAssignment:

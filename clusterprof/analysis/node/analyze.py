@@ -305,7 +305,7 @@ def analyze_load(
         damaged_bytes=loaded.damage.damaged_bytes + loaded.damage.torn_tail_bytes,
         dropped_spans=loaded.dropped_spans,
         recorder_cpu_ratio=meter.cpu_ratio(duration_ns),
-        named=loaded.header.node.get("hostname") != "",
+        has_host_name=loaded.header.node.get("hostname") != "",
         is_window=loaded.header.node.get("covers") == "window",
         has_time_unit=loaded.header.node.get("time_unit") != "unknown",
         rack=find_rack(loaded.header.launcher.get("variables")),

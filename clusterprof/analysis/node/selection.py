@@ -123,7 +123,7 @@ def with_part_note(report: Report, part: PartOfRun) -> Report:
     )
     if part.first_step is not None or part.end_step is not None:
         note += "; network counters, which are of the whole run, were left out"
-    return replace(report, part=part.description, notes=(note, *report.notes))
+    return replace(report, selection_text=part.description, notes=(note, *report.notes))
 
 
 def observe_window(

@@ -64,7 +64,7 @@ def build_ledger_rows(run: Run) -> list[tuple[Any, ...]]:
     is_emulated = run.report.emulated
     rows += [
         ("", None, None, "", is_emulated, "", _CAUSED, escape_text(cause, MAX_TEXT_CHARACTERS), ns)
-        for cause, ns in run.report.nobody
+        for cause, ns in run.report.lost_without_culprit
     ]
     return rows
 

@@ -38,7 +38,7 @@ from clusterprof.report.model import Finding, RankLedger, Report
 from clusterprof.util.ranges import format_host_list
 
 MAX_ENDED_RANKS = 64
-_UTILIZATION_FIELDS = ("busy_ns", "lost_ns", "filled_ns", "underfilled_ns", "unmeasured_ns")
+_UTILIZATION_FIELDS = ("busy_ns", "lost_ns", "well_used_ns", "under_used_ns", "unmeasured_ns")
 OTHER_CAUSES = "others"
 """Name of the row that sums the smallest causes."""
 
@@ -80,7 +80,8 @@ def build_document(report: Report, full: bool = False) -> dict[str, Any]:
         ranks=listed,
         unlisted=aggregate.sum_unlisted_ranks(report, places) if few else report.unlisted,
         groups=aggregate.sum_groups(report) if few else (),
-        underfill=report.underfill and _limit_utilization(report.underfill, listed, few),
+        device_utilization=report.device_utilization
+        and _limit_utilization(report.device_utilization, listed, few),
         code=report.code and _summarize_code(report.code, places, few),
     )
     return _convert_object(source, _list_document_keys(), document_base.MAX_TEXT_CHARACTERS)
@@ -195,7 +196,7 @@ def _summarize_history(report: Report, history: History) -> _Changed:
     waits = sorted(longest[: document_base.MAX_WAITS], key=lambda wait: wait.start_ns)
     return _Changed(
         history,
-        in_step_ns=_sum_columns([rank.in_step_ns for rank in history.ranks], history.stretches),
+        in_step_ns=_sum_columns([rank.in_step_ns for rank in history.ranks], history.bin_count),
         lost=_sum_lost_by_cause(history),
         slow_steps=tuple(
             _Changed(step, rank=get_rank(step.rank), lost=step.lost[: document_base.MAX_CAUSES])
@@ -259,13 +260,13 @@ def _sum_lost_by_cause(history: History) -> tuple[tuple[str, tuple[int, ...]], .
     for cause, ns in chain.from_iterable(rank.lost for rank in history.ranks):
         rows.setdefault(cause, []).append(ns)
     sums = [
-        (cause, _sum_columns(cause_rows, history.stretches)) for cause, cause_rows in rows.items()
+        (cause, _sum_columns(cause_rows, history.bin_count)) for cause, cause_rows in rows.items()
     ]
     sums.sort(key=lambda line: (-sum(line[1]), line[0] != WAITING_FOR_RANKS, line[0]))
     if len(sums) <= document_base.MAX_CAUSES:
         return tuple(sums)
     kept, rest = sums[: document_base.MAX_CAUSES - 1], sums[document_base.MAX_CAUSES - 1 :]
-    return (*kept, (OTHER_CAUSES, _sum_columns([ns for _, ns in rest], history.stretches)))
+    return (*kept, (OTHER_CAUSES, _sum_columns([ns for _, ns in rest], history.bin_count)))
 
 
 def _sum_columns(rows: list[tuple[int, ...]], bins: int) -> tuple[int, ...]:

@@ -271,7 +271,7 @@ def _render_coverage_gaps(report: Report) -> Iterator[str]:
     yield from ("", "**Not seen**", "")
     for blind in wording.list_coverage_gaps(report):
         yield f"- {md(blind, 2000)}"
-    if not report.blinds:
+    if not report.coverage_gaps:
         yield "- nothing is known to be missing"
     for note in report.notes:
         yield from ("", f"Note: {md(note, 600)}")

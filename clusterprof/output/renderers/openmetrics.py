@@ -263,10 +263,10 @@ _MIB = 1 << 20
 
 def add_dcgm_points(report: Report, points: Points) -> None:
     """Add to `points` the values of every NVIDIA device that was measured."""
-    if report.underfill is None or report.emulated:
+    if report.device_utilization is None or report.emulated:
         return
     in_step = {_get_device_key(rank): rank.in_step_ns for rank in report.ranks}
-    for rank_fill in report.underfill.ranks:
+    for rank_fill in report.device_utilization.ranks:
         whole_ns = in_step.get(_get_device_key(rank_fill), 0)
         if not rank_fill.device.startswith(_NVIDIA_PREFIXES) or whole_ns <= 0:
             continue
@@ -385,7 +385,7 @@ def _add_finding_points(report: Report, points: Points) -> None:
         points[CONFIDENCE].append(_make_point(finding.confidence_ratio, **where))
         if finding.recoverable_ns is not None:
             points[RECOVERABLE].append(_make_point(finding.recoverable_ns / SECOND_NS, **where))
-    worth = report.worth
+    worth = report.impact
     if worth is None:
         return
     for cause in worth.causes:

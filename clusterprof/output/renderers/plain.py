@@ -232,9 +232,9 @@ def _render_unattributed(report: Report) -> Iterator[str]:
 
 
 def _render_coverage_gaps(report: Report) -> Iterator[str]:
-    blinds = wording.list_coverage_gaps(report)
+    coverage_gaps = wording.list_coverage_gaps(report)
     yield f"Not seen: {wording.count_coverage_gaps(report) or 'nothing is known to be missing'}"
-    yield from (f"  {blind}" for blind in blinds)
+    yield from (f"  {blind}" for blind in coverage_gaps)
 
 
 def _render_metrics(report: Report) -> Iterator[str]:

@@ -272,7 +272,7 @@ class Terminal:
         """Join as many pieces of evidence with their notes as fit into `most` lines."""
         if finding is None:
             return ""
-        comparison = finding.compared  # already given with the culprits, one line above
+        comparison = finding.peer_comparison  # already given with the culprits, one line above
         evidence = [
             item for item in finding.evidence if comparison is None or item.name != comparison.name
         ]
@@ -286,9 +286,9 @@ class Terminal:
     def _pointer(self, report: Report) -> str:
         """Return the last line of the first screen, which points to what is not on it."""
         findings = wording.select_in_step_findings(report)
-        blinds = wording.count_coverage_gaps(report)
-        hidden = f"Not seen: {blinds} {'thing' if blinds == 1 else 'things'}, listed below."
-        hidden = hidden if blinds else "Not seen: nothing known."
+        gaps = wording.count_coverage_gaps(report)
+        hidden = f"Not seen: {gaps} {'thing' if gaps == 1 else 'things'}, listed below."
+        hidden = hidden if gaps else "Not seen: nothing known."
         if not findings:
             return hidden
         more = f"More: clusterprof explain {escape_text(findings[0].cause.id, 60)}"

@@ -428,7 +428,7 @@ def _render_unattributed(report: Report) -> Iterator[RenderableType]:
 
 
 def _render_coverage_gaps(report: Report) -> Iterator[RenderableType]:
-    if not report.blinds:
+    if not report.coverage_gaps:
         yield indent(Prose("Nothing is known to be missing."))
     yield from _render_items(wording.list_coverage_gaps(report))
 

@@ -57,7 +57,9 @@ def check_report(report: Report, truth: Truth, plan: ClusterPlan) -> Check:
     residuals = [_compute_residual_ns(ledger) for ledger in report.ranks]
     residuals.append(abs(report.lost_ns - sum(ledger.lost_ns for ledger in report.ranks)))
     caused = sum(ns for ledger in report.ranks for _, ns in ledger.caused)
-    residuals.append(abs(report.lost_ns - caused - sum(ns for _, ns in report.nobody)))
+    residuals.append(
+        abs(report.lost_ns - caused - sum(ns for _, ns in report.lost_without_culprit))
+    )
     steps = [
         abs(ledger.in_step_ns - places[ledger.rank].in_step_ns)
         for ledger in report.ranks

@@ -57,7 +57,7 @@ def _gain_ns(report: Report, large: Sequence[Finding]) -> int | None:
         for finding in large
         if finding.recoverable_ns is not None and finding.cause.id != STRUCTURAL
     ]
-    worth = report.worth
+    worth = report.impact
     if len(gains) > 1 and worth is not None and worth.saved_ns is not None:
         return min(sum(gains), worth.saved_ns * worth.gpus)
     return sum(gains) if gains else None
@@ -120,10 +120,13 @@ def _gaps(rank: RankLedger) -> Iterable[int]:
 
 
 def _victim_less_culprit(report: Report, victim_ns: dict[str, int]) -> Iterable[int]:
-    if not any(rank.caused for rank in report.ranks) and not report.nobody:
+    if not any(rank.caused for rank in report.ranks) and not report.lost_without_culprit:
         return  # ranks were not compared: nothing is said about who caused what
     left = dict(victim_ns)
-    for id_, ns in (*(line for rank in report.ranks for line in rank.caused), *report.nobody):
+    for id_, ns in (
+        *(line for rank in report.ranks for line in rank.caused),
+        *report.lost_without_culprit,
+    ):
         left[id_] = left.get(id_, 0) - ns
     yield sum(left.values())
     yield from left.values()

@@ -145,7 +145,7 @@ def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, 
             report = analyze(folder / "recording", part=part)
         except UsageError:
             continue
-        length = report.worth.job_ns if report.worth is not None else None
+        length = report.impact.job_ns if report.impact is not None else None
         if not length:
             continue
         causes, points, _, _ = predicted(report, pair)

@@ -141,7 +141,7 @@ def predicted(
     report: Report, pair: Pair
 ) -> tuple[tuple[str, ...], float, float | None, float | None]:
     """Return the findings that name a fault, and the gain of fixing them with its bounds."""
-    worth = report.worth
+    worth = report.impact
     if worth is None or not worth.job_ns:
         return (), 0.0, None, None
     inside = [cause for cause in worth.causes if not cause.outside_steps]

@@ -37,7 +37,7 @@ def bounds(scripts: list[Script], folder: Path) -> tuple[str, str]:
     """How the lost part of the time in steps relates to the truth, and the productive part."""
     report = recorded(scripts, folder)
     assert wording.is_lower_bound(report) is any(
-        blind.what == "waits in collectives" for blind in report.blinds
+        blind.what == "waits in collectives" for blind in report.coverage_gaps
     )
     by_name = {metric.name: metric.bound for metric in report.metrics}
     return by_name["lost.ratio"], by_name["productive.ratio"]

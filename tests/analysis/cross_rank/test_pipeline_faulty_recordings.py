@@ -38,7 +38,7 @@ def test_ranks_without_a_recording_are_named(tmp_path: Path) -> None:
         "cpu-preprocess": 6.0,
         "sync-unknown-peer": 6.0,
     }
-    [blind] = [blind_spot for blind_spot in report.blinds if blind_spot.what == "ranks"]
+    [blind] = [blind_spot for blind_spot in report.coverage_gaps if blind_spot.what == "ranks"]
     assert (blind.kind, blind.message) == (
         "absent",
         "3 of 5 ranks of job a job have no recording: 2-4; waits for them are sync-unknown-peer",
@@ -54,7 +54,7 @@ def test_a_recording_that_was_cut_off_counts_as_far_as_it_goes(tmp_path: Path) -
     report = analysed(tmp_path)
     assert any(
         blind_spot.kind == "lost" and blind_spot.what == "recording of node-1"
-        for blind_spot in report.blinds
+        for blind_spot in report.coverage_gaps
     )
     steps = report.ranks[1].steps
     assert 10 < steps < 50
@@ -98,7 +98,7 @@ def test_jobs_without_a_name_are_distinguished_by_where_their_ranks_met(tmp_path
     report = analysed(tmp_path)
     assert by_rank(report, 0) == [BLAMED]
     assert "node-0:29500 (ranks 0-1); node-9:29500 (ranks 1)" in "".join(report.notes)
-    [blind] = [blind_spot for blind_spot in report.blinds if blind_spot.what == "ranks"]
+    [blind] = [blind_spot for blind_spot in report.coverage_gaps if blind_spot.what == "ranks"]
     assert blind.message.startswith("1 of 2 ranks of job node-9:29500 have no recording: 0;")
 
 

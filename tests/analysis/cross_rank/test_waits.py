@@ -147,4 +147,6 @@ def test_operations_that_touch_each_share_what_was_waited(tmp_path: Path) -> Non
             ]
     report = recorded(scripts, tmp_path)
     assert [seconds_of(report, rank) for rank in (0, 1)] == [{"net-transfer": 6.0}] * 2
-    assert [blind for blind in report.blinds if blind.what == "operations between ranks"] == []
+    assert [
+        blind for blind in report.coverage_gaps if blind.what == "operations between ranks"
+    ] == []

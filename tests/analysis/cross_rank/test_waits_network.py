@@ -98,10 +98,14 @@ def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: P
     # one segment of a hundred, and of a thousand; a node whose counter was not read is no other
     mild = {**LOSSY, ("tcp.retransmits_total", ""): 1}
     report = over(tmp_path, {**nic(500 * MB), **mild}, {**nic(500 * MB), **LOSSY})
-    compared = finding(report, "net-link").compared
+    compared = finding(report, "net-link").peer_comparison
     assert compared is not None
-    assert (compared.name, compared.value, compared.others) == ("tcp.retransmit_ratio", 0.01, 0.001)
-    assert (compared.many, compared.of, compared.note) == (
+    assert (compared.name, compared.value, compared.peers_value) == (
+        "tcp.retransmit_ratio",
+        0.01,
+        0.001,
+    )
+    assert (compared.peer_count, compared.compared_kind, compared.note) == (
         1,
         "node",
         "of the segments were retransmitted",
@@ -110,7 +114,7 @@ def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: P
 
 def test_a_counter_that_nobody_read_is_no_health(tmp_path: Path) -> None:
     report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
-    assert finding(report, "net-link").compared is None
+    assert finding(report, "net-link").peer_comparison is None
 
 
 def test_both_ends_that_lose_alike_are_not_named(tmp_path: Path) -> None:

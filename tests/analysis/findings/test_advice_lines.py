@@ -67,6 +67,6 @@ def test_a_built_in_function_is_known_from_an_unchanged_source(tmp_path: Path) -
     code = CodeProfile(places, (False,), (StackTime("eval-host", 0, (0,), 10**9, 50),), 50)
     for started_s, is_known in ((2000, True), (500, False)):
         fingerprint = RunFingerprint(started_at_ns=started_s * 10**9)
-        advised = with_advice(replace(report, code=code, likeness=fingerprint), ())
+        advised = with_advice(replace(report, code=code, fingerprint=fingerprint), ())
         (finding,) = (item for item in advised.findings if item.cause.id == "eval-host")
         assert ("read-back-rarely" in [advice.id for advice in finding.advice]) == is_known

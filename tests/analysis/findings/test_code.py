@@ -165,7 +165,7 @@ def test_work_is_shared_out_among_the_samples_of_ranks_without_a_device() -> Non
     _, code = _build([], ranks, [CulpritTotals({}, {})] * 2)
     assert [
         (line.place, line.library, line.worked_ns, line.share_ratio, line.samples)
-        for line in code.work
+        for line in code.busiest_lines
     ] == [
         (PAD, None, 80 * S, 0.4, 2),
         (AUGMENT, RESIZE, 60 * S, 0.3, 3),
@@ -173,7 +173,7 @@ def test_work_is_shared_out_among_the_samples_of_ranks_without_a_device() -> Non
     ]
     # The squares of the scaled samples, 4 * 20² + 2 * 40², make n = 160² / 4,800 = 5.33;
     # Wilson for 0.5 of 160 s: 1.96 * sqrt(0.25 / n + 3.8416 / (4 * n²)) / (1 + 3.8416 / n).
-    assert code.work[0].error_ratio == pytest.approx(0.3236 * 0.8, abs=2e-4)
+    assert code.busiest_lines[0].error_ratio == pytest.approx(0.3236 * 0.8, abs=2e-4)
 
 
 def test_time_without_a_cause_has_lines_too() -> None:

@@ -28,7 +28,7 @@ def test_felt_caused_and_what_fixing_the_culprit_wins(tmp_path: Path) -> None:
         {},
         {"cpu-preprocess": 12 * SECOND, "storage-local": 12 * SECOND},
     ]
-    assert report.nobody == (("net-transfer", 12 * SECOND),)
+    assert report.lost_without_culprit == (("net-transfer", 12 * SECOND),)
     storage = finding(report, "storage-local")
     assert storage.lost_ns == 12 * SECOND
     # 0.1 s in 60 steps of both ranks: rank 0 then waits no longer, and rank 1 itself goes on sooner
@@ -38,7 +38,7 @@ def test_felt_caused_and_what_fixing_the_culprit_wins(tmp_path: Path) -> None:
     assert storage.recoverable_ns == culprit.recoverable_ns
     # 60 operations end between seconds 1.6 and 37.0: in stretches 1 to 37
     assert storage.persistence is not None
-    assert (storage.persistence.kind, storage.persistence.seen) == ("steady", 37)
+    assert (storage.persistence.kind, storage.persistence.operation_bins) == ("steady", 37)
     assert finding(report, "net-transfer").culprits == ()
     # 0.1 s in 60 steps of two devices, if data took no time at all
     assert finding(report, "net-transfer").recoverable_ns == 12 * SECOND
@@ -74,10 +74,17 @@ def test_the_slow_steps_and_who_set_them(tmp_path: Path) -> None:
     for rank, script in enumerate(scripts):
         lengthen(script, rank, {7, 20, 33})
     report = recorded(scripts, tmp_path)
-    assert report.tail is not None
-    assert (report.tail.p50_ns, report.tail.p99_ns) == (400 * MS, 1000 * MS)
-    assert (report.tail.steps, report.tail.slow, report.tail.why_missing) == (40, 3, "")
-    assert report.tail.set_by == (("node-1", 1, 3),)
+    assert report.slow_step_summary is not None
+    assert (report.slow_step_summary.p50_ns, report.slow_step_summary.p99_ns) == (
+        400 * MS,
+        1000 * MS,
+    )
+    assert (
+        report.slow_step_summary.steps,
+        report.slow_step_summary.slow_step_count,
+        report.slow_step_summary.why_missing,
+    ) == (40, 3, "")
+    assert report.slow_step_summary.late_ranks == (("node-1", 1, 3),)
     assert metrics(report)["step.p99_ns"] == 1000 * MS
 
 
@@ -108,16 +115,16 @@ def test_the_header_counts_what_was_recorded_of_the_job(tmp_path: Path) -> None:
     assert (report.job.world_size, report.job.gpus, report.job.coverage_ratio) == (6, 2, 1.0)
     # Rank 1 cannot leave before rank 0 comes: its clock may be 0.3 s off, and no more.
     assert report.job.clock_bound_ns == pytest.approx(300 * MS, rel=1e-3)
-    assert report.job.clock_why == ""
-    [missing] = [blind for blind in report.blinds if blind.what == "ranks"]
+    assert report.job.why_clocks_not_aligned == ""
+    [missing] = [blind for blind in report.coverage_gaps if blind.what == "ranks"]
     assert missing.message.startswith("4 of 6 ranks of job a job have no recording: 2-5;")
     assert missing.remedy
 
 
 def test_a_node_alone_needs_no_other_clock(tmp_path: Path) -> None:
     report = recorded(job((0.0, 0.3))[:1], tmp_path)
-    assert report.job is not None and report.tail is None
-    assert (report.job.gpus, report.job.clock_why) == (0, "")
+    assert report.job is not None and report.slow_step_summary is None
+    assert (report.job.gpus, report.job.why_clocks_not_aligned) == (0, "")
 
 
 def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
@@ -129,7 +136,9 @@ def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
             odd[at] = (*span[:6], 9)
     report = recorded(scripts, tmp_path)
     [blind] = [
-        blind_spot for blind_spot in report.blinds if blind_spot.what == "operations between ranks"
+        blind_spot
+        for blind_spot in report.coverage_gaps
+        if blind_spot.what == "operations between ranks"
     ]
     assert blind.kind == "failed"
     assert blind.message.startswith(
@@ -148,7 +157,7 @@ def test_where_ranks_were_not_compared_only_the_own_loss_is_known(tmp_path: Path
     [first, second] = finding(report, "storage-local").culprits
     assert (first.own_ns, first.others_ns, first.victims) == (6 * SECOND, None, None)
     assert second.recoverable_ns is None
-    assert report.tail is None
+    assert report.slow_step_summary is None
 
 
 def test_short_transfers_of_many_steps_are_sure_and_a_short_wait_for_data_is_not(

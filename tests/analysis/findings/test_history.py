@@ -55,8 +55,8 @@ def test_two_ranks_by_hand(tmp_path: Path) -> None:
     history = report.history
     assert history is not None
     # 31 s: no more than 240 stretches, so 0.2 s each; steps from 1.0 s on.
-    assert (history.stretch_ns, history.stretches) == (200_000_000, 155)
-    assert (history.begin_ns, history.step_every, history.why_missing) == (0, 1, "")
+    assert (history.bin_ns, history.bin_count) == (200_000_000, 155)
+    assert (history.begin_ns, history.step_stride, history.why_missing) == (0, 1, "")
     first, second = history.ranks
     assert first.step_ends_ns == tuple(range(2 * SECOND, 32 * SECOND, SECOND))
     for item in (first, second):
@@ -158,7 +158,7 @@ def test_what_was_not_measured_is_in_no_stretch(tmp_path: Path) -> None:
     check_history(report)
     assert report.history is not None
     in_step = report.history.ranks[0].in_step_ns
-    assert report.history.stretch_ns == 100_000_000
+    assert report.history.bin_ns == 100_000_000
     unmeasured = report.ranks[0].unmeasured_ns
     assert sum(ns == 0 for ns in in_step[5:45]) == unmeasured // 100_000_000
 

@@ -64,7 +64,7 @@ LATE = (0,) * 8 + (S // 2,) * 16  # 8 s of waiting
 
 
 def began(report: Report) -> Onset | None:
-    return with_onsets(report).findings[0].since
+    return with_onsets(report).findings[0].onset
 
 
 def test_waiting_that_was_for_the_culprit_tells_when_it_began() -> None:
@@ -72,7 +72,7 @@ def test_waiting_that_was_for_the_culprit_tells_when_it_began() -> None:
     assert began(report) == Onset(8 * S, 8, 24)
     assert began(straggled("sync-slow-compute", 4 * S, LATE)) is None  # half of it was for others
     assert began(replace(report, history=None)) is None
-    whole = replace(report.history, step_every=2, begin_ns=-S)  # type: ignore[type-var]
+    whole = replace(report.history, step_stride=2, begin_ns=-S)  # type: ignore[type-var]
     assert began(replace(report, history=whole)) == Onset(7 * S, 14, 24)
 
 

@@ -63,7 +63,9 @@ def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
     )
     item = Finding(CAUSES[cause], 10, 0.1, None, 0.9, "B", False, False, whose)
     line = CauseImpact(cause, None, saved_ns, None, None, "")
-    return with_savings([item], Impact(None, "", None, 100, (line,), gpus=gpus))[0].more_why
+    return with_savings([item], Impact(None, "", None, 100, (line,), gpus=gpus))[
+        0
+    ].why_savings_exceed_loss
 
 
 def test_why_more_is_won_than_was_lost() -> None:
@@ -97,7 +99,7 @@ def document(report: Report) -> list[tuple[str, int, int]]:
 def test_json_and_openmetrics_say_the_same(report: Report) -> None:
     parsed = document(report)
     assert {"storage-local", "cpu-preprocess"} <= {cause for cause, _, _ in parsed}
-    assert report.worth is not None and report.worth.gpus == 2
+    assert report.impact is not None and report.impact.gpus == 2
     for cause, device_ns, job_ns in parsed:
         assert device_ns == 2 * job_ns, cause
     text = OpenMetrics().render(report)

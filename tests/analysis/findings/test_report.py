@@ -37,18 +37,18 @@ def finding(report: Report, cause: str) -> Finding:
 def test_a_rank_that_becomes_slow_is_reported_with_time_and_step(tmp_path: Path) -> None:
     """Steps of 0.02 + 0.3 + transfer for the first 20 of 60, then 0.5 s of decoding."""
     report = analysed(cluster([FAST] * 60, [FAST] * 20 + [SLOW] * 40), tmp_path)
-    since = finding(report, "cpu-preprocess").since
+    since = finding(report, "cpu-preprocess").onset
     assert since is not None and report.history is not None
     assert (since.step, since.steps) == (20, 60)
     begins_ns = (BEGIN_S + 20 * (0.32 + TRANSFER_S)) * SECOND
-    assert abs(since.run_ns - begins_ns) <= report.history.stretch_ns
-    assert finding(report, "net-transfer").since is None
+    assert abs(since.run_ns - begins_ns) <= report.history.bin_ns
+    assert finding(report, "net-transfer").onset is None
     assert report.history.ended == ()
 
 
 def test_a_rank_that_is_slow_from_the_first_step_on_has_no_onset(tmp_path: Path) -> None:
     report = analysed(cluster([FAST] * 40, [SLOW] * 40), tmp_path)
-    assert finding(report, "cpu-preprocess").since is None
+    assert finding(report, "cpu-preprocess").onset is None
 
 
 def test_a_rank_that_ended_early_is_known_to_have(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_rank_that_ended_early_is_known_to_have(tmp_path: Path) -> None:
     ((rank, end_ns),) = report.history.ended
     assert report.ranks[rank].rank == 0
     ends_ns = (BEGIN_S + 30 * (0.32 + TRANSFER_S)) * SECOND
-    assert end_ns == pytest.approx(ends_ns, abs=report.history.stretch_ns)
+    assert end_ns == pytest.approx(ends_ns, abs=report.history.bin_ns)
 
 
 def reading(size: int) -> list[Script]:
@@ -89,13 +89,13 @@ def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
         advice_item for advice_item in tested_finding.advice if advice_item.id == "pack-records"
     )
     assert packed.what.endswith("read these in order; now the average read is 16.0 KiB")
-    assert tested_finding.withheld == ()
+    assert tested_finding.withheld_advice == ()
 
 
 def test_large_reads_are_left_as_they_are_and_that_is_reported(tmp_path: Path) -> None:
     tested_finding = finding(analysed(reading(2 * MIB), tmp_path), "storage-local")
     assert "pack-records" not in [advice_item.id for advice_item in tested_finding.advice]
-    assert tested_finding.withheld == (
+    assert tested_finding.withheld_advice == (
         "Larger records are not advised: the average read is 2.0 MiB already",
     )
 

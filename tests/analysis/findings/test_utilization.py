@@ -65,11 +65,11 @@ def test_a_small_batch_is_reported_beside_the_waits_and_never_among_them(
 ) -> None:
     report, full = reports
     assert report.ranks == full.ranks  # not a nanosecond moved
-    underfill = report.underfill
+    underfill = report.device_utilization
     assert underfill is not None and list_imbalances(report) == []
     # 40 * 0.3 s of kernels, of which 0.3 filled the device
     assert (underfill.busy_ns, underfill.lost_ns, underfill.unmeasured_ns) == (12 * SECOND, 0, 0)
-    assert (underfill.filled_ns, underfill.underfilled_ns) == (3_600_000_000, 8_400_000_000)
+    assert (underfill.well_used_ns, underfill.under_used_ns) == (3_600_000_000, 8_400_000_000)
     (item,) = underfill.ranks
     assert (item.rank, item.device, item.advice) == (
         0,
@@ -124,9 +124,9 @@ def test_without_sm_activity_power_and_memory_only_suggest_it(tmp_path: Path) ->
     script.gauges = {**script.gauges, POWER: rest}
     del script.gauges[SM]
     report = analysed(script, tmp_path / "low")
-    underfill = report.underfill
+    underfill = report.device_utilization
     assert underfill is not None
-    assert (underfill.filled_ns, underfill.underfilled_ns) == (0, 0)
+    assert (underfill.well_used_ns, underfill.under_used_ns) == (0, 0)
     assert underfill.reasons == (("no-sm-activity", 12 * SECOND),)
     assert [
         (advice_item.code, advice_item.measured, advice_item.grade)
@@ -144,7 +144,7 @@ def test_what_ranks_spin_for_each_other_is_no_small_batch(tmp_path: Path) -> Non
     # for 0.5 s, of which 0.4 for the other rank, and for 0.1 s
     steps = [Step()] * 20, [Step(compute=0.7)] * 20
     report = recorded(without(cluster(*steps, on_device=True), "collectives"), tmp_path)
-    underfill = report.underfill
+    underfill = report.device_utilization
     assert underfill is not None and underfill.advice == () and list_imbalances(report) == []
     assert underfill.ranks[0].lost_ns > 0.8 * 20 * 0.4 * SECOND
     for rank in underfill.ranks:

@@ -118,7 +118,7 @@ def test_ranks_are_counted_and_measured_ones_kept_from_guessed_ones() -> None:
         for advice_item in device_utilization.advice
     ] == [("larger-batch", True, 2), ("larger-batch", False, 1)]
     assert [bool(rank.advice) for rank in device_utilization.ranks] == [True, True, False, True]
-    assert (device_utilization.busy_ns, device_utilization.filled_ns) == (
+    assert (device_utilization.busy_ns, device_utilization.well_used_ns) == (
         400 * SECOND,
         (30 + 90 + 30) * SECOND,
     )

@@ -124,7 +124,7 @@ def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path:
     unknown = "neither a recording nor a file of a known format: it seems to be a text for people"
     assert printed == f"README.md: left out: {unknown}"
     assert any(note.startswith("torn.json.gz: left out: ") for note in report.notes)
-    lost = {gap.what: gap.message for gap in report.blinds if gap.kind == "lost"}
+    lost = {gap.what: gap.message for gap in report.coverage_gaps if gap.kind == "lost"}
     assert lost.keys() == {str(other), str(torn)} and lost[str(other)] == f"left out: {unknown}"
     with pytest.raises(PartialRecording, match="2 things lost"):  # --strict
         require_complete_report(report)
@@ -213,7 +213,9 @@ def test_what_a_trace_cannot_show_is_not_measured(tmp_path: Path) -> None:
         assert known[f"stall.{name}_ratio"] is None
         assert why[f"stall.{name}_ratio"] == "the recording has no samples or marks for it"
     unseen = [
-        blind_spot.what for blind_spot in report.blinds if "samples or marks" in blind_spot.message
+        blind_spot.what
+        for blind_spot in report.coverage_gaps
+        if "samples or marks" in blind_spot.message
     ]
     assert "cpu-gc" in unseen and "input-wait" not in unseen
 
@@ -223,7 +225,7 @@ def test_a_trace_that_names_no_host_is_called_by_its_file(tmp_path: Path) -> Non
         reported = {**trace(), "distributedInfo": {"rank": number, "world_size": 2}}
         (tmp_path / f"rank{number}.json").write_text(json.dumps(reported))
     report = analyze(tmp_path)
-    assert [(node.name, node.named) for node in report.nodes] == [
+    assert [(node.name, node.has_host_name) for node in report.nodes] == [
         ("rank0", False),
         ("rank1", False),
     ]
@@ -238,8 +240,8 @@ def test_milliseconds_have_stretches_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(trace()))
     history = analyze(path, history=True).history
-    assert history is not None and history.stretch_ns == 390_625
-    assert history.stretches == 6  # 2 ms are 5.1 of them
+    assert history is not None and history.bin_ns == 390_625
+    assert history.bin_count == 6  # 2 ms are 5.1 of them
     assert sum(sum(rank.in_step_ns) for rank in history.ranks) == 2_000_000
     assert sum(sum(ns) for rank in history.ranks for _, ns in rank.lost) == 800_000
 

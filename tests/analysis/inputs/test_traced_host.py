@@ -123,7 +123,7 @@ def test_a_window_of_a_job_has_no_start_up_no_end_and_no_batch_size(tmp_path: Pa
         write_node(tmp_path / f"{is_window}" / "n", node.header(), node.records())
         reports.append(analyze(tmp_path / f"{is_window}"))
     window, job_report = reports
-    assert (window.window_only, job_report.window_only) == (True, False)
+    assert (window.is_window_only, job_report.is_window_only) == (True, False)
     ids = [[finding.cause.id for finding in report.findings] for report in reports]
     assert ids == [["launch-bound"], ["launch-bound", "startup"]]
     advice = [{item.id for item in report.findings[0].advice} for report in reports]

@@ -82,7 +82,7 @@ def test_the_residual_is_found_at_every_level(report: Report) -> None:
             ),
             2,
         ),
-        (replace(report, nobody=(*report.nobody, ("cpu-gc", 9))), 9),
+        (replace(report, lost_without_culprit=(*report.lost_without_culprit, ("cpu-gc", 9))), 9),
         (
             replace(report, findings=(replace(report.findings[0], lost_ns=3),)),
             report.findings[0].lost_ns - 3,

@@ -39,7 +39,7 @@ def worth(*causes: tuple[str, int | None], all_saved_ns: int | None = None) -> I
 
 
 def prediction(result: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], float]:
-    named, points, _, _ = predicted(replace(clean(), worth=result), pair)
+    named, points, _, _ = predicted(replace(clean(), impact=result), pair)
     return named, points
 
 

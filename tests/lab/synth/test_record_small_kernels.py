@@ -20,8 +20,10 @@ def test_small_kernels_are_distinguished_from_full_ones(tmp_path, sm_ratio, advi
     record(alone(rank, end), tmp_path, np.random.default_rng(1))
     report = analyze(tmp_path)
     assert sum(caused(report).values()) == pytest.approx(LOST_NS, rel=0.05)
-    (item,) = report.underfill.ranks
-    assert item.lost_ns + item.filled_ns + item.underfilled_ns + item.unmeasured_ns == item.busy_ns
+    (item,) = report.device_utilization.ranks
+    assert (
+        item.lost_ns + item.well_used_ns + item.under_used_ns + item.unmeasured_ns == item.busy_ns
+    )
     assert item.busy_ns == pytest.approx(sum(w.end_ns - w.start_ns for w in rank.work), rel=0.02)
     levels = item.levels
     assert levels.sm_active_ratio == pytest.approx(sm_ratio, rel=0.03)
@@ -40,8 +42,10 @@ def test_idle_time_between_small_kernels_is_a_cause_and_what_they_leave_empty_is
     report = analyze(tmp_path / "run" / "recording")
     launches = next(finding for finding in report.findings if finding.cause.id == "launch-bound")
     assert launches.lost_ns == caused(report)["launch-bound"]
-    assert {rank.advice for rank in report.underfill.ranks} == {("larger-batch", "fewer-launches")}
-    for item, rank in zip(report.underfill.ranks, report.ranks):
+    assert {rank.advice for rank in report.device_utilization.ranks} == {
+        ("larger-batch", "fewer-launches")
+    }
+    for item, rank in zip(report.device_utilization.ranks, report.ranks):
         assert item.busy_ns <= rank.productive_ns + item.lost_ns  # idle time is not among it
         assert item.levels.sm_active_ratio < 0.3 and item.levels.host_on_cpu_ratio > 0.8
     text = " ".join(Plain().render(report).split())

@@ -11,7 +11,7 @@ from clusterprof.output.renderers.text import culprits as text_culprits
 from clusterprof.output.renderers.text import summary, wording
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.output.renderers.text.tables import MatrixRow, build_cause_matrix
-from clusterprof.report.model import Culprit, Finding, JobFacts, Persistence, Tail
+from clusterprof.report.model import Culprit, Finding, JobFacts, Persistence, SlowStepSummary
 from tests.support.cluster_report import S, cluster
 from tests.support.reports import storage_verdict
 
@@ -154,10 +154,15 @@ def test_who_sets_the_slow_steps() -> None:
         "steps of all ranks: half of them within 740.0 ms, 99 of 100 within 1.31 s",
         "last to arrive in the slowest 4 of 406 steps: gpu-a1 rank 0 (3), gpu-a2 rank 2 (1)",
     ]
-    unknown = replace(report, tail=Tail(7, 0, None, None, (), "fewer than 20 steps were recorded"))
+    unknown = replace(
+        report,
+        slow_step_summary=SlowStepSummary(
+            7, 0, None, None, (), "fewer than 20 steps were recorded"
+        ),
+    )
     why = "no rank is named for the slow steps: fewer than 20 steps were recorded"
     assert text_culprits.describe_slow_steps(unknown) == [why]
-    assert text_culprits.describe_slow_steps(replace(report, tail=None)) == []
+    assert text_culprits.describe_slow_steps(replace(report, slow_step_summary=None)) == []
 
 
 def test_the_table_shows_who_stands_out_and_the_rest_in_one_line() -> None:

@@ -70,7 +70,7 @@ def base(finding: Finding, history: History, waits_ns: int) -> Report:
         unattributed_ns=0,
         unattributed_reasons=(),
         outside_buckets=(),
-        blinds=(),
+        coverage_gaps=(),
         notes=(),
         history=history,
     )
@@ -93,9 +93,9 @@ def straggler() -> Report:
         (Culprit("node-a", 1, "GPU-9a77", "", 0, 30 * S, 1, 60 * S),),
         (Evidence("step.worked_ns", 1500.0 * MS, "ns", "a step of rank 1; waiting ranks: 1 s"),),
         advice=(LOOK,),
-        more_why="rank 1 itself finishes sooner, too",
-        since=Onset(40 * S, 40, 100),
-        compared=PeerComparison(
+        why_savings_exceed_loss="rank 1 itself finishes sooner, too",
+        onset=Onset(40 * S, 40, 100),
+        peer_comparison=PeerComparison(
             "step.worked_ns", "ns", 1500.0 * MS, 1000.0 * MS, 1, "rank", "of work a step"
         ),
     )
@@ -107,7 +107,7 @@ def straggler() -> Report:
     )
     line = CauseImpact("sync-slow-compute", None, 30 * S, None, None)
     worth = Impact(None, "", None, 100 * S, (line,), gpus=2)
-    return replace(base(finding, History(0, 5 * S, 20, ranks), 30 * S), worth=worth)
+    return replace(base(finding, History(0, 5 * S, 20, ranks), 30 * S), impact=worth)
 
 
 def preparing() -> Report:
@@ -139,8 +139,8 @@ def preparing() -> Report:
                 effort="code",
             ),
         ),
-        withheld=(NO_WORKERS,),
-        compared=PeerComparison(
+        withheld_advice=(NO_WORKERS,),
+        peer_comparison=PeerComparison(
             "step.own_lost_ns", "ns", 400.0 * MS, 0.0, 1, "rank", "lost to it in a step"
         ),
     )

@@ -39,11 +39,11 @@ def report_of(poison: str) -> Report:
     both = dataclasses.replace(
         progress,
         job=batch.job,
-        tail=batch.tail,
+        slow_step_summary=batch.slow_step_summary,
         nodes=(*progress.nodes, *batch.nodes),
         findings=(*progress.findings, *batch.findings),
         ranks=(*progress.ranks, *batch.ranks),
-        underfill=underfilled().underfill,
+        device_utilization=underfilled().device_utilization,
     )
     report: Report = poisoned(with_code(both), poison)
     return report

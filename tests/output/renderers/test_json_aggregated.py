@@ -94,7 +94,7 @@ def used(rank: int) -> RankUtilization:
 def test_utilization_of_unlisted_ranks_is_summed() -> None:
     ranks = tuple(used(rank) for rank in (63, 64, 65))  # of which 63 is listed
     whole = DeviceUtilization(222, 3, 6, 9, 204, (("no-counter", 204),), ranks, ())
-    fill = parsed(replace(large(), underfill=whole))["underfill"]
+    fill = parsed(replace(large(), device_utilization=whole))["underfill"]
     assert [rank["rank"] for rank in fill["ranks"]] == [63]
     assert fill["unlisted"] == {
         "ranks": 2,

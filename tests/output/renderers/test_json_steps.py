@@ -40,7 +40,7 @@ def test_columns_and_lengths() -> None:
         ],
         "lengths": ["850:3 853:1", "851:2"],
     }
-    document = build_document(dataclasses.replace(clean(), steps=None, likeness=None))
+    document = build_document(dataclasses.replace(clean(), steps=None, fingerprint=None))
     assert document["steps"] is None and document["likeness"] is None
 
 
@@ -61,7 +61,7 @@ def test_the_schema_knows_both() -> None:
         ("0.1",),
         1,
     )
-    report = dataclasses.replace(clean(), steps=STEPS, likeness=alike)
+    report = dataclasses.replace(clean(), steps=STEPS, fingerprint=alike)
     document = json.loads(Json().render(report))
     assert list(errors(document, schema)) == []
     assert document["likeness"]["gpu_models"] == [{"model": "H100", "gpus": 8}]

@@ -63,7 +63,9 @@ def tiny() -> Report:
         (),
         metrics,
         (),
-        worth=Impact(2.0, "USD", 0.1, None, (CauseImpact("storage-local", 0.1, None, None, None),)),
+        impact=Impact(
+            2.0, "USD", 0.1, None, (CauseImpact("storage-local", 0.1, None, None, None),)
+        ),
     )
 
 

@@ -59,7 +59,7 @@ def many_causes(number: int) -> Report:
         productive_ns=1000 * S - lost,
         unattributed_ns=0,
         unattributed_reasons=(),
-        blinds=(CoverageGap("x", "absent", "y", "z"),) * 30,
+        coverage_gaps=(CoverageGap("x", "absent", "y", "z"),) * 30,
     )
 
 
@@ -137,12 +137,12 @@ def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
 
 def test_what_is_missing_for_one_reason_shares_a_line() -> None:
     why = ("failed", "its process stopped", "")
-    blinds = (
+    coverage_gaps = (
         CoverageGap("a", *why),
         CoverageGap("b", *why),
         CoverageGap("c", "denied", "no", "ask"),
     )
-    text = Terminal().render(dataclasses.replace(clean(), blinds=blinds))
+    text = Terminal().render(dataclasses.replace(clean(), coverage_gaps=coverage_gaps))
     assert "Not seen: 2 things" in text
     assert " - a, b, failed: its process stopped.\n - c, denied: no. What to do: ask.\n" in text
 

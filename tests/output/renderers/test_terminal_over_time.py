@@ -129,7 +129,7 @@ def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
     worth = Impact(
         36.0, "EUR", 2.26, 300 * S, (CauseImpact(first.cause.id, 2.0, 30 * S, 20 * S, 40 * S),)
     )
-    report = dataclasses.replace(report, findings=(first, *report.findings[1:]), worth=worth)
+    report = dataclasses.replace(report, findings=(first, *report.findings[1:]), impact=worth)
     screen = " ".join(" ".join(Terminal(80).render(report).splitlines()[:24]).split())
     assert (
         "Try next Set prefetch to 4. Change: prefetch_factor=4 Expected gain About 3.1 min"

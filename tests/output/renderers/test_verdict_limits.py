@@ -51,7 +51,9 @@ def mostly_unknown() -> Report:
         findings=(finding,),
         unattributed_ns=unknown_ns,
         unattributed_reasons=(("asleep", unknown_ns),),
-        blinds=(CoverageGap("threads", "denied", "no permission", "run it as the job's user"),),
+        coverage_gaps=(
+            CoverageGap("threads", "denied", "no permission", "run it as the job's user"),
+        ),
     )
 
 
@@ -103,7 +105,7 @@ def test_an_unknown_cause_is_no_main_cause_for_programs_and_gates() -> None:
 def test_a_window_of_a_job_ends_no_job_sooner() -> None:
     report = hour(2, 2, 4, 4)
     assert any("sooner" in text for text in texts(report))
-    window = replace(report, job=replace(report.job or JOB, window_only=True))
+    window = replace(report, job=replace(report.job or JOB, is_window_only=True))
     for text in texts(window):
         assert "the job ends" not in text and "the job would end" not in text
         assert "sooner finished" not in text

@@ -158,7 +158,7 @@ def test_a_node_without_its_worker_is_missing_in_the_report(
     try:
         report = analyze_with_request([nodes.seen], request)
         assert [rank.rank for rank in report.ranks] == [0, 2]
-        [lost] = [blind for blind in report.blinds if blind.kind == "lost"]
+        [lost] = [blind for blind in report.coverage_gaps if blind.kind == "lost"]
         assert lost.what == str(nodes.seen / "node-1")
         assert "no worker is left that sees it" in lost.message
         assert "waits" in Json().render(report)

@@ -126,7 +126,7 @@ def test_damage_is_reported_alike(folder: Path, cluster: DaskCluster, tmp_path: 
             data[3000:3500] = bytes(500)
         (tmp_path / node.name / "000001.cpf").write_bytes(data)
     expected = analyze(tmp_path)
-    assert any("damaged" in blind.message for blind in expected.blinds)
+    assert any("damaged" in blind.message for blind in expected.coverage_gaps)
     assert analyze(tmp_path, cluster=cluster.address) == expected
 
 
@@ -178,7 +178,7 @@ def test_after_the_scheduler_is_gone_the_rest_is_reported(folder: Path, tmp_path
 
         report = analyze_on(own, folder, kill_scheduler)
     assert 2 <= len(report.nodes) < NODES
-    lost = [blind for blind in report.blinds if blind.kind == "lost"]
+    lost = [blind for blind in report.coverage_gaps if blind.kind == "lost"]
     assert len(lost) == NODES - len(report.nodes) + 1
     assert all("scheduler went away" in blind.message for blind in lost)
     assert lost[-1].what.endswith("waits between ranks")

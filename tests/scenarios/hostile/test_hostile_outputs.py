@@ -37,7 +37,7 @@ def test_the_corpus_is_large_and_reaches_every_role() -> None:
     report = wide(batches()[0])
     first = batches()[0][7]
     assert report.nodes[7].name == report.ranks[7].device == report.metrics[7].name == first
-    assert report.findings[1].culprits[3].resource == report.blinds[7].what == first
+    assert report.findings[1].culprits[3].resource == report.coverage_gaps[7].what == first
 
 
 @pytest.mark.parametrize("kind", RENDERERS, ids=lambda kind: kind.name)

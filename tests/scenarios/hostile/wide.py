@@ -91,7 +91,9 @@ def wide(strings: Sequence[str]) -> Report:
             Metric(text, 0.5 if at % 2 else None, "ratio", "" if at % 2 else text)
             for at, text in enumerate(strings)
         ),
-        blinds=tuple(CoverageGap(text, "denied", f"{text}: {text}", text) for text in strings),
+        coverage_gaps=tuple(
+            CoverageGap(text, "denied", f"{text}: {text}", text) for text in strings
+        ),
         notes=tuple(f"LAUNCHER={text}" for text in strings) + tuple(strings),
     )
 

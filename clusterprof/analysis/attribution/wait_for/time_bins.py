@@ -163,10 +163,10 @@ class WaitTimeBins:
             kind=kind,  # type: ignore[arg-type]
             from_ns=int(used_bins[relevant[0]]) * self.length_ns,
             to_ns=int(used_bins[relevant[-1]] + 1) * self.length_ns,
-            stretches=relevant.size,
-            seen=used_bins.size,
+            waiting_bins=relevant.size,
+            operation_bins=used_bins.size,
             culprits=np.unique(np.argmax(table[relevant], axis=1)).size,
-            most=present,
+            main_culprit_bins=present,
         )
 
     def _count_present_bins(self, table: Int, total: Int, ranks: Int, main: Int) -> int:

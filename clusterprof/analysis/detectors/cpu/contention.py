@@ -79,7 +79,7 @@ class CpuContention:
         "Threads wait for a free CPU",
         "Give the job more cores, or run fewer workers and library threads on those it has",
         precedence=530,
-        of_node=True,
+        can_be_node_fault=True,
         tone=1,
         hidden_cost="batch",
         manual_check=(

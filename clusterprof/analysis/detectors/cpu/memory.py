@@ -57,7 +57,7 @@ class CpuMemory:
         "The host is short of memory",
         "Raise the memory request, or use fewer workers and a shorter prefetch",
         precedence=550,
-        of_node=True,
+        can_be_node_fault=True,
         tone=2,
         hidden_cost="batch",
         manual_check=(

@@ -51,7 +51,7 @@ class DeviceThrottled:
         "The GPU runs below its clock",
         "Check cooling and power of the node, and drain it until they are repaired",
         precedence=210,
-        of_node=True,
+        can_be_node_fault=True,
         always_traced=True,
         manual_check=(
             "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER` on the node, under load: the "

@@ -49,7 +49,7 @@ class StorageContention:
         "Other processes keep the disk busy",
         "Find who else uses the disk, and move it or the data elsewhere",
         precedence=420,
-        of_node=True,
+        can_be_node_fault=True,
         hidden_cost="batch",
         manual_check=(
             "`sudo iotop -oPa` or `pidstat -d 1`: who reads and writes besides the job, and "

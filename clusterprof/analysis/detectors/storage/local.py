@@ -71,7 +71,7 @@ class StorageLocal:
         "The data path waits for a local disk",
         "Stage the data on a faster disk, or read it in large sequential records",
         precedence=410,
-        of_node=True,
+        can_be_node_fault=True,
         hidden_cost="batch",
         trace_spans=(layout.LOADING,),
         manual_check=(

@@ -72,7 +72,7 @@ class StorageRemote:
         "The data path waits for a network file system",
         "Stage the data on a local disk, or pack small files into large records",
         precedence=430,
-        of_node=True,
+        can_be_node_fault=True,
         tone=1,
         hidden_cost="batch",
         trace_spans=(layout.LOADING,),

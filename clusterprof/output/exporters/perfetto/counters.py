@@ -276,8 +276,8 @@ def iterate_wait_packets(
 def _encode_lost_time(
     history: History, rank: RankHistory, start_ns: int, packets: Packets, track: int
 ) -> Iterator[list[bytes]]:
-    for stretch in range(history.stretches):
-        at_ns = start_ns + stretch * history.stretch_ns
+    for stretch in range(history.bin_count):
+        at_ns = start_ns + stretch * history.bin_ns
         out: list[bytes] = []
         for cause, lost in rank.lost:
             lost_ns = lost[stretch]

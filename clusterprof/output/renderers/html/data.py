@@ -101,22 +101,22 @@ def build_history_document(
     history = report.history
     if history is None:
         return {"why": "the history was not requested in this analysis"}
-    if not history.ranks or history.stretches < 1 or history.stretch_ns < 1:
+    if not history.ranks or history.bin_count < 1 or history.bin_ns < 1:
         return {"why": escape_text(history.why_missing or "no rank had steps", 400)}
     number_of = {cause: at for at, cause in enumerate(causes)}
     lost, in_step = _sum_by_row(history, rows, number_of)
     present = lost.any(axis=2)
-    merge = _choose_merge_factor(int(present.sum()) + len(rows.rank), history.stretches, room)
+    merge = _choose_merge_factor(int(present.sum()) + len(rows.rank), history.bin_count, room)
     lost, in_step = _merge_bins(lost, merge), _merge_bins(in_step, merge)
     ranks = np.array([max(len(members), 1) for members in rows.members], dtype=float)
-    full = ranks[:, None] * history.stretch_ns * merge
+    full = ranks[:, None] * history.bin_ns * merge
     everyone = [at for at, by in enumerate(rows.rank) if by < 0 or rows.by == "rank"]
     return {
         "why": escape_text(history.why_missing, 400),
         "started_at_ms": None if history.started_at_ns is None else history.started_at_ns // 10**6,
-        "stretch_s": history.stretch_ns * merge / 1e9,
+        "stretch_s": history.bin_ns * merge / 1e9,
         "stretches": lost.shape[2],
-        "span_s": history.stretch_ns * history.stretches / 1e9,
+        "span_s": history.bin_ns * history.bin_count / 1e9,
         "in_step": pack_array(_scale_to_bytes(in_step, full)),
         "lost": [
             {
@@ -129,7 +129,7 @@ def build_history_document(
         ],
         "total": _pack_total(lost[everyone], full[everyone]),
         "steps": _pack_step_marks(history, rows),
-        "step_every": history.step_every,
+        "step_every": history.step_stride,
         "waits": _list_waits(history, number_of),
         "waits_left_out": max(len(history.waits) - _MAX_WAITS, 0),
         "slow_steps": _list_slow_steps(history, number_of),
@@ -138,7 +138,7 @@ def build_history_document(
 
 def _sum_by_row(history: History, rows: ChartRows, number_of: dict[str, int]) -> tuple[Any, Any]:
     """Sum lost ns by (row, cause, bin) and in-step ns by (row, bin): float64 arrays."""
-    count = history.stretches
+    count = history.bin_count
     lost = np.zeros((len(rows.rank), len(number_of), count))
     in_step = np.zeros((len(rows.rank), count))
     for row, members in enumerate(rows.members):
@@ -191,7 +191,7 @@ def _pack_total(lost: Any, full: Any) -> dict[str, Any]:
 
 def _pack_step_marks(history: History, rows: ChartRows) -> list[dict[str, Any]]:
     """Pack the step marks of each rank row, or of the rank with most marks for all rows."""
-    span = history.stretch_ns * history.stretches
+    span = history.bin_ns * history.bin_count
     rank_rows = [
         (row, history.ranks[at])
         for row, at in enumerate(rows.rank)

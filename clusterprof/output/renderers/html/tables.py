@@ -27,8 +27,8 @@ _MAX_RANKS = 8  # columns of the ledger
 _MAX_SINGLE_NODES = 8  # with more nodes, those without damage share a line
 _UTILIZATION_PARTS = (
     ("lost", "k-waiting", "in the ledger of lost time"),
-    ("filled", "k-productive", "filled"),
-    ("underfilled", "k-underfilled", "under-used"),
+    ("well_used", "k-productive", "well used"),
+    ("under_used", "k-underfilled", "under-used"),
     ("unmeasured", "k-unattributed", "not known"),
 )
 
@@ -40,7 +40,7 @@ def render_slow_steps(report: Report) -> Markup | None:
 
 def render_utilization(report: Report) -> Markup | None:
     """Render the utilization ledger of busy devices; None if it was not computed."""
-    utilization_totals = report.underfill
+    utilization_totals = report.device_utilization
     if utilization_totals is None:
         return None
     content: list[Markup | str | None] = []
@@ -170,7 +170,7 @@ def render_coverage_gaps(report: Report) -> Markup:
         f"{format_quantity(ns, 'ns')}: {wording.describe_unattributed_reason(code)}"
         for code, ns in report.unattributed_reasons
     ]
-    blinds = wording.list_coverage_gaps(report)
+    coverage_gaps = wording.list_coverage_gaps(report)
     return build_element(
         "section",
         build_element(
@@ -184,7 +184,7 @@ def render_coverage_gaps(report: Report) -> Markup:
         build_element(
             "div",
             build_element("h2", "Not seen"),
-            _render_list(blinds) or build_element("p", "Nothing is known to be missing."),
+            _render_list(coverage_gaps) or build_element("p", "Nothing is known to be missing."),
         ),
         id="unknown",
         class_="card two",
@@ -238,7 +238,7 @@ def _render_metrics(report: Report) -> Markup | None:
 
 
 def _render_efficiency_metrics(report: Report) -> Markup | None:
-    worth = report.worth
+    worth = report.impact
     if worth is None:
         return None
     rows = [
@@ -248,7 +248,7 @@ def _render_efficiency_metrics(report: Report) -> Markup | None:
             build_element("td", "not known" if value is None else f"{value:,.4g}", class_="n"),
             build_element("td", how),
         )
-        for name, value, how in worth.yardsticks
+        for name, value, how in worth.efficiency_metrics
     ]
     pairs = (
         ("tokens per second", worth.tokens_per_second, worth.tokens_per_second_if_fixed, ""),

@@ -117,7 +117,7 @@ def render_verdict(report: Report, price: float | None, currency: str) -> Markup
         build_element("p", line, class_="warning") for line in wording.list_warnings(report)
     ]
     lines = [wording.describe_main_cause(report), wording.describe_time_outside_steps(report)]
-    if report.worth is None:
+    if report.impact is None:
         lines.append(wording.describe_cost(report, price, currency))
     paragraphs += [build_element("p", line) for line in lines if line]
     return build_element(
@@ -159,7 +159,7 @@ def _render_tiles(report: Report) -> Markup | None:
             "lost in total",
         ),
     ]
-    worth = report.worth
+    worth = report.impact
     if worth is not None and worth.lost_cost is not None and not report.emulated:
         unit = worth.currency
         rate = worth.price_per_gpu_hour
@@ -175,13 +175,13 @@ def _render_tiles(report: Report) -> Markup | None:
                 f" ({format_quantity(best.saved_low_ns, 'ns')} to"
                 f" {format_quantity(best.saved_high_ns, 'ns')})"
             )
-        ends = "less of this window" if report.window_only else "sooner finished"
+        ends = "less of this window" if report.is_window_only else "sooner finished"
         tiles.append(
             _render_tile(
                 format_quantity(best.saved_ns, "ns"), f"{ends} with {best.cause} fixed{span}"
             )
         )
-    tail = report.tail
+    tail = report.slow_step_summary
     if tail is not None and tail.p50_ns is not None and tail.p99_ns is not None:
         tiles.append(
             _render_tile(
@@ -272,8 +272,8 @@ def _render_no_answer(report: Report) -> Markup | None:
         )
     if not report.in_step_ns:
         return None
-    blinds = wording.count_coverage_gaps(report)
-    unseen_ = f" and {blinds:,} not seen" if blinds else ""
+    coverage_gaps = wording.count_coverage_gaps(report)
+    unseen_ = f" and {coverage_gaps:,} not seen" if coverage_gaps else ""
     link = build_element("a", f"what is unattributed{unseen_}", href="#unknown")
     return build_element("p", "See ", link, ".")
 
@@ -288,7 +288,7 @@ def describe_certainty(finding: Finding) -> str:
 
 def describe_finding_cost(finding: Finding, report: Report) -> str:
     """Describe what the lost time of a finding cost and how much sooner the job would end."""
-    worth = report.worth
+    worth = report.impact
     impact = None
     if worth is not None:
         impact = next((w for w in worth.causes if w.cause == finding.cause.id), None)
@@ -308,11 +308,13 @@ def describe_finding_cost(finding: Finding, report: Report) -> str:
         saved = format_quantity(impact.saved_ns, "ns")
         parts.append(
             f"the window would be {saved} shorter{ends}"
-            if report.window_only
+            if report.is_window_only
             else f"the job would end {saved} sooner{ends}"
         )
     elif impact.why_missing:
-        noun = "what fixing it saves" if report.window_only else "how much sooner the job would end"
+        noun = (
+            "what fixing it saves" if report.is_window_only else "how much sooner the job would end"
+        )
         parts.append(f"{noun} is not known: {impact.why_missing}")
     return "; ".join(parts)
 

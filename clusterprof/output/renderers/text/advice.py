@@ -87,7 +87,7 @@ def format_further_advice(finding: Finding) -> str:
 
 def list_withheld_advice(finding: Finding) -> list[str]:
     """List advice that a reader may expect and why it is not given; no full stops."""
-    return [escape_text(sentence, 300) for sentence in finding.withheld]
+    return [escape_text(sentence, 300) for sentence in finding.withheld_advice]
 
 
 def list_advice_details(finding: Finding) -> Iterator[tuple[str, str, str]]:

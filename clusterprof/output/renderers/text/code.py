@@ -73,7 +73,9 @@ def build_file_names(report: Report) -> dict[str, str]:
     """Build short names for all files in the stacks and lines of a report."""
     places = [*report.code.places] if report.code is not None else []
     code = report.code
-    lines: list[CodeLine | WorkLine] = [*code.work, *code.unattributed] if code is not None else []
+    lines: list[CodeLine | WorkLine] = (
+        [*code.busiest_lines, *code.unattributed] if code is not None else []
+    )
     lines += [line for finding in report.findings for line in finding.lines]
     for line in lines:
         places += [line.place] if line.library is None else [line.place, line.library]
@@ -156,7 +158,11 @@ def describe_work(report: Report) -> str:
 
     A line below a quarter of the step time is not worth a sentence.
     """
-    line = report.code.work[0] if report.code is not None and report.code.work else None
+    line = (
+        report.code.busiest_lines[0]
+        if report.code is not None and report.code.busiest_lines
+        else None
+    )
     if line is None or line.share_ratio < _MIN_WORK_RATIO:
         return ""
     place = describe_line(line, build_file_names(report))
@@ -262,8 +268,8 @@ def sum_lines(code: CodeProfile | None) -> LineTotals:
 
 def find_own_place(code: CodeProfile, stack: StackTime) -> Place | None:
     """Find the innermost line outside libraries, else the outermost line; None without lines."""
-    if stack.own >= 0:
-        return code.places[stack.own]
+    if stack.user_place >= 0:
+        return code.places[stack.user_place]
     for index in reversed(stack.places):
         if not code.is_library[index]:
             return code.places[index]

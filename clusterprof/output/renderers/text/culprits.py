@@ -149,25 +149,27 @@ def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns:
 
 def describe_peer_comparison(finding: Finding) -> str:
     """Describe in one clause how the culprits differ from their peers; "" if not known."""
-    comparison = finding.compared
+    comparison = finding.peer_comparison
     if comparison is None:
         return ""
     value, others = (
         format_quantity(comparison.value, comparison.unit),
         _format_peer_value(comparison),
     )
-    many = "" if comparison.many == 1 else f"{comparison.many:,} "
-    noun = comparison.of if comparison.many == 1 else f"{comparison.of}s"
+    many = "" if comparison.peer_count == 1 else f"{comparison.peer_count:,} "
+    noun = (
+        comparison.compared_kind if comparison.peer_count == 1 else f"{comparison.compared_kind}s"
+    )
     return escape_text(f"{value} {comparison.note}, the other {many}{noun} {others}")
 
 
 def _format_peer_value(comparison: PeerComparison) -> str:
     """Format the peers' value; a value too small for a useful number becomes words."""
-    if comparison.others == 0:
+    if comparison.peers_value == 0:
         return "nothing"
-    if comparison.others < _NEGLIGIBLE_PEER_RATIO * comparison.value:
+    if comparison.peers_value < _NEGLIGIBLE_PEER_RATIO * comparison.value:
         return "almost none"
-    return format_quantity(comparison.others, comparison.unit)
+    return format_quantity(comparison.peers_value, comparison.unit)
 
 
 def summarize_persistence(finding: Finding) -> str:
@@ -191,7 +193,7 @@ def _is_group_in_turn(finding: Finding) -> bool:
 
 def describe_onset(finding: Finding) -> str:
     """Describe when a cause began if it was not there from the start; "" otherwise."""
-    onset = finding.since
+    onset = finding.onset
     if onset is None:
         return ""
     text = f"from {format_clock_time(onset.run_ns)} on"
@@ -214,18 +216,18 @@ def describe_persistence(finding: Finding) -> str:
     always = _PERSISTENCE_WORDS.get(persistence.kind, "")
     if persistence.kind == "steady":
         return (
-            f"{always}: in {persistence.most:,} of {persistence.stretches:,} time bins"
-            " of the run with waits"
+            f"{always}: in {persistence.main_culprit_bins:,} of {persistence.waiting_bins:,}"
+            " time bins of the run with waits"
         )
     if persistence.kind == "wandering":
         many = f"{persistence.culprits:,} ranks were the main culprit"
-        return f"{always}: {many}, in {persistence.stretches:,} time bins of the run with waits"
+        return f"{always}: {many}, in {persistence.waiting_bins:,} time bins of the run with waits"
     return escape_text(persistence.kind, 60)
 
 
 def describe_slow_steps(report: Report) -> list[str]:
     """Describe how long steps take and which ranks delay the slow ones; [] for a single rank."""
-    slow_steps = report.tail
+    slow_steps = report.slow_step_summary
     if slow_steps is None:
         return []
     lines = []
@@ -235,18 +237,19 @@ def describe_slow_steps(report: Report) -> list[str]:
             f"steps of all ranks: {lengths}, 99 of 100 within"
             f" {format_quantity(slow_steps.p99_ns, 'ns')}"
         )
-    if not slow_steps.set_by:
+    if not slow_steps.late_ranks:
         why = escape_text(slow_steps.why_missing, 300)
         lines.append(f"no rank is named for the slow steps: {why}")
         return lines
     names = ", ".join(
         f"{format_culprit(Culprit(node, rank, ''))} ({steps:,})"
-        for node, rank, steps in slow_steps.set_by[:4]
+        for node, rank, steps in slow_steps.late_ranks[:4]
     )
-    more = len(slow_steps.set_by) - 4
+    more = len(slow_steps.late_ranks) - 4
     names += f" and {more:,} more" if more > 0 else ""
     lines.append(
-        f"last to arrive in the slowest {slow_steps.slow:,} of {slow_steps.steps:,} steps: {names}"
+        f"last to arrive in the slowest {slow_steps.slow_step_count:,}"
+        f" of {slow_steps.steps:,} steps: {names}"
     )
     return lines
 

@@ -291,14 +291,14 @@ def _advise(report: Report, finding: Finding) -> Iterator[ScreenRow]:
 
 def _describe_gain(report: Report, finding: Finding) -> str:
     """Describe once how much sooner the job would end, else the time that ranks would save."""
-    impacts = report.worth.causes if report.worth is not None else ()
+    impacts = report.impact.causes if report.impact is not None else ()
     saved = next((item.saved_ns for item in impacts if item.cause == finding.cause.id), None)
-    job_ns = report.worth.job_ns if report.worth is not None else None
+    job_ns = report.impact.job_ns if report.impact is not None else None
     bounded = finding.upper_bound or finding.cause.id == summary.TRANSFER_CAUSE
     begin = "At most " if bounded else "About "
     if saved and job_ns:
         part = format_quantity(saved / job_ns, "ratio")
-        whole = "the recorded window" if report.window_only else "the time in steps"
+        whole = "the recorded window" if report.is_window_only else "the time in steps"
         amount = f"{format_quantity(saved, 'ns')}, " if report.has_time_unit else ""
         more_ratio = saved / job_ns - finding.lost_ns / max(report.in_step_ns, 1)
         rest = "; other losses end with it" if more_ratio >= _MIN_OTHER_RATIO else ""

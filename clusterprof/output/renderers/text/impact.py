@@ -23,7 +23,7 @@ _NEGLIGIBLE_SAVING_RATIO = 0.001  # of the job's time; a smaller saving gets no 
 
 def describe_impact(report: Report) -> list[str]:
     """Describe costs and savings per cause, rates and efficiency; [] if nothing is known."""
-    worth = report.worth
+    worth = report.impact
     if worth is None or not worth.job_ns:
         return []
     return [
@@ -116,7 +116,7 @@ def _format_rate(value: float) -> str:
 def _describe_efficiency_metrics(worth: Impact) -> Iterator[str]:
     known = [
         (escape_text(name, 60), value, text)
-        for name, value, text in worth.yardsticks
+        for name, value, text in worth.efficiency_metrics
         if value is not None
     ]
     for name, value, text in known:
@@ -135,7 +135,7 @@ _UNMEASURED_REASONS = {
 
 def describe_utilization(report: Report) -> list[str]:
     """Describe how much device time was under-used and what to do; [] if there is no advice."""
-    utilization = report.underfill
+    utilization = report.device_utilization
     if utilization is None or not utilization.advice:
         return []
     groups: dict[tuple[tuple[str, ...], bool], list[RankUtilization]] = {}
@@ -158,12 +158,12 @@ def _summarize_utilization(utilization: DeviceUtilization) -> str:
     """Summarize the utilization ledger in words."""
     at_work = utilization.busy_ns - utilization.lost_ns
     text = f"Kernels ran for {format_quantity(at_work, 'ns')}"
-    known = utilization.filled_ns + utilization.underfilled_ns
+    known = utilization.well_used_ns + utilization.under_used_ns
     if known:
-        part = format_quantity(utilization.underfilled_ns / known, "ratio")
+        part = format_quantity(utilization.under_used_ns / known, "ratio")
         text += (
-            f": {format_quantity(utilization.filled_ns, 'ns')} well used and"
-            f" {format_quantity(utilization.underfilled_ns, 'ns')}"
+            f": {format_quantity(utilization.well_used_ns, 'ns')} well used and"
+            f" {format_quantity(utilization.under_used_ns, 'ns')}"
             f" under-used ({part})"
         )
     if utilization.unmeasured_ns:

@@ -96,10 +96,10 @@ def _describe_culprits(first: Finding) -> str:
     if len(culprits.select_main_culprits(first)) == 1 and chief.victims and chief.others_ns:
         many = "rank" if chief.victims == 1 else "ranks"
         who = f"{chief.victims:,} other {many}"
-        if first.compared is not None and (first.compared.of, first.compared.many) == (
-            "rank",
-            chief.victims,
-        ):  # the comparison just named these ranks
+        if first.peer_comparison is not None and (
+            first.peer_comparison.compared_kind,
+            first.peer_comparison.peer_count,
+        ) == ("rank", chief.victims):  # the comparison just named these ranks
             who = "which" if chief.victims == 1 else "these"
         parts.append(f"{who} lost {format_quantity(chief.others_ns, 'ns')} waiting for it")
     # An onset implies that the culprits are the same from then on.
@@ -138,7 +138,7 @@ def describe_fix_savings(report: Report, first: Finding) -> str:
         return ""
     at_most = "At most " if first.upper_bound or first.cause.id == TRANSFER_CAUSE else "About "
     text = f"{at_most}{format_quantity(first.recoverable_ns, 'ns')} of GPU time"
-    worth = report.worth
+    worth = report.impact
     impacts = (
         []
         if worth is None
@@ -149,7 +149,7 @@ def describe_fix_savings(report: Report, first: Finding) -> str:
     if saved and job_ns and saved >= _NOTABLE_SAVING_RATIO * job_ns:
         # Share of job time, because a share of device time depends on each rank's work.
         part = format_quantity(saved / job_ns, "ratio")
-        if report.window_only:
+        if report.is_window_only:
             return f"{text}: {part} of the recorded window."
         text = f"{text}; the job ends {format_quantity(saved, 'ns')} sooner ({part})"
     else:
@@ -192,7 +192,7 @@ def describe_nodes(report: Report) -> str:
     if len(report.nodes) < 2:
         return ""
     hosts = escape_text(format_host_list(escape_text(node.name, 60) for node in report.nodes), 600)
-    hosts += "" if any(node.named for node in report.nodes) else " (hosts unknown)"
+    hosts += "" if any(node.has_host_name for node in report.nodes) else " (hosts unknown)"
     return (
         f"{hosts}; {describe_clock_alignment(report)}"
         if describe_clock_alignment(report)
@@ -206,7 +206,7 @@ def describe_clock_alignment(report: Report) -> str:
     if job is None or len(report.nodes) < 2:
         return ""
     if job.clock_bound_ns is None:
-        why = f": {escape_text(job.clock_why)}" if job.clock_why else ""
+        why = f": {escape_text(job.why_clocks_not_aligned)}" if job.why_clocks_not_aligned else ""
         return f"clocks not aligned{why}"
     return f"clocks aligned within {format_quantity(job.clock_bound_ns, 'ns')}"
 
@@ -218,7 +218,7 @@ def format_count(number: int, noun: str) -> str:
 
 def _get_node_noun(report: Report) -> str:
     """Return "node", or "trace" if no host is named: the number of machines is unknown."""
-    named = any(node.named for node in report.nodes)
+    named = any(node.has_host_name for node in report.nodes)
     return "node" if named or not report.nodes else "trace"
 
 

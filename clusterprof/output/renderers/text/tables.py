@@ -171,7 +171,7 @@ def _build_step_table(report: Report, top: int) -> Table:
     if history is None or not history.slow_steps:
         why = history.why_missing if history is not None else _NO_HISTORY
         return Table("BY STEP", heads, (), 2, escape_text(why or "no steps were marked", 300))
-    rows, last_ns = [], history.begin_ns + history.stretches * history.stretch_ns
+    rows, last_ns = [], history.begin_ns + history.bin_count * history.bin_ns
     for step in history.slow_steps[:top]:
         last = _NO_VALUE if step.rank is None else _format_rank(report, step.rank)
         lost = sum(ns for _, ns in step.lost)

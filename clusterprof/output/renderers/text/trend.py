@@ -66,12 +66,12 @@ def split_run(report: Report, most: int, without: Collection[int] = ()) -> list[
     without: places of ranks that are not counted.
     """
     history = report.history
-    if history is None or not history.stretches or most < 1:
+    if history is None or not history.bin_count or most < 1:
         return []
-    each = -(-history.stretches // most)
+    each = -(-history.bin_count // most)
     out = []
-    for low in range(0, history.stretches, each):
-        high = min(low + each, history.stretches)
+    for low in range(0, history.bin_count, each):
+        high = min(low + each, history.bin_count)
         sums: dict[str, int] = {}
         ranks = [rank for rank in history.ranks if rank.rank not in without]
         for rank in ranks:
@@ -79,7 +79,7 @@ def split_run(report: Report, most: int, without: Collection[int] = ()) -> list[
                 if lost_ns := sum(ns[low:high]):
                     sums[cause] = sums.get(cause, 0) + lost_ns
         in_step = sum(sum(rank.in_step_ns[low:high]) for rank in ranks)
-        begin, end = (history.begin_ns + at * history.stretch_ns for at in (low, high))
+        begin, end = (history.begin_ns + at * history.bin_ns for at in (low, high))
         causes = tuple(sorted(sums.items(), key=lambda line: (-line[1], line[0])))
         out.append(TimeBin(begin, end, in_step, sum(sums.values()), causes))
     return out
@@ -216,7 +216,7 @@ def describe_ended_ranks(report: Report) -> str:
     history = report.history
     if history is None or not history.ended:
         return ""
-    last_ns = history.begin_ns + history.stretches * history.stretch_ns
+    last_ns = history.begin_ns + history.bin_count * history.bin_ns
     first_ns = min(ns for _, ns in history.ended)
     named = [report.ranks[at].rank for at, _ in history.ended]
     many = len(named)

@@ -249,7 +249,9 @@ def describe_what_would_tell(report: Report, has_line: bool = False) -> str:
     is_imported = all(node.recorder_cpu_ratio is None for node in report.nodes)
     if is_imported and any(code == _NO_SIGNAL for code, _ in report.unattributed_reasons[:1]):
         return _RECORD_HOST
-    remedies = [item.remedy for item in report.blinds if item.remedy and item.kind != "absent"]
+    remedies = [
+        item.remedy for item in report.coverage_gaps if item.remedy and item.kind != "absent"
+    ]
     finding = next((f for f in select_in_step_findings(report) if f.advice), None)
     if remedies:
         count = len(set(remedies)) - 1
@@ -343,9 +345,9 @@ def describe_cost(report: Report, price_per_hour: float | None, currency: str) -
     A price in the report takes precedence; `price_per_hour` serves reports without one.
     """
     cost = None
-    if report.worth is not None:
-        price_per_hour, currency = report.worth.price_per_gpu_hour, report.worth.currency
-        cost = report.worth.lost_cost
+    if report.impact is not None:
+        price_per_hour, currency = report.impact.price_per_gpu_hour, report.impact.currency
+        cost = report.impact.lost_cost
     elif price_per_hour is not None and not report.emulated:
         cost = report.lost_ns / _HOUR_NS * price_per_hour
     if cost is None or price_per_hour is None or cost < _MIN_COST:
@@ -357,10 +359,10 @@ def describe_cost(report: Report, price_per_hour: float | None, currency: str) -
 
 def describe_time_outside_steps(report: Report) -> str:
     """Describe how much device time was outside steps; "" if it was little."""
-    if report.part or report.outside_ns <= _NOTABLE_OUTSIDE_RATIO * report.window_ns:
+    if report.selection_text or report.outside_ns <= _NOTABLE_OUTSIDE_RATIO * report.window_ns:
         return ""
     causes = sorted(report.outside_buckets, key=lambda bucket: -bucket[1])[:2]
-    names = {"startup": "before the first step"} if report.window_only else {}
+    names = {"startup": "before the first step"} if report.is_window_only else {}
     named = ", ".join(
         f"{escape_text(names.get(cause, cause), 60)} {format_quantity(ns, 'ns')}"
         for cause, ns in causes
@@ -374,8 +376,8 @@ def list_warnings(report: Report) -> list[str]:
     first = ("the job failed", "progress stopped")
     notes = (escape_text(note, 400) for note in report.notes if note.startswith(first))
     lines = [f"{note[:1].upper()}{note[1:]}." for note in notes]
-    if report.part:
-        lines.append(f"ONLY A PART of the run: {escape_text(report.part)}.")
+    if report.selection_text:
+        lines.append(f"ONLY A PART of the run: {escape_text(report.selection_text)}.")
     if report.emulated:
         lines.append("EMULATED ACCELERATORS: no GPU was measured; device times are emulated.")
     unmeasured = [rank for rank in report.ranks if rank.source == "host-spans" and rank.lost_ns]
@@ -422,8 +424,10 @@ def list_imbalances(report: Report) -> list[str]:
     ]
     if any(rank.caused for rank in report.ranks):
         caused = sum(ns for rank in report.ranks for _, ns in rank.caused)
-        sums.append(("caused", report.lost_ns, caused + sum(ns for _, ns in report.nobody)))
-    sums += fill_imbalances(report.underfill)
+        sums.append(
+            ("caused", report.lost_ns, caused + sum(ns for _, ns in report.lost_without_culprit))
+        )
+    sums += fill_imbalances(report.device_utilization)
     sums += [
         (f"{escape_text(f.cause.id, 60)} of ranks", f.lost_ns, buckets.get(f.cause.id, 0))
         for f in select_in_step_findings(report)
@@ -456,7 +460,7 @@ def format_lost_time(finding: Finding, at_most: str = "at most ") -> str:
 
 def explain_extra_savings(finding: Finding) -> str:
     """Explain why fixing a finding saves more than was lost to it; "" if it does not."""
-    why = escape_text(finding.more_why, 200)
+    why = escape_text(finding.why_savings_exceed_loss, 200)
     return f"more than was lost: {why}" if why else ""
 
 
@@ -536,14 +540,14 @@ def list_coverage_gaps(
     """
     by_reason: dict[tuple[str, str, str], list[str]] = {}
     key = (lambda item: item.kind == "absent") if failed_first else (lambda item: False)
-    for item in sorted(report.blinds, key=key):
+    for item in sorted(report.coverage_gaps, key=key):
         if not _is_feature_absent(item):
             reason = (item.kind, item.message, item.remedy)
             by_reason.setdefault(reason, []).append(escape_text(item.what, 80))
     lines = [_format_coverage_gap(names, max_names, *reason) for reason, names in by_reason.items()]
     not_there = [
         f"{escape_text(item.what, 80)} ({escape_text(item.message, 200)})"
-        for item in report.blinds
+        for item in report.coverage_gaps
         if _is_feature_absent(item)
     ]
     return [*lines, f"Not present: {'; '.join(not_there)}."] if not_there else lines
@@ -551,7 +555,9 @@ def list_coverage_gaps(
 
 def count_coverage_gaps(report: Report) -> int:
     """Count the coverage gaps, without what the machine does not have."""
-    return len(list_coverage_gaps(report)) - any(_is_feature_absent(item) for item in report.blinds)
+    return len(list_coverage_gaps(report)) - any(
+        _is_feature_absent(item) for item in report.coverage_gaps
+    )
 
 
 def _is_feature_absent(item: CoverageGap) -> bool:

@@ -112,7 +112,7 @@ def test_blocks_of_a_recording_add_up_to_its_report(stored: Report) -> None:
 
 
 def test_what_a_run_was_is_recognized_by_its_recording(stored: Report) -> None:
-    stated = stored.likeness
+    stated = stored.fingerprint
     assert stated is not None
     assert stated.recordings == tuple(sorted(node.key for node in stored.nodes))
     assert stated.measured_by == tuple(sorted({rank.source for rank in stored.ranks}))

@@ -91,7 +91,7 @@ def test_half_of_a_device_was_filled_while_it_was_busy_and_not_three_tenths_of_i
     levels = {level: ns / MS for (what, level), ns in totals.items() if what == "level"}
     assert levels == {50: 60, 90: 100}
     _, rank_ledger = ledger(totals)
-    assert (rank_ledger.filled_ns, rank_ledger.underfilled_ns, rank_ledger.unmeasured_ns) == (
+    assert (rank_ledger.well_used_ns, rank_ledger.under_used_ns, rank_ledger.unmeasured_ns) == (
         120 * MS,
         40 * MS,
         0,
@@ -113,7 +113,7 @@ def test_what_was_perhaps_a_wait_is_neither_filled_nor_under_filled() -> None:
     totals = sums(device(1, sm=[0.5]), windows(0), perhaps_ms=[40])
     assert in_ms(totals, "busy", "perhaps-waiting", "work", "active") == [100, 40, 60, 50]
     _, rank_ledger = ledger(totals)
-    assert (rank_ledger.filled_ns, rank_ledger.underfilled_ns, rank_ledger.unmeasured_ns) == (
+    assert (rank_ledger.well_used_ns, rank_ledger.under_used_ns, rank_ledger.unmeasured_ns) == (
         50 * MS,
         10 * MS,
         40 * MS,
@@ -129,7 +129,7 @@ def test_unknown_is_not_zero() -> None:
     without = sums(device(2, power=[500, 500]), windows(0, 100))
     assert in_ms(without, "no-sm-activity", "no-reading", "work") == [100, 0, 0]
     whole, rank_ledger = ledger(without)
-    assert (rank_ledger.filled_ns, rank_ledger.underfilled_ns, rank_ledger.unmeasured_ns) == (
+    assert (rank_ledger.well_used_ns, rank_ledger.under_used_ns, rank_ledger.unmeasured_ns) == (
         0,
         0,
         100 * MS,
@@ -142,7 +142,7 @@ def test_unknown_is_not_zero() -> None:
 
 def test_a_driver_that_says_zero_while_kernels_run_measures_nothing() -> None:
     whole, rank_ledger = ledger(sums(device(20, sm=[0.0] * 20), windows(*[0] * 20)))
-    assert (rank_ledger.underfilled_ns, rank_ledger.unmeasured_ns) == (0, 2000 * MS)
+    assert (rank_ledger.under_used_ns, rank_ledger.unmeasured_ns) == (0, 2000 * MS)
     assert whole.reasons == (("zero-reading", 2000 * MS),) and whole.advice == ()
 
 
@@ -158,7 +158,7 @@ def test_readings_older_than_their_windows_add_up_to_the_same() -> None:
     late = ([0.0] * 10 + [0.4] * 10) * 5
     _, rank_ledger = ledger(sums(device(100, sm=late), windows(*idle)))
     assert rank_ledger.busy_ns == 5000 * MS
-    assert (rank_ledger.filled_ns, rank_ledger.underfilled_ns) == (2000 * MS, 3000 * MS)
+    assert (rank_ledger.well_used_ns, rank_ledger.under_used_ns) == (2000 * MS, 3000 * MS)
 
 
 def test_a_reading_that_comes_too_late_tells_nothing_of_a_window() -> None:
@@ -282,5 +282,5 @@ def test_busy_time_is_shared_out_exactly_however_it_is_cut(rows: list, cut: int)
     rank_ledger, mine = ledger(whole)
     assert mine.busy_ns == busy
     assert [line for line in list_utilization_sums(rank_ledger) if line[1] != line[2]] == []
-    assert min(mine.lost_ns, mine.filled_ns, mine.underfilled_ns) >= 0
+    assert min(mine.lost_ns, mine.well_used_ns, mine.under_used_ns) >= 0
     assert all(ns > 0 for _, ns in mine.reasons)

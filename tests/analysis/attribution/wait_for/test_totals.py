@@ -80,7 +80,7 @@ def test_the_same_rank_all_the_time_is_steady() -> None:
 def test_two_ranks_at_once_are_steady_too() -> None:
     # 3 and 5 in turn: two of eight ranks, not more than a third, and each has its part throughout
     judgment = judged(8, [[(3, 50 * MS), (5, 50 * MS)]] * 40)
-    assert judgment is not None and (judgment.kind, judgment.most) == ("steady", 36)
+    assert judgment is not None and (judgment.kind, judgment.main_culprit_bins) == ("steady", 36)
 
 
 def test_jitter_of_the_others_does_not_hide_a_steady_culprit() -> None:

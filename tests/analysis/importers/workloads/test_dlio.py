@@ -105,8 +105,11 @@ def test_the_report_has_the_utilization_of_the_benchmark_and_no_other_report_has
     values = {metric.name: metric for metric in report.metrics}
     # the mean of the epochs of both ranks
     assert values["au_ratio"].value == pytest.approx((0.5 + (2 / 4.5 + 1 / 3) / 2) / 2)
-    assert report.worth is not None
-    assert report.worth.yardsticks[-1][:2] == ("MLPerf Storage AU", values["au_ratio"].value)
+    assert report.impact is not None
+    assert report.impact.efficiency_metrics[-1][:2] == (
+        "MLPerf Storage AU",
+        values["au_ratio"].value,
+    )
     other = tmp_path / "steps.csv"
     other.write_text("rank,step,duration_s\n" + "".join(f"0,{step},1\n" for step in range(9)))
     values = {metric.name: metric for metric in analyze(other).metrics}

@@ -76,7 +76,7 @@ def test_the_start_up_and_the_size_of_a_run_are_its_answers(tmp_path: Path) -> N
     assert report.job is not None
     assert (report.job.world_size, report.job.gpus) == (512, 0)  # a log measures no device
     assert "1 trace, 1 of 512 ranks" in Terminal().render(report)
-    assert report.nodes[0].name == "run.2.5" and not report.nodes[0].named
+    assert report.nodes[0].name == "run.2.5" and not report.nodes[0].has_host_name
     (answer,) = report.answers
     assert "start-up took 25.0 s" in answer and "staging took 20.0 s" in answer
     assert answer in " ".join(Plain().render(report).split("\n")[:4])

@@ -178,19 +178,19 @@ def test_the_slowdown_is_that_of_the_same_pipeline_with_the_mean_of_each_pass(
     write_pipeline(path, steps=60)
     report = analyze(path)
     assert report.in_step_ns == 2 * 60 * 74 * MS
-    assert report.worth is not None
-    yardsticks = {name: value for name, value, _ in report.worth.yardsticks}
+    assert report.impact is not None
+    yardsticks = {name: value for name, value, _ in report.impact.efficiency_metrics}
     assert yardsticks["straggler slowdown S"] == pytest.approx(74 / 64, rel=5e-3)
     assert yardsticks["load balance"] == pytest.approx(40 / 60)
     # Stage 1 like stage 0: 5 ms a pass; forward 0-5 and 6-11, 6-11, 11-16, exchange until 17,
     # backward 17-22, forward 17-22, 22-27, sends until 28, backward 28-33, all meet until 34.
     first = report.findings[0]
     assert (first.cause.id, first.culprits[0].rank) == ("sync-imbalance", 1)
-    work = [line for line in report.worth.causes if line.cause.startswith("sync-")]
+    work = [line for line in report.impact.causes if line.cause.startswith("sync-")]
     # Whether it was always slow shows after some steps; the two causes share what a fix saves.
     assert sum(line.saved_ns or 0 for line in work) == pytest.approx(60 * 40 * MS, rel=0.01)
     # One answer: the ranked list, the main culprit and the job.
-    assert first.recoverable_ns == 2 * (report.worth.causes[0].saved_ns or 0)
+    assert first.recoverable_ns == 2 * (report.impact.causes[0].saved_ns or 0)
     assert first.culprits[0].recoverable_ns == first.recoverable_ns
 
 
@@ -210,10 +210,10 @@ def test_a_stage_whose_ranks_are_all_alike_slow_is_one_culprit(tmp_path: Path) -
     (caused,) = describe_caused_loss(first, 4, report.in_step_ns)
     assert caused.startswith("stage 1 (all its 2 ranks): ")
     # With 5 ms a pass all meet at 34 ms instead of 74, or a ms later as in the test before.
-    assert report.worth is not None
-    work = [line for line in report.worth.causes if line.cause.startswith("sync-")]
+    assert report.impact is not None
+    work = [line for line in report.impact.causes if line.cause.startswith("sync-")]
     assert sum(line.saved_ns or 0 for line in work) == pytest.approx(60 * 40 * MS, rel=0.03)
-    saved_ns = 4 * (report.worth.causes[0].saved_ns or 0)
+    saved_ns = 4 * (report.impact.causes[0].saved_ns or 0)
     assert first.recoverable_ns == saved_ns
     share = format_quantity(saved_ns / report.in_step_ns, "ratio")
     assert caused.endswith(f"fixing it alone saves {format_quantity(saved_ns, 'ns')}, {share}")
@@ -306,7 +306,7 @@ def test_a_table_of_another_job_is_refused_and_strict_fails(tmp_path: Path) -> N
     assert other.cut == "not used: it is of another job than a.json"
     report = analyze(paths, leave_unknown=True)
     assert len(report.ranks) == 2
-    [lost] = [gap for gap in report.blinds if gap.kind == "lost"]
+    [lost] = [gap for gap in report.coverage_gaps if gap.kind == "lost"]
     assert lost.what == str(paths[1])
     with pytest.raises(PartialRecording, match="1 thing lost"):
         require_complete_report(report)

@@ -152,10 +152,10 @@ def test_money_and_time_are_reported_when_they_are_known() -> None:
     assert "how much sooner the job would end is not known: the span graph has holes" in text
     assert "41,200 tokens per second; 46,900 if all were fixed" in text
     assert "MLPerf AU not known no accelerator time without input was measured" in text
-    without = page(dataclasses.replace(report, worth=None)).text
+    without = page(dataclasses.replace(report, impact=None)).text
     assert "That is about 1.71 EUR at 2.50 EUR per GPU-hour." in without
     assert "sooner finished" not in without
-    assert "EUR" not in Page(Html().render(dataclasses.replace(report, worth=None))).text
+    assert "EUR" not in Page(Html().render(dataclasses.replace(report, impact=None))).text
 
 
 def test_commands_keep_their_lines() -> None:

@@ -115,7 +115,7 @@ def test_the_line_of_the_time_without_a_cause() -> None:
     screen = " ".join(Terminal(110, full=False).render(unknown).split())
     assert "Main cause Not known" in screen and "Where train.py:42 in Images.augment" in screen
     assert "Largest known cause: " in screen and "Confidence" not in screen
-    seen = dataclasses.replace(unknown, blinds=())
+    seen = dataclasses.replace(unknown, coverage_gaps=())
     screen = " ".join(Terminal(110, full=False).render(seen).split())
     assert "Try next To learn the cause: see what that line does or waits for." in screen
     for weak in (dataclasses.replace(line, samples=7), dataclasses.replace(line, share_ratio=0.24)):

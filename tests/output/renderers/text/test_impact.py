@@ -32,7 +32,10 @@ FULL = Impact(
     samples_per_second=2.5,
     cost_per_million_tokens=2.0,
     cost_per_million_tokens_if_fixed=0.0123,
-    yardsticks=(("goodput", 0.5, "productive over all"), ("load balance", None, "one rank")),
+    efficiency_metrics=(
+        ("goodput", 0.5, "productive over all"),
+        ("load balance", None, "one rank"),
+    ),
     gpus=2,
     saved_ns=20 * S + 1,
     saved_low_ns=None,
@@ -41,7 +44,7 @@ FULL = Impact(
 
 
 def test_every_line() -> None:
-    assert describe_impact(replace(clean(), worth=FULL)) == [
+    assert describe_impact(replace(clean(), impact=FULL)) == [
         "The steps took 1.7 min; with one cause fixed and all else unchanged, they would end",
         "storage-local: 20.00 s sooner (20.0 %; 95 %: 18.00 s to 22.00 s); lost 12.50 EUR, fixing"
         " saves 10.00 EUR",
@@ -58,26 +61,26 @@ def test_every_line() -> None:
 
 def test_where_nothing_can_be_reported_there_is_a_reason_or_no_line() -> None:
     silent = replace(FULL, causes=(BUBBLE,), tokens_per_second=None, samples_per_second=None)
-    silent = replace(silent, cost_per_million_tokens=None, yardsticks=(), saved_ns=None)
-    assert describe_impact(replace(clean(), worth=silent)) == [
+    silent = replace(silent, cost_per_million_tokens=None, efficiency_metrics=(), saved_ns=None)
+    assert describe_impact(replace(clean(), impact=silent)) == [
         "The steps took 1.7 min. What fixing would save is not known: it follows from the"
         " order of a"
         " pipeline."
     ]
-    assert describe_impact(replace(clean(), worth=replace(FULL, job_ns=None))) == []
+    assert describe_impact(replace(clean(), impact=replace(FULL, job_ns=None))) == []
     assert describe_impact(clean()) == []
 
 
 def test_names_from_outside_are_made_safe() -> None:
     hostile = replace(FULL, currency="\x1b[31m€\u202e", causes=(replace(STORAGE, cause="\x07x"),))
-    text = Plain().render(replace(clean(), worth=hostile))
+    text = Plain().render(replace(clean(), impact=hostile))
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
 
 
 def test_the_document_is_as_the_schema_says() -> None:
     folder = Path(clusterprof.output.renderers.__file__).parent / "schema"
     schema = json.loads((folder / "report.schema.json").read_text(encoding="utf-8"))
-    value = build_document(replace(clean(), worth=FULL))
+    value = build_document(replace(clean(), impact=FULL))
     assert list(errors(value, schema)) == []
     assert value["worth"]["causes"][2] == {
         "cause": "sync-bubble",
