@@ -15,7 +15,7 @@ from _cluster_recording import NODE_GROUP, RANKS, header, registered, write_job,
 
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import NodeResult, analyze_node
-from clusterprof.analysis.node.transport import with_short_groups
+from clusterprof.analysis.node.transport import with_group_ranges
 from clusterprof.analysis.spill import SpillLocation
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
 from clusterprof.analysis.timeline.load.ranks import parse_identity
@@ -62,7 +62,7 @@ def _rename_node(result: NodeResult, number: int, world: int) -> NodeResult:
         replace(ending, place=parse_identity(variables[at]))
         for at, ending in enumerate(result.endings)
     )
-    announced = with_short_groups(
+    announced = with_group_ranges(
         [
             replace(event, attributes={**event.attributes, "group": _get_group(event, number)})
             for event in events

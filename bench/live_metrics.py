@@ -27,7 +27,7 @@ NODE = """
 import json, os, resource, sys, time, urllib.request
 from pathlib import Path
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.live.parts import JobParts
+from clusterprof.analysis.live.incremental import JobParts
 from clusterprof.output.exporters.live_metrics import LiveExporter, SavedState
 source, folder = Path(sys.argv[1]), Path(sys.argv[2])
 period_s, seconds = int(sys.argv[3]), int(sys.argv[4])
@@ -71,8 +71,8 @@ JOB = """
 import json, resource, sys, time
 from pathlib import Path
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.live.parts import Cursor, JobParts
-from clusterprof.output.renderers.live_metrics import LiveSeries
+from clusterprof.analysis.live.incremental import Cursor, JobParts
+from clusterprof.output.renderers.live_counters import LiveSeries
 from clusterprof.output.renderers.openmetrics import render_families
 parts = JobParts([Path(sys.argv[1])], build_limits({}), True)
 parts.poll()

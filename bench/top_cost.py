@@ -32,7 +32,7 @@ from clusterprof.analysis.detectors.registry import list_limit_classes
 from clusterprof.analysis.live.job import LiveJob
 from clusterprof.config import build_limits
 from clusterprof.cli import common
-from clusterprof.output.renderers.live import View, draw_screen
+from clusterprof.output.renderers.top_screen import View, draw_screen
 limits = build_limits(common.load_profile(None), list_limit_classes())
 job = LiveJob([Path(sys.argv[1])], limits, min_settled_nodes=int(sys.argv[4]))
 began = time.process_time()

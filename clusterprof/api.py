@@ -198,7 +198,7 @@ def record(
     Raises: UsageError for a rate out of range.
     """
     from clusterprof.agent.launch.launcher import LaunchRequest
-    from clusterprof.agent.launch.own_process import record_own_process
+    from clusterprof.agent.launch.record_in_process import record_own_process
     from clusterprof.agent.options import Plan, with_hz
 
     plan = Plan() if hz is None else with_hz(Plan(), hz)

@@ -37,7 +37,7 @@ from clusterprof.analysis.node.selection import (
     build_windows,
 )
 from clusterprof.analysis.tasks.base import NO_CLUSTER, Cluster
-from clusterprof.analysis.tasks.nodes import Engine, JobRequest, LocalEngine
+from clusterprof.analysis.tasks.local_engine import Engine, JobRequest, LocalEngine
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.report.model import Report
 from clusterprof.trace.reader import (
@@ -48,7 +48,7 @@ from clusterprof.trace.reader import (
 )
 from clusterprof.trace.remote import RemotePath, resolve_path
 from clusterprof.trace.segments import is_segment
-from clusterprof.util.garbage import collect_seldom
+from clusterprof.util.gc_control import reduce_gc_frequency
 from clusterprof.util.ranges import format_host_list
 
 
@@ -216,7 +216,7 @@ def open_analysis(
         title = format_host_list(map(str, paths)) if len(paths) > 1 else str(paths[0])
         # what was imported lies in a temporary folder that no worker sees
         cluster = request.cluster if inputs.paths == tuple(paths) else NO_CLUSTER
-        with collect_seldom(), _open_engine(cluster, request.jobs) as engine:
+        with reduce_gc_frequency(), _open_engine(cluster, request.jobs) as engine:
             analysis = _run_analysis(engine, title, inputs, limits, request)
         yield analysis
 

@@ -16,7 +16,7 @@ from clusterprof.cli.common import PROFILE, declare_option
 from clusterprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterprof.analysis.live.parts import JobParts
+    from clusterprof.analysis.live.incremental import JobSettler
     from clusterprof.output.exporters.live_metrics import LiveExporter
 
 _MIN_INTERVAL_S = 1.0
@@ -50,7 +50,7 @@ def collect(
     job.
     """
     from clusterprof.analysis.detectors.registry import list_limit_classes
-    from clusterprof.analysis.live.parts import JobParts
+    from clusterprof.analysis.live.incremental import JobSettler
     from clusterprof.config import build_limits
     from clusterprof.output.exporters.live_metrics import LiveExporter
 
@@ -59,7 +59,7 @@ def collect(
     interval_s = _parse_seconds("--interval", interval, _MIN_INTERVAL_S)
     linger_s = _parse_seconds("--linger", linger, 0.0)
     limits = build_limits(common.load_profile(profile), list_limit_classes())
-    parts = JobParts(run, limits, True, job=job)
+    parts = JobSettler(run, limits, True, job=job)
     exporter = LiveExporter(
         parts, "job", metrics or (), os.environ, common.print_note, period_s=interval_s
     )
@@ -87,7 +87,7 @@ def _print_metrics(exporter: LiveExporter) -> None:
     common.write_result(render_families(families), None)
 
 
-def _export_until_end(exporter: LiveExporter, parts: JobParts) -> None:
+def _export_until_end(exporter: LiveExporter, parts: JobSettler) -> None:
     """Export a part every period until no recorder is left."""
     while True:
         began_s = time.monotonic()

@@ -73,7 +73,7 @@ def _print_exports(request: LaunchRequest, pid: int, form: str) -> NoReturn:
 
     Raises: CannotStart as `record_process` does; then nothing is printed on stdout.
     """
-    from clusterprof.agent.launch.other_process import format_exports, record_process
+    from clusterprof.agent.launch.attach_and_export import format_exports, record_process
 
     variables = record_process(request, pid, os.environ, _print_message)
     sys.stdout.write(format_exports(variables, form))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from clusterprof.analysis.live.job import LiveJob
-    from clusterprof.output.renderers.live import View
+    from clusterprof.output.renderers.top_screen import View
     from clusterprof.report.live import LiveView
 
 
@@ -77,7 +77,7 @@ def top(
     from clusterprof.analysis.detectors.registry import list_limit_classes
     from clusterprof.analysis.live.job import LiveJob
     from clusterprof.config import build_limits
-    from clusterprof.output.renderers.live import SORT_KEYS, View
+    from clusterprof.output.renderers.top_screen import SORT_KEYS, View
 
     plain = common.choose_format(format_, False, ("terminal", "plain")) == "plain"
     for option, word, known in (("--sort", sort, SORT_KEYS), ("--by", by, tuple(_NEXT_BY))):
@@ -120,10 +120,10 @@ def _parse_seconds(option: str, text: str, minimum: float) -> float:
 
 def _render_live(live: LiveView, view: View, plain: bool, color: bool) -> str:
     if plain:
-        from clusterprof.output.renderers.live import describe_screen
+        from clusterprof.output.renderers.top_screen import describe_screen
 
         return describe_screen(live, view.sort, view.by)
-    from clusterprof.output.renderers.live import draw_screen
+    from clusterprof.output.renderers.top_screen import draw_screen
 
     return "\n".join(draw_screen(live, view, color)) + "\n"
 
@@ -194,7 +194,7 @@ def _run_until_quit(screen: Screen, looker: _Poller, view: View, width: int) -> 
 
     from rich.text import Text
 
-    from clusterprof.output.renderers.live import draw_screen_lines
+    from clusterprof.output.renderers.top_screen import draw_screen_lines
 
     shows_keys = False
     while True:

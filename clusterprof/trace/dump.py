@@ -31,7 +31,7 @@ def export_records(*paths: Path) -> Iterator[str]:
 def _iterate_lines(folders: tuple[Path, ...]) -> Iterator[str]:
     totals: dict[str, int] = {}
     for folder in folders:
-        reader = NodeReader(folder, keeps_far_times=True)
+        reader = NodeReader(folder, accepts_implausible_times=True)
         for record in reader:
             yield _format_json(
                 {

@@ -24,7 +24,7 @@ import stat
 from pathlib import Path
 from typing import Literal
 
-MARK_NAME = "live.wanted"
+VIEWER_FILE = "live.wanted"
 SETTLED_NAMES = ("live-0.settled", "live-1.settled")
 TEMPORARY_NAME = "live.settled.tmp"
 METRICS_STATE_NAME = "metrics.json"
@@ -38,14 +38,14 @@ REFRESH_MARK_S = 20.0
 """Interval at which a viewer leaves its mark again, seconds."""
 
 
-def write_mark(folder: Path, written_at: float) -> Literal["left", "denied", "ended"]:
+def write_viewer_heartbeat(folder: Path, written_at: float) -> Literal["left", "denied", "ended"]:
     """Leave the mark of a viewer in a node's folder, if that is permitted.
 
     Where nothing has been written for ENDED_S, no recorder is left to see it: it is removed again.
     written_at: modification time of the newest segment, seconds since 1970.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    path = folder / MARK_NAME
+    path = folder / VIEWER_FILE
     try:
         descriptor = os.open(path, flags, 0o600)
         try:
@@ -66,7 +66,7 @@ def is_wanted(folder: Path, segment: str) -> bool:
 
     segment: name of the segment that is being written; its modification time is the present.
     """
-    marked_at = _read_write_time(folder / MARK_NAME)
+    marked_at = _read_write_time(folder / VIEWER_FILE)
     if marked_at is None:
         return False
     written_at = _read_write_time(folder / segment)
@@ -75,7 +75,7 @@ def is_wanted(folder: Path, segment: str) -> bool:
 
 def remove_live_files(folder: Path) -> None:
     """Remove the mark and the settled windows from a node's folder, as far as there are any."""
-    for name in (MARK_NAME, *SETTLED_NAMES, TEMPORARY_NAME):
+    for name in (VIEWER_FILE, *SETTLED_NAMES, TEMPORARY_NAME):
         with contextlib.suppress(OSError):
             os.unlink(folder / name)
 

@@ -336,12 +336,12 @@ class NodeReader:
     repeatedly.
     """
 
-    def __init__(self, folder: Path, keeps_far_times: bool = False) -> None:
+    def __init__(self, folder: Path, accepts_implausible_times: bool = False) -> None:
         """Take the folder of a node, or a single segment; nothing is opened yet.
 
         keeps_far_times: return also records whose times disagree with those of all others.
         """
-        self._keeps_far_times = keeps_far_times
+        self._keeps_far_times = accepts_implausible_times
         self.path = folder
         self._count = DamageCounter()
         self._segment: tuple[int, FileIO | None] = (0, None)

@@ -160,7 +160,9 @@ def test_nor_by_an_analysis_that_fails(
     folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill, "SMALL_BYTES", 0)
-    monkeypatch.setattr("clusterprof.analysis.tasks.nodes.analyze_across_ranks", lambda *_: 1 // 0)
+    monkeypatch.setattr(
+        "clusterprof.analysis.tasks.local_engine.analyze_across_ranks", lambda *_: 1 // 0
+    )
     with pytest.raises(ZeroDivisionError):
         analyze(folder)
 

@@ -24,7 +24,7 @@ from clusterprof.cli import top
 from clusterprof.cli.app import main
 from clusterprof.cli.common import find_newest_recording
 from clusterprof.errors import NoRecording, UsageError
-from clusterprof.output.renderers.live import View
+from clusterprof.output.renderers.top_screen import View
 from clusterprof.trace.encoder import Encoder
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Spans

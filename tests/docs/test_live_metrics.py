@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from clusterprof.config import load_profile
-from clusterprof.output.renderers.live_metrics import FAMILIES
+from clusterprof.output.renderers.live_counters import FAMILIES
 from tests.support.dashboards import ADDED, check_layout, list_expressions, load_dashboard
 from tests.support.manual_pages import ROOT
 from tests.support.prometheus import WHY_NOT, check

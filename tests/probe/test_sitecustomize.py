@@ -35,7 +35,7 @@ PLACES = [  # file of the probe, and a line after which it fails
     ("__init__.py", "    config = values\n"),
     ("import_hooks.py", "        for finder in list(sys.meta_path):\n"),
     ("hooks/checkpoint.py", '    """Wrap the save functions before other modules import them'),
-    ("hooks/marks.py", "        inside, thread, part_count = mark\n"),
+    ("hooks/outermost_calls.py", "        inside, thread, part_count = mark\n"),
     ("hooks/wrap.py", "            if start and _probe.on:  # type: ignore[attr-defined]\n"),
     ("ring.py", '    problem = ""\n'),
     ("ring.py", 'def register_process(problem: str = "") -> None:\n'),
@@ -92,7 +92,9 @@ def test_an_error_of_ours_is_not_seen(
     if not line.endswith("\n"):
         rest, newline, after = after.partition("\n")
         line += rest + newline
-    depth = " " * {"import_hooks.py": 12, "hooks/wrap.py": 16, "hooks/marks.py": 8}.get(file, 4)
+    depth = " " * {"import_hooks.py": 12, "hooks/wrap.py": 16, "hooks/outermost_calls.py": 8}.get(
+        file, 4
+    )
     (package(run_dir) / file).write_text(f"{before}{line}{depth}raise {error}\n{after}")
     same_as_without_us(job, run_dir)
     if file not in ("import_hooks.py", "hooks/gc_pauses.py"):
@@ -203,10 +205,10 @@ def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_an_error_before_what_we_wrapped_is_not_seen(job: Path, run_dir: Path, error: str) -> None:
-    hook = package(run_dir) / "hooks/marks.py"
+    hook = package(run_dir) / "hooks/outermost_calls.py"
     source = hook.read_text()
     changed = source.replace("record_mark, open_mark,", "record_mark, _fail,")
-    assert changed != source, "hooks/marks.py has changed: choose another place"
+    assert changed != source, "hooks/outermost_calls.py has changed: choose another place"
     hook.write_text(f"{changed}\n\ndef _fail(*arguments, **keywords):\n    raise {error}\n")
     same_as_without_us(job, run_dir)
     assert checkpoints(run_dir) == 0

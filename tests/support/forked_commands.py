@@ -24,7 +24,7 @@ from tests.support import reports
 import clusterprof.analysis.pipeline as local
 from clusterprof.cli import commands
 from clusterprof.cli.app import main
-import clusterprof.gate, clusterprof.analysis.live, clusterprof.output.renderers.live
+import clusterprof.gate, clusterprof.analysis.live, clusterprof.output.renderers.top_screen
 from clusterprof.output.renderers.base import RENDERERS
 list(RENDERERS)  # each is loaded when it is asked for
 really = local.analyze_with_request

@@ -17,7 +17,7 @@ from clusterprof.analysis.importers.core.base import Account, Importer
 from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.kineto.importer import Kineto
-from clusterprof.analysis.importers.metrics.labelled_series import find_mapping
+from clusterprof.analysis.importers.metrics.labeled_series import find_mapping
 from clusterprof.analysis.importers.metrics.nvidia_smi import NvidiaSmi
 from clusterprof.analysis.importers.metrics.prometheus import Prometheus, parse_labels
 from clusterprof.analysis.importers.nccl.text_logs import read_text

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from clusterprof.trace.live_files import (
     ENDED_S,
-    MARK_NAME,
     SETTLED_NAMES,
+    VIEWER_FILE,
     WANTED_FOR_S,
     is_wanted,
     remove_live_files,
-    write_mark,
+    write_viewer_heartbeat,
 )
 
 SEGMENT = "000001.cpf"
@@ -20,7 +20,7 @@ SEGMENT = "000001.cpf"
 
 def write_segment(folder: Path, after_mark_s: float = 0.0) -> float:
     """Write a segment this long after the mark, or now; return its modification time."""
-    segment, mark = folder / SEGMENT, folder / MARK_NAME
+    segment, mark = folder / SEGMENT, folder / VIEWER_FILE
     segment.touch()
     if mark.exists():
         written_at = mark.stat().st_mtime + after_mark_s
@@ -30,7 +30,7 @@ def write_segment(folder: Path, after_mark_s: float = 0.0) -> float:
 
 def test_a_mark_expires_by_the_clock_of_the_file_system(tmp_path: Path) -> None:
     assert not is_wanted(tmp_path, SEGMENT)
-    assert write_mark(tmp_path, write_segment(tmp_path)) == "left"
+    assert write_viewer_heartbeat(tmp_path, write_segment(tmp_path)) == "left"
     assert is_wanted(tmp_path, SEGMENT)
     write_segment(tmp_path, WANTED_FOR_S - 1)
     assert is_wanted(tmp_path, SEGMENT)
@@ -43,21 +43,21 @@ def test_a_mark_expires_by_the_clock_of_the_file_system(tmp_path: Path) -> None:
 
 def test_a_finished_recording_keeps_no_mark(tmp_path: Path) -> None:
     written_at = write_segment(tmp_path)
-    assert write_mark(tmp_path, written_at - ENDED_S - 1) == "ended"
+    assert write_viewer_heartbeat(tmp_path, written_at - ENDED_S - 1) == "ended"
     assert os.listdir(tmp_path) == [SEGMENT]
 
 
 def test_no_mark_is_left_through_a_link_or_without_a_folder(tmp_path: Path) -> None:
     written_at = write_segment(tmp_path)
     target = tmp_path / "target"
-    (tmp_path / MARK_NAME).symlink_to(target)
-    assert write_mark(tmp_path, written_at) == "denied"
+    (tmp_path / VIEWER_FILE).symlink_to(target)
+    assert write_viewer_heartbeat(tmp_path, written_at) == "denied"
     assert not target.exists() and not is_wanted(tmp_path, SEGMENT)
-    assert write_mark(tmp_path / "missing", written_at) == "denied"
+    assert write_viewer_heartbeat(tmp_path / "missing", written_at) == "denied"
 
 
 def test_everything_but_the_recording_is_removed(tmp_path: Path) -> None:
-    write_mark(tmp_path, write_segment(tmp_path))
+    write_viewer_heartbeat(tmp_path, write_segment(tmp_path))
     for name in SETTLED_NAMES:
         (tmp_path / name).touch()
     remove_live_files(tmp_path)

@@ -117,7 +117,7 @@ def test_reading_gives_back_what_was_written(batches: list[list[Record]]) -> Non
     with tempfile.TemporaryDirectory() as folder:
         node = Path(folder) / "node"
         write(node, batches)
-        reader = NodeReader(node, keeps_far_times=True)
+        reader = NodeReader(node, accepts_implausible_times=True)
         header, clock, *rest = [canonical(record) for record in reader]
     assert header == canonical(HEADER)
     assert clock == canonical(HandClock()())

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from clusterprof import signals
 from clusterprof.agent.collectors.base import Context, FileCollector, Value
-from clusterprof.agent.linux.background import BackgroundReader
 from clusterprof.agent.linux.cpu import (
     CpuTimes,
     CpuWaits,
@@ -31,6 +30,7 @@ from clusterprof.agent.linux.cpu import (
     select_needed_lines,
 )
 from clusterprof.agent.linux.files import LONG_RECORDS, OpenFile, read_int
+from clusterprof.agent.linux.reader_threads import BackgroundReader
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import Signal
 

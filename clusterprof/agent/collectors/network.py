@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from clusterprof import signals
 from clusterprof.agent.collectors.base import Context, Value
-from clusterprof.agent.linux.background import BackgroundReader
 from clusterprof.agent.linux.files import MissingFile, OpenFile, open_file
 from clusterprof.agent.linux.network.netdev import (
     HEADER_LINES,
@@ -28,6 +27,7 @@ from clusterprof.agent.linux.network.netdev import (
     parse_interface,
     read_link_bytes_per_second,
 )
+from clusterprof.agent.linux.reader_threads import BackgroundReader
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import Signal
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from clusterprof import signals
 from clusterprof.agent.collectors.base import Context, Value
-from clusterprof.agent.linux.background import BackgroundReader
 from clusterprof.agent.linux.files import LONG_RECORDS, OpenFile, open_file, read_file_once
+from clusterprof.agent.linux.reader_threads import BackgroundReader
 from clusterprof.agent.linux.storage import lustre, network_mounts
 from clusterprof.agent.linux.storage.lustre import KINDS, MountReader, ParameterFiles, sum_values
 from clusterprof.agent.linux.storage.network_mounts import NfsMount, NfsOperation, parse_mountstats

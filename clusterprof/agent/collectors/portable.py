@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from clusterprof import signals
 from clusterprof.agent.collectors.base import Context, Value
-from clusterprof.agent.linux import without_proc
+from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.storage.disks import is_partition
 from clusterprof.agent.linux.threads import StringTable
 from clusterprof.errors import DevicesChanged, Unavailable
@@ -123,7 +123,7 @@ class PortableCollector:
 
         Raises: Unavailable when psutil cannot be imported.
         """
-        self._psutil = without_proc.import_psutil()
+        self._psutil = psutil_host.import_psutil()
         # What psutil fills with zeros on a system: no value at all.
         zeros_dropped = self._psutil.MACOS or self._psutil.NETBSD
         self._no_nic_fields = {"dropout"} if zeros_dropped else set()
@@ -226,7 +226,7 @@ class PortableCollector:
         try:
             return getattr(self._psutil, function)(**arguments)
         except Exception as error:
-            return without_proc.convert_psutil_error(error, f"psutil.{function}")
+            return psutil_host.convert_psutil_error(error, f"psutil.{function}")
 
 
 def _select_values(
@@ -320,7 +320,7 @@ class PortableProcessesCollector:
 
         Raises: Unavailable when psutil cannot be imported.
         """
-        self._tree = without_proc.PsutilProcessTree()
+        self._tree = psutil_host.PsutilProcessTree()
         self._names = StringTable()
         self._started_ticks: dict[psutil.Process, int] = {}
         return PROCESS_COLUMNS
@@ -360,7 +360,7 @@ class PortableProcessesCollector:
         except psutil.NoSuchProcess:
             return None
         if process not in self._started_ticks:
-            ticks = without_proc.find_start_ticks(self._context.roots, process.pid)
+            ticks = psutil_host.find_start_ticks(self._context.roots, process.pid)
             self._started_ticks[process] = -1 if ticks is None else ticks
         return (
             self._tree.get_parent(process.pid),

@@ -52,7 +52,6 @@ from typing import Any, ClassVar
 
 from clusterprof import signals
 from clusterprof.agent.collectors.base import Context, Value
-from clusterprof.agent.linux.background import BackgroundReader
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.network import rdma as names
 from clusterprof.agent.linux.network.rdma import (
@@ -63,6 +62,7 @@ from clusterprof.agent.linux.network.rdma import (
     list_ports,
     list_slingshot_cards,
 )
+from clusterprof.agent.linux.reader_threads import BackgroundReader
 from clusterprof.agent.linux.threads import DescriptorBudget
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import Signal

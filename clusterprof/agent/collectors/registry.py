@@ -31,7 +31,7 @@ from clusterprof.agent.collectors.rdma import RdmaCollector
 from clusterprof.agent.collectors.sockets import SocketsCollector
 from clusterprof.agent.collectors.threads import ThreadsCollector
 from clusterprof.agent.linux.files import Roots
-from clusterprof.agent.linux.without_proc import has_linux_proc
+from clusterprof.agent.linux.psutil_host import has_linux_proc
 
 COLLECTORS: tuple[type, ...] = (
     CpuCollector,

@@ -18,7 +18,7 @@ from typing import Any
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.launch.election import choose_base
-from clusterprof.agent.linux import without_proc
+from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.sampling import inventory
 from clusterprof.errors import NothingNew, Unavailable
@@ -269,7 +269,7 @@ def check_host(roots: Roots | None = None) -> SourceCheck:
 
     Read from psutil where /proc and /sys do not give it.
     """
-    facts = without_proc.read_host_facts(roots or Roots())
+    facts = psutil_host.read_host_facts(roots or Roots())
     texts, gaps = [facts.platform], []
     for subject, value, convert in (
         ("logical cores", facts.logical_cores, "{} logical cores".format),

@@ -230,11 +230,11 @@ def read_start_ticks(proc: str, pid: int) -> int | None:
     fields = read_stat_fields(proc, pid)
     if fields is not None:
         return int(fields[19])
-    from clusterprof.agent.linux import without_proc  # imported only when needed
+    from clusterprof.agent.linux import psutil_host  # imported only when needed
 
-    if without_proc.has_linux_proc(Roots(Path(proc))):
+    if psutil_host.has_linux_proc(Roots(Path(proc))):
         return None
-    return without_proc.read_start_ticks(pid)
+    return psutil_host.read_start_ticks(pid)
 
 
 def read_stat_fields(proc: str, pid: int) -> list[bytes] | None:

@@ -154,7 +154,7 @@ class ProgressWatch:
         return rank.steps - self._steps_before.get(rank.pid, rank.steps) >= DIVERGED_STEPS
 
 
-class Autopsies:
+class HangCollector:
     """A source: it watches the ranks and collects evidence while they stand still."""
 
     def __init__(

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import clusterprof
 from clusterprof.agent.launch import identity
-from clusterprof.agent.linux import without_proc
+from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.cpu import describe_topology, find_accelerator_nodes
 from clusterprof.agent.linux.files import Roots, list_folder, read_int, read_text
 from clusterprof.agent.linux.network import netdev
@@ -456,8 +456,8 @@ def build_host_inventory(roots: Roots) -> dict[str, Any]:
     for line in read_text(roots.proc / "meminfo").splitlines():
         if line.startswith("MemTotal:"):
             host["memory_bytes"] = int(line.split()[1]) * 1024
-    if "memory_bytes" not in host and not without_proc.has_linux_proc(roots):
-        memory_bytes = without_proc.read_host_facts(roots).memory_bytes
+    if "memory_bytes" not in host and not psutil_host.has_linux_proc(roots):
+        memory_bytes = psutil_host.read_host_facts(roots).memory_bytes
         if isinstance(memory_bytes, int):
             host["memory_bytes"] = memory_bytes
     return host

@@ -37,7 +37,7 @@ from clusterprof.agent.launch.output_folder import (
     choose_output_folder,
     lock_output_folder,
 )
-from clusterprof.agent.linux import without_proc
+from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.files import FolderWatch, Roots, open_file
 from clusterprof.agent.options import (
     DEFAULT_HZ,
@@ -45,7 +45,7 @@ from clusterprof.agent.options import (
     RecordingStarted,
     UnavailableCollector,
 )
-from clusterprof.agent.processes.autopsy import Autopsies
+from clusterprof.agent.processes.autopsy import HangCollector
 from clusterprof.agent.processes.dives import Dives
 from clusterprof.agent.processes.registry import (
     FlightRecorderDumps,
@@ -57,12 +57,12 @@ from clusterprof.agent.processes.registry import (
 from clusterprof.agent.processes.span_rings import SpanRings
 from clusterprof.agent.sampling import inventory
 from clusterprof.agent.sampling.collector_runner import CollectorRunner, ErrorLogger
-from clusterprof.agent.sampling.live_settler import (
+from clusterprof.agent.sampling.live_helpers import (
     HELPER_NAME,
     METRICS_HELPER_NAME,
-    LiveSettler,
+    LiveHelper,
     MetricsHelper,
-    NodeHelper,
+    ViewerHelper,
     describe_metrics_targets,
     name_textfiles,
 )
@@ -238,7 +238,7 @@ class Service:
             from clusterprof.agent.sampling.redaction import Redactor  # few recordings need it
 
             self._redactor = Redactor(request.job)
-        self._live: dict[str, NodeHelper] = {}
+        self._live: dict[str, LiveHelper] = {}
         self._runners: list[CollectorRunner] = []
         self._runners = self._build(collectors)
 
@@ -310,7 +310,7 @@ class Service:
         request, run_dir = self._order, self._order.run_dir
         plan, proc = request.plan, str(request.roots.proc)
         hang_after_ns = plan.recording.get("hang_after_ns")
-        autopsies = Autopsies(run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang)
+        autopsies = HangCollector(run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang)
         own = (
             self._registry,
             self._rings,
@@ -490,11 +490,11 @@ class _StopCondition:
 
 def _build_live_helpers(
     request: RecordingRequest, folder: Path, header: Header
-) -> dict[str, NodeHelper]:
+) -> dict[str, LiveHelper]:
     """Build the helpers that settle what is recorded, by name; none is started."""
-    helpers: dict[str, NodeHelper] = {}
+    helpers: dict[str, LiveHelper] = {}
     if request.plan.recording.get("live_helper", 1):
-        helpers[HELPER_NAME] = LiveSettler(folder)
+        helpers[HELPER_NAME] = ViewerHelper(folder)
     if request.plan.metrics:
         targets = name_textfiles(
             request.plan.metrics,
@@ -546,8 +546,8 @@ def read_process_variables(proc: Path, pid: int) -> dict[str, str]:
 
     From psutil where there is no Linux /proc.
     """
-    if not without_proc.has_linux_proc(Roots(proc)):
-        return identity.select_launcher_variables(without_proc.read_environ(pid))
+    if not psutil_host.has_linux_proc(Roots(proc)):
+        return identity.select_launcher_variables(psutil_host.read_environ(pid))
     try:
         with open(proc / str(pid) / "environ", "rb") as environ:
             content = environ.read(_MAX_ENVIRON_BYTES)

@@ -67,7 +67,7 @@ class Machine:
     """CPUs that the quota of the job's cgroup allows; None = no quota, or unknown."""
     throttled_ratio: float | None = None
     """Share of the quota periods in which the quota ran out."""
-    others_cpu_ratio: float | None = None
+    other_processes_cpu_ratio: float | None = None
     """Share of the CPU time used on the node by processes outside the job; None if unknown."""
     job_cpus_wanted: float | None = None
     """CPUs that the threads of ranks and workers used or waited for, in the mean; None if not
@@ -75,7 +75,7 @@ class Machine:
     """
     cpu_users: tuple[tuple[str, int, float], ...] = ()
     """Processes of the job that used most CPU time: name, pid, CPUs kept busy; largest first."""
-    side_users: tuple[tuple[str, int, float], ...] = ()
+    busy_side_processes: tuple[tuple[str, int, float], ...] = ()
     """Those that are neither a rank nor a worker, though others are."""
     memory_limit_bytes: int | None = None
     """Memory limit of the job's cgroup; None = none, or unknown."""

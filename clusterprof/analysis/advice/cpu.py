@@ -328,7 +328,7 @@ def _fill_fewer_threads(context: AdviceContext) -> FilledRecommendation:
 
 
 def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
-    other = context.machine.others_cpu_ratio
+    other = context.machine.other_processes_cpu_ratio
     reasons: list[str] = []
     if other is not None:
         reasons = [
@@ -344,7 +344,7 @@ def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
         return FilledRecommendation(
             f"{command} on the node names it; then {alone}, or another node", tuple(reasons)
         )
-    name, pid, cpus = context.machine.side_users[0]
+    name, pid, cpus = context.machine.busy_side_processes[0]
     return FilledRecommendation(
         f"{mark_command(f'renice 19 -p {pid}')}, or start it elsewhere; {command} shows whether"
         " others remain",

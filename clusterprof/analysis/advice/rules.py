@@ -122,7 +122,7 @@ _MIN_SIDE_CPUS = 0.5
 
 def has_busy_side_process(context: AdviceContext) -> bool:
     """Return whether a process of the job that does not train keeps half a CPU busy or more."""
-    users = context.machine.side_users
+    users = context.machine.busy_side_processes
     return bool(users) and users[0][2] >= _MIN_SIDE_CPUS
 
 
@@ -192,7 +192,7 @@ JOB_ALONE = ExclusionRule(
     "job-alone",
     "ranks and workers used nine tenths of the CPU time that was used on the node",
     lambda s: (
-        (other := s.machine.others_cpu_ratio) is not None
+        (other := s.machine.other_processes_cpu_ratio) is not None
         and other < 0.1
         and not has_busy_side_process(s)
     ),
@@ -200,7 +200,7 @@ JOB_ALONE = ExclusionRule(
 OTHERS_USE_CPUS = ExclusionRule(
     "others-use-them",
     "others used more of the node's CPU time than the job: then move these instead",
-    lambda s: (other := s.machine.others_cpu_ratio) is not None and other > 0.5,
+    lambda s: (other := s.machine.other_processes_cpu_ratio) is not None and other > 0.5,
 )
 JOB_OVERSUBSCRIBES = ExclusionRule(
     "job-oversubscribes",

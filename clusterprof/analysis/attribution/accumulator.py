@@ -95,7 +95,7 @@ class StepLengths(Mapping[int, int]):
         return dict(zip(*self._table.tolist()))
 
 
-def with_short_steps(accumulator: Accumulator) -> Accumulator:
+def with_packed_slowest_steps(accumulator: Accumulator) -> Accumulator:
     """Return an accumulator to which nothing is added any more, in less memory."""
     pairs = list(accumulator.slowest.items())
     return replace(accumulator, slowest=StepLengths(np.array(pairs, np.int64).reshape(-1, 2).T))

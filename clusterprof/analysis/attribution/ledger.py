@@ -20,7 +20,7 @@ from clusterprof.analysis.attribution.confidence import (
     MIN_SCORE_TO_NAME,
     compute_confidence_score,
 )
-from clusterprof.analysis.attribution.lines.lost_code import RankCode
+from clusterprof.analysis.attribution.lines.lost_time_by_stack import RankStackTimes
 from clusterprof.analysis.attribution.rank.chunk_boundary import OUTSIDE_SELECTION, RankState
 from clusterprof.analysis.attribution.rank.claims import BLOCKED
 from clusterprof.analysis.attribution.rank.history import RankTimeHistory
@@ -96,7 +96,7 @@ class RankResult:
     """What it lost by cause and time bin (analysis.attribution.rank.time_spent), if it has no
     peers.
     """
-    code: RankCode | None = field(default=None, compare=False)
+    code: RankStackTimes | None = field(default=None, compare=False)
     """Stacks sampled in its lost time; None without samples."""
     culprit_ns: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> ns that ranks, including itself, waited in operations because of it."""

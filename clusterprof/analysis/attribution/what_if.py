@@ -9,7 +9,7 @@ The savings of each rank accumulate. It arrives earlier by these, by what it los
 itself since its previous operation, and by the hidden cost (analysis.attribution.rank.hidden_cost).
 All leave when the last has arrived; ranks that are early wait for less. If all ranks meet in one
 process group nothing needs to be propagated, because they leave together. Otherwise operations that
-do not depend on each other are replayed at once, front after front.
+do not depend on each other are replayed at once, level after level.
 
 There are further columns in addition to the causes: all causes at once; no transfer; even
 work (`compute_uneven_work`; with several groups: no rank has more than the lower median
@@ -32,7 +32,7 @@ Noise in the data of single operations makes the savings too small: a rank with 
 little recorded loss delays the others. Therefore each bin is also evaluated by the rank
 that waited least, with and without the cause; the larger result is used.
 
-Prepare a block for the replay: fronts, ends of time bins, and uneven work.
+Prepare a block for the replay: levels, ends of time bins, and uneven work.
 
 It also estimates the savings of fixing one cause, without a what-if replay.
 
@@ -77,8 +77,8 @@ from clusterprof.analysis.timeline.collectives.operations import Operations, com
 from clusterprof.analysis.timeline.model import Float, Int
 
 MAX_NS = np.iinfo(np.int64).max
-CLOSE_FRONTS = 4
-"""Group fronts within this distance count as one: groups that meet in parallel."""
+CLOSE_LEVELS = 4
+"""Group levels within this distance count as one: groups that meet in parallel."""
 BINS_PER_BLOCK = 16
 """Most time bins per block."""
 
@@ -168,28 +168,28 @@ def compute_transfer_excess(ops: Operations, transfer_ns: Int) -> Int:
     return np.asarray(took - median[which], np.int64)
 
 
-def find_bin_ends(ops: Operations, front: Int) -> frozenset[int]:
-    """Find the fronts after which a time bin ends.
+def find_bin_ends(ops: Operations, level: Int) -> frozenset[int]:
+    """Find the levels after which a time bin ends.
 
-    These are fronts where ranks met in process groups, if they do not only send to each
-    other, and the last front. front: int64[operations].
+    These are levels where ranks met in process groups, if they do not only send to each
+    other, and the last level. level: int64[operations].
     """
-    last = int(front.max())
-    group_fronts = np.unique(front[~is_point_to_point(ops.operation)])
+    last = int(level.max())
+    group_levels = np.unique(level[~is_point_to_point(ops.operation)])
     # Of several close together take the last: groups that meet in parallel.
-    group_fronts = (
-        group_fronts[np.append(np.diff(group_fronts) > CLOSE_FRONTS, True)]
-        if group_fronts.size
+    group_levels = (
+        group_levels[np.append(np.diff(group_levels) > CLOSE_LEVELS, True)]
+        if group_levels.size
         else np.arange(last + 1)
     )
-    bin_ends = group_fronts[
-        np.unique(np.linspace(0, group_fronts.size, BINS_PER_BLOCK + 1)[1:].astype(np.int64) - 1)
+    bin_ends = group_levels[
+        np.unique(np.linspace(0, group_levels.size, BINS_PER_BLOCK + 1)[1:].astype(np.int64) - 1)
     ]
     return frozenset([*bin_ends.tolist(), last])
 
 
-def assign_fronts(ops: Operations, ranks: int) -> Int:
-    """Assign each operation to the first front after all operations it waits for.
+def assign_dependency_levels(ops: Operations, ranks: int) -> Int:
+    """Assign each operation to the first level after all operations it waits for.
 
     Returns int64[operations].
     """
@@ -202,13 +202,13 @@ def assign_fronts(ops: Operations, ranks: int) -> Int:
     new = np.append(True, (op[1:] != op[:-1]) | (before[1:] != before[:-1]))
     begins = np.searchsorted(np.flatnonzero(new), ops.first).tolist()
     waited_for = (before[new] + 1).tolist()
-    fronts = [-1]
+    levels = [-1]
     for begin, end in pairwise(begins):
-        fronts.append(1 + max(map(fronts.__getitem__, waited_for[begin:end])))
-    return np.array(fronts[1:], np.int64)
+        levels.append(1 + max(map(levels.__getitem__, waited_for[begin:end])))
+    return np.array(levels[1:], np.int64)
 
 
-MAX_FRONTS = 1 << 11
+MAX_LEVELS = 1 << 11
 """Fronts that are replayed in full; beyond that fewer blocks are: a part of the steps is
 enough.
 """
@@ -260,8 +260,8 @@ class WhatIfReplay:
         recorded.
         """
         self._culprits: tuple[tuple[int, int], ...] | None = None
-        self._fronts = self._blocks = self._next = 0
-        self._fronts_before = 0
+        self._levels = self._blocks = self._next = 0
+        self._levels_before = 0
         self._skipped = False
         self._bins: dict[int, list[tuple[int, Int]]] = {}
         """Job -> (length, savings) of time bins."""
@@ -313,7 +313,7 @@ class WhatIfReplay:
             )
         else:
             own = self._compute_lost_since(ops, at_arrive, at_leave, *work)
-            self._replay_fronts(ops, transfer_ns, np.ascontiguousarray(own))
+            self._replay_levels(ops, transfer_ns, np.ascontiguousarray(own))
         self._blocks += 1
 
     def begin(
@@ -327,7 +327,7 @@ class WhatIfReplay:
         self._at_leave[rank], self._work[rank] = at_leave, work
         self._last_leave_ns[rank] = leave_ns
         self._culprits = culprits or ()
-        self._fronts_before = MAX_FRONTS
+        self._levels_before = MAX_LEVELS
 
     def merge(self, other: WhatIfReplay) -> None:
         """Add the savings of later operations, or of other jobs."""
@@ -338,7 +338,7 @@ class WhatIfReplay:
             skipped, several_groups, culprits = self._merged.get(job, (False, False, ()))
             self._merged[job] = (
                 skipped or other._skipped,
-                several_groups or other._fronts > 0,
+                several_groups or other._levels > 0,
                 culprits or other._culprits or (),
             )
         self.from_ns = np.where(self.from_ns < 0, other.from_ns, self.from_ns)
@@ -354,7 +354,7 @@ class WhatIfReplay:
             job: WhatIfSavings(
                 np.array([length_ns for length_ns, _ in bins], np.int64),
                 np.array([savings for _, savings in bins], np.int64),
-                *self._merged.get(job, (self._skipped, self._fronts > 0, self._culprits or ())),
+                *self._merged.get(job, (self._skipped, self._levels > 0, self._culprits or ())),
             )
             for job, bins in self._bins.items()
         }
@@ -465,16 +465,16 @@ class WhatIfReplay:
         new = new[self.from_ns[ops.rank[new]] < 0]
         self.from_ns[ops.rank[new]] = ops.arrive_ns[new]
 
-    def _replay_fronts(self, ops: Operations, transfer_ns: Int, own: Int) -> None:
+    def _replay_levels(self, ops: Operations, transfer_ns: Int, own: Int) -> None:
         if self._blocks < self._next:
             self._skipped = True
             self._savings[:] = 0
             self._last_leave_ns[:] = -1
             return
         self._even_work(ops, own)
-        front = assign_fronts(ops, self._job.size)
-        last = find_bin_ends(ops, front)
-        order = np.argsort(front, kind="stable")
+        level = assign_dependency_levels(ops, self._job.size)
+        last = find_bin_ends(ops, level)
+        order = np.argsort(level, kind="stable")
         size = np.diff(ops.first)[order]
         rows = np.repeat(ops.first[:-1][order] - np.append(0, np.cumsum(size)[:-1]), size)
         rows += np.arange(rows.size)
@@ -485,7 +485,7 @@ class WhatIfReplay:
         transfer_ns, rank, own = transfer_ns[rows], ops.rank[rows], own[rows]
         leave = ops.leave_ns[rows]
         begins = np.append(0, np.cumsum(size))
-        cuts = np.searchsorted(front[order], np.arange(int(front[-1]) + 2))
+        cuts = np.searchsorted(level[order], np.arange(int(level[-1]) + 2))
         self._begin_new_ranks(ops)
         savings_before = self._savings.copy()
         times_before = self._last_leave_ns.copy()
@@ -519,8 +519,8 @@ class WhatIfReplay:
                 bin_begin = span.stop
                 savings_before, times_before = self._savings.copy(), latest.copy()
         self._last_leave_ns = latest
-        self._fronts += cuts.size - 1
-        self._next = self._blocks + 1 + (self._fronts + self._fronts_before) // MAX_FRONTS
+        self._levels += cuts.size - 1
+        self._next = self._blocks + 1 + (self._levels + self._levels_before) // MAX_LEVELS
 
     def _append_front_bin(
         self, savings_before: Int, times_before: Int, latest: Int, waited: Int, own: Int

@@ -26,10 +26,10 @@ from typing import Any
 
 from clusterprof.analysis.job.ranks import format_ranges
 from clusterprof.analysis.node.analyze import NodeResult
-from clusterprof.analysis.node.last_lines import LastLine
+from clusterprof.analysis.node.last_code_position import LastCodePosition
 from clusterprof.analysis.node.observations import RankEnding
+from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
 from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
-from clusterprof.analysis.timeline.places import CodePlace, is_library_file, locate_stack
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLine, Place
 from clusterprof.units import SECOND_NS
@@ -44,7 +44,7 @@ _MIN_WORKER_NS = 5 * SECOND_NS
 _MAX_FUNCTION_CHARACTERS = 60
 
 
-def locate_last_line(node: NodeResult, line: LastLine | None) -> CodePlace | None:
+def locate_last_line(node: NodeResult, line: LastCodePosition | None) -> CodePlace | None:
     """Locate the line in which a process was last; None if no stack is known."""
     table = node.loaded.stacks
     if line is None or not 0 < line.stack < table.parent.size:
@@ -52,7 +52,9 @@ def locate_last_line(node: NodeResult, line: LastLine | None) -> CodePlace | Non
     return locate_stack([table.places[index] for index in table.list_places(line.stack)])
 
 
-def find_stuck_worker(node: NodeResult, ending: RankEnding) -> tuple[LastLine, CodePlace] | None:
+def find_stuck_worker(
+    node: NodeResult, ending: RankEnding
+) -> tuple[LastCodePosition, CodePlace] | None:
     """Find the worker of a rank that has been in code of the user for longest; None = no such.
 
     A worker without work waits in the code of the data loader alone.

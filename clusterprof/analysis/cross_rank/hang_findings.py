@@ -33,7 +33,7 @@ from clusterprof.analysis.attribution.ledger import (
 )
 from clusterprof.analysis.attribution.rank.claims import PEERS_UNKNOWN
 from clusterprof.analysis.attribution.rank.host_activity import PAUSED
-from clusterprof.analysis.attribution.rank.without_probe import ON_CPU
+from clusterprof.analysis.attribution.rank.unprobed_rank import ON_CPU
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.attribution.wait_for.hangs import Hang
 from clusterprof.analysis.cross_rank.hang_evidence import (

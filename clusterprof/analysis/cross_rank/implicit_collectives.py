@@ -41,8 +41,7 @@ from clusterprof.analysis.attribution.network.counters import (
 )
 from clusterprof.analysis.attribution.rank.claims import NO_SIGNAL
 from clusterprof.analysis.attribution.rank.step_blocks import ALL_RANKS_GROUP, TICK_NS
-from clusterprof.analysis.attribution.rank.utilization import NO_SM_ACTIVITY
-from clusterprof.analysis.attribution.rank.without_probe import (
+from clusterprof.analysis.attribution.rank.unprobed_rank import (
     ASLEEP,
     BUSY_WAIT,
     CERTAIN_SLEEP,
@@ -50,6 +49,7 @@ from clusterprof.analysis.attribution.rank.without_probe import (
     SUSPECTED_BUSY_WAIT,
     UNMARKED_WAIT_REASONS,
 )
+from clusterprof.analysis.attribution.rank.utilization import NO_SM_ACTIVITY
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.attribution.wait_for.blame import UNKNOWN_PEER
 from clusterprof.analysis.cross_rank.state import ImplicitBarriers, JobState, group_ranks_by_job

@@ -228,7 +228,7 @@ class WhatIfObserver:
         """Ranks with a cause that are each replayed alone; None = not chosen yet."""
         return None if self._replay is None else self._replay.culprits
 
-    def begin_slab(
+    def begin_slice(
         self, ops: Operations, leave: Int, culprits: tuple[tuple[int, int], ...] | None
     ) -> None:
         """Begin after a cut: an operation of all ranks that are added later.

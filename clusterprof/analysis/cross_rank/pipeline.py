@@ -25,7 +25,7 @@ from clusterprof.analysis.cross_rank.implicit_collectives import (
     measure_unverified_busy_time,
     revert_suspected_busy_wait,
 )
-from clusterprof.analysis.cross_rank.slabs import RunMap
+from clusterprof.analysis.cross_rank.run_slices import RunMap
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.cross_rank.wait_totals import align_cause_ids
 from clusterprof.analysis.cross_rank.waits import attribute_waits, blame_starved_transfers

@@ -13,7 +13,7 @@ from clusterprof.analysis.cross_rank.observers import (
     LongWaitObserver,
     WhatIfObserver,
 )
-from clusterprof.analysis.cross_rank.slabs import RunMap
+from clusterprof.analysis.cross_rank.run_slices import RunMap
 from clusterprof.analysis.importers.nccl.flight_recorder import Dump
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, Job

@@ -5,7 +5,7 @@
 
 The ledger of every rank keeps its sums: the time booked as "peers" becomes the causes
 for which the rank waited there. Operations are read from where the analysis of each
-node has stored them, and blamed slab by slab (analysis.cross_rank.slabs).
+node has stored them, and blamed slice by slice (analysis.cross_rank.run_slices).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from clusterprof.analysis.attribution.wait_for.flight_recorder import (
     describe_comparison,
 )
 from clusterprof.analysis.attribution.wait_for.totals import ALL_TO_ALL_TOTALS, WaitTotals
-from clusterprof.analysis.attribution.wait_for.uncharged_waits import Jitter, PipelineBubbles
+from clusterprof.analysis.attribution.wait_for.waits_without_culprit import Jitter, PipelineBubbles
 from clusterprof.analysis.cross_rank.implicit_collectives import (
     cap_transfer,
     limit_transfer_ns,
@@ -64,8 +64,8 @@ from clusterprof.analysis.cross_rank.observers import (
     WhatIfObserver,
     make_culprit_sums,
 )
-from clusterprof.analysis.cross_rank.slab_plan import plan_slabs
-from clusterprof.analysis.cross_rank.slabs import BlameColumns, BlameSums, blame_in_slabs
+from clusterprof.analysis.cross_rank.run_slices import BlameColumns, BlameSums, blame_in_slices
+from clusterprof.analysis.cross_rank.slice_plan import plan_slices
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.job.clock_sync import NodeClockAlignment
 from clusterprof.analysis.job.ranks import AMBIGUOUS_JOB, compute_wall_clock_offset_ns
@@ -164,7 +164,7 @@ def _make_sums(nodes: Sequence[NodeResult], categories: Sequence[str]) -> BlameS
 def _observe_blame(
     state: JobState, with_operations: Sequence[_NumberedRank]
 ) -> tuple[BlameSums, Mapping[str, int]]:
-    """Read and blame operations slab by slab; return the sums, and unmatched spans by reason.
+    """Read and blame operations slice by slice; return the sums, and unmatched spans by reason.
 
     Raises: OSError when the operations cannot be read back.
     """
@@ -179,10 +179,10 @@ def _observe_blame(
     sums = _make_sums(state.nodes, [CATEGORIES[c] for c in used])
     hidden = sums.what_if.begin(used, spent)
     sums.recorded = _make_comparison(state, with_operations, entries)
-    slabs = plan_slabs(entries, members)
+    run_slices = plan_slices(entries, members)
     return_freed_memory()
-    unmatched = blame_in_slabs(
-        slabs,
+    unmatched = blame_in_slices(
+        run_slices,
         sums,
         BlameColumns(tuple(used), tuple(hidden)),
         len(list_ranks(state.nodes)),

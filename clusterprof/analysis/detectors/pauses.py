@@ -22,6 +22,7 @@ from clusterprof.analysis.detectors.base import (
     measure_main_thread,
     select_phases,
 )
+from clusterprof.analysis.timeline.code_places import split_at_own_line
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing
 from clusterprof.analysis.timeline.model import (
@@ -32,7 +33,6 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
-from clusterprof.analysis.timeline.places import split_at_own_line
 from clusterprof.analysis.timeline.series import get_busy_readings
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable

@@ -15,7 +15,7 @@ from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.findings.comparisons import with_worker_counts
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, detect_launcher
-from clusterprof.analysis.timeline.places import split_at_own_line
+from clusterprof.analysis.timeline.code_places import split_at_own_line
 from clusterprof.report.impact import RankUtilization
 from clusterprof.report.model import Evidence, Finding, Report
 from clusterprof.util.source_calls import SourceReader

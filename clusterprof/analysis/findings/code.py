@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, round_by_largest_remainder
 from clusterprof.analysis.attribution.ledger import RankResult
-from clusterprof.analysis.attribution.lines.lost_code import PEERS, StackSums, list_stacks
+from clusterprof.analysis.attribution.lines.lost_time_by_stack import PEERS, StackSums, list_stacks
 from clusterprof.analysis.attribution.rank.claims import JITTER, PEERS_UNKNOWN
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals, choose_reported_ids
 from clusterprof.analysis.findings.impact import collect_leaves
-from clusterprof.analysis.timeline.places import CodePlace, is_library_file, locate_stack
+from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
 from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackTable
 from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
 from clusterprof.report.model import UNATTRIBUTED, Finding

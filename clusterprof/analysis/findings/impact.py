@@ -52,7 +52,7 @@ from clusterprof.analysis.cross_rank.observers import WhatIfObserver
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.findings.efficiency_metrics import (
     BUBBLE,
-    GAPS_ON_THE_WAY,
+    GAPS_ON_CRITICAL_PATH,
     NO_STEPS,
     NOT_COMPARED,
     compute_efficiency_metrics,
@@ -236,10 +236,10 @@ class SavingsModel:
         if self.why or not self._is_replay or not self._length.sum():
             return None, NOT_COMPARED
         if not self._are_gaps_waits():
-            return None, GAPS_ON_THE_WAY
+            return None, GAPS_ON_CRITICAL_PATH
         times = float(self._length.sum()) - self._saved.sum(axis=0)
         if min(times[[DELAYS, BALANCED]]) <= 0:
-            return None, GAPS_ON_THE_WAY
+            return None, GAPS_ON_CRITICAL_PATH
         return float(times[DELAYS] / times[BALANCED]), ""
 
     def _are_gaps_waits(self) -> bool:

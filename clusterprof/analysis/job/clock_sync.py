@@ -30,7 +30,10 @@ from clusterprof.analysis.timeline.clock_sync import (
     align_clocks,
     split_rows_by_node,
 )
-from clusterprof.analysis.timeline.collectives.leaves import SampledLeaves, combine_leaves
+from clusterprof.analysis.timeline.collectives.leave_time_samples import (
+    LeaveTimeSamples,
+    combine_leaves,
+)
 from clusterprof.analysis.timeline.collectives.matching import ClockOffset
 from clusterprof.analysis.timeline.model import Int
 
@@ -85,7 +88,7 @@ def align_node_clocks(nodes: Sequence[NodeResult]) -> NodeClockAlignment:
     """Align the clocks of all nodes by the operation samples that their ranks have kept."""
     clock_of = _assign_clock_numbers(nodes)
     n = max(clock_of, default=-1) + 1
-    samples: list[list[tuple[int, SampledLeaves]]] = [[] for _ in range(n)]
+    samples: list[list[tuple[int, LeaveTimeSamples]]] = [[] for _ in range(n)]
     if n > 1:
         for clock_number, node in zip(clock_of, nodes):
             for rank in node.ranks:

@@ -29,7 +29,7 @@ from clusterprof.report.live import LiveView, NodeStatus, State
 from clusterprof.report.model import Report
 from clusterprof.trace.live_tail import NodeTail
 from clusterprof.trace.reader import find_new_node_folders
-from clusterprof.util.garbage import collect_seldom
+from clusterprof.util.gc_control import reduce_gc_frequency
 
 PATIENCE_S = 10.0
 """Time to wait for the nodes of a large job, seconds: a recorder looks for marks every 5 s."""
@@ -92,7 +92,7 @@ class LiveJob:
         while self._selection.is_expected(list(self._nodes)) and time.monotonic() < deadline:
             time.sleep(1.0)
 
-    @collect_seldom()
+    @reduce_gc_frequency()
     def update(self, now_ns: int) -> LiveView:
         """Read new data and analyze the window; `now_ns`: wall-clock time, ns.
 

@@ -26,7 +26,7 @@ from clusterprof.analysis.live.settled_file import (
     read_settled,
     read_settled_head,
 )
-from clusterprof.trace.live_files import REFRESH_MARK_S, SETTLED_NAMES, write_mark
+from clusterprof.trace.live_files import REFRESH_MARK_S, SETTLED_NAMES, write_viewer_heartbeat
 from clusterprof.trace.segments import is_segment
 
 MIN_NODES = 8
@@ -117,7 +117,7 @@ class SettledSelection:
             self._marked_at = now
             times = {folder: _read_newest_write_time(folder) for folder in folders}
             self._marks = Counter(
-                write_mark(folder, written_at)
+                write_viewer_heartbeat(folder, written_at)
                 for folder, written_at in times.items()
                 if written_at is not None
             )

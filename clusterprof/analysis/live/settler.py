@@ -41,7 +41,7 @@ _MAX_MEMORY_BYTES = 1 << 30
 _OOM_SCORE_ADJUST = 1000  # the first process to be killed when memory is short
 
 
-class Settler:
+class WindowSettler:
     """Settles the window of one node again and again."""
 
     def __init__(self, folder: Path, limits: Mapping[str, Any], window_ns: int = WINDOW_NS) -> None:
@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> int:
     """
     folder = Path(arguments[0])
     limit_process()
-    settler = Settler(folder, build_limits({}))
+    settler = WindowSettler(folder, build_limits({}))
     try:
         return _run_settler(settler, folder)
     except (OSError, MemoryError):
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
         remove_live_files(folder)
 
 
-def _run_settler(settler: Settler, folder: Path) -> int:
+def _run_settler(settler: WindowSettler, folder: Path) -> int:
     settler.poll()
     spent_ns = time.process_time_ns()  # starting and the first reading are not repeated
     while not settler.has_ended:

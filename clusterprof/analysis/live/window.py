@@ -63,14 +63,14 @@ def settle_window(
     limits: bound limits object per cause id. until_ns: None = to the newest record.
     """
     window = WindowReader(tail, since_ns - LEAD_NS, until_ns)
-    load = NodeLoader(tail.folder, _ONE_CHUNK_NS, window, MAX_ROWS, checks_ends=True)
-    observer = ObservedLoad(load, since_ns)
+    load = NodeLoader(tail.folder, _ONE_CHUNK_NS, window, MAX_ROWS, rejects_late_ends=True)
+    observer = ObservedChunkSource(load, since_ns)
     load_like: Any = observer  # has the methods of a NodeLoader that are called
     result = analyze_load(load_like, tail.folder.name, limits, since_ns=since_ns)
     return NodeWindow(result, observer.ranks())
 
 
-class LoadLike(Protocol):
+class ChunkSource(Protocol):
     """The methods of a NodeLoader that an analysis calls."""
 
     def chunks(self) -> Iterator[Chunk]:
@@ -80,10 +80,10 @@ class LoadLike(Protocol):
         """Return the facts collected so far."""
 
 
-class ObservedLoad:
+class ObservedChunkSource:
     """A node load that observes its chunks as they pass through."""
 
-    def __init__(self, load: LoadLike, since_ns: int) -> None:
+    def __init__(self, load: ChunkSource, since_ns: int) -> None:
         """Wrap a load; what lies before `since_ns` is ignored."""
         self._load, self._since_ns = load, since_ns
         self._seen: dict[int, _RankActivity] = {}

@@ -17,10 +17,10 @@ from clusterprof.analysis.attribution.accumulator import (
     EMPTY_ACCUMULATOR,
     Accumulator,
     merge_accumulators,
-    with_short_steps,
+    with_packed_slowest_steps,
 )
 from clusterprof.analysis.attribution.ledger import RankIdentity, RankResult, build_rank_result
-from clusterprof.analysis.attribution.lines.lost_code import CodeSums
+from clusterprof.analysis.attribution.lines.lost_time_by_stack import StackTimeSums
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
     WHOLE_RUN,
     RankState,
@@ -40,7 +40,7 @@ from clusterprof.analysis.node.observations import EndingTracker, FailedExit, Ho
 from clusterprof.analysis.node.progress import ProcessProgress, ProgressTracker
 from clusterprof.analysis.node.selection import observe_window, watch_chunks
 from clusterprof.analysis.node.setup import NodeSetup, SetupCollector, find_rack
-from clusterprof.analysis.node.transport import pack_fields, unpack_fields, with_short_groups
+from clusterprof.analysis.node.transport import pack_fields, unpack_fields, with_group_ranges
 from clusterprof.analysis.spill import IN_MEMORY, SpillLocation, SpillWriter
 from clusterprof.analysis.timeline.collectives.rows import Store
 from clusterprof.analysis.timeline.load.buffers import LOOKBACK_NS
@@ -68,17 +68,17 @@ class OpenRank:
     """State of a rank that may still continue."""
 
     state: RankState
-    partial: Accumulator
-    pending: Accumulator
+    settled_sums: Accumulator
+    provisional_sums: Accumulator
     """Sums of provisional segments, which count only if another step ends after them."""
     rank: Rank
     """The rank in the latest chunk."""
-    spending: TimeSpent
-    frontier: ImplicitSteps
+    time_spent: TimeSpent
+    implicit_steps: ImplicitSteps
     blocks: StepBlocks
-    times: HistoryBuilder | None
+    history: HistoryBuilder | None
     """None where no history was requested."""
-    code: CodeSums
+    code: StackTimeSums
     window: Selection
 
 
@@ -117,24 +117,24 @@ def update_rank(
 
 def _create_accumulators(
     rank: Rank, request: NodeRequest
-) -> tuple[TimeSpent, ImplicitSteps, StepBlocks, HistoryBuilder | None, CodeSums, Selection]:
+) -> tuple[TimeSpent, ImplicitSteps, StepBlocks, HistoryBuilder | None, StackTimeSums, Selection]:
     ranks = parse_identity(rank.main.registration).world_size or 1
     spending = TimeSpent(CLAIMABLE_CAUSES, request.store, ranks)
     times = HistoryBuilder(request.store) if request.history else None
     barrier = ImplicitSteps(spending.categories, request.store)
-    return spending, barrier, StepBlocks(), times, CodeSums(), request.window
+    return spending, barrier, StepBlocks(), times, StackTimeSums(), request.window
 
 
 def _settle_segments(
     open_rank: OpenRank, rank: Rank, limits: Mapping[str, Any], last: bool
 ) -> OpenRank:
     lost_segments, state = find_lost_intervals(rank, open_rank.state, last, open_rank.window)
-    partial, pending = open_rank.partial, open_rank.pending
+    partial, pending = open_rank.settled_sums, open_rank.provisional_sums
     accumulators = (
-        open_rank.spending,
-        open_rank.frontier,
+        open_rank.time_spent,
+        open_rank.implicit_steps,
         open_rank.blocks,
-        open_rank.times,
+        open_rank.history,
         open_rank.code,
     )
     for segment, lost, account in lost_segments:
@@ -173,22 +173,22 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
         place=place,
         started_ticks=rank.main.started_ticks,
     )
-    operations = open_rank.spending.operations()
+    operations = open_rank.time_spent.operations()
     if operations is not None:
-        operations = operations.with_clock_leaves(not rank.device or rank.emulated)
-    whole = with_short_steps(open_rank.partial)
+        operations = operations.select_clock_samples(not rank.device or rank.emulated)
+    whole = with_packed_slowest_steps(open_rank.settled_sums)
     result = build_rank_result(name, open_rank.state, whole, operations)
-    steps, suspected = open_rank.frontier.operations()
-    times = None if open_rank.times is None else open_rank.times.finish()
-    period, blocks = open_rank.frontier.period(), open_rank.blocks.finish()
+    steps, suspected = open_rank.implicit_steps.operations()
+    times = None if open_rank.history is None else open_rank.history.finish()
+    period, blocks = open_rank.implicit_steps.period(), open_rank.blocks.finish()
     return replace(
         result,
-        implicit_steps=steps and steps.with_clock_leaves(None),
-        suspected_steps=suspected and suspected.with_clock_leaves(None),
+        implicit_steps=steps and steps.select_clock_samples(None),
+        suspected_steps=suspected and suspected.select_clock_samples(None),
         period=period,
         history=times,
         blocks=blocks,
-        own_losses=open_rank.spending.own_losses(),
+        own_losses=open_rank.time_spent.own_losses(),
         code=open_rank.code.finish(),
     )
 
@@ -295,7 +295,7 @@ def analyze_load(
     with SpillWriter(place) as shelf:
         ranks = analyze_ranks(chunks, limits, shelf, history, window, since_ns)
     loaded = load.facts()
-    loaded = replace(loaded, events=with_short_groups(loaded.events))
+    loaded = replace(loaded, events=with_group_ranges(loaded.events))
     duration_ns = loaded.last_ns - loaded.first_ns
     facts = NodeFacts(
         name=loaded.header.node.get("display") or loaded.header.node.get("hostname", ""),

@@ -16,7 +16,11 @@ from typing import Any
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.analysis.node.last_lines import MAX_WORKERS, LastLine, StepsBetween
+from clusterprof.analysis.node.last_code_position import (
+    MAX_WORKERS,
+    LastCodePosition,
+    StepsBetweenOperations,
+)
 from clusterprof.analysis.node.link_trends import LinkTrends
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.host_resources import (
@@ -88,11 +92,11 @@ class RankEnding:
     """Most common state of its main thread at the end, a letter of /proc; "" = unknown."""
     on_cpu_ratio: float | None = None
     wchan: str = ""
-    last_line: LastLine | None = None
+    last_line: LastCodePosition | None = None
     """Where its training thread was last; None until it marked a span."""
-    workers: tuple[LastLine, ...] = ()
+    workers: tuple[LastCodePosition, ...] = ()
     """The same of its data loader's workers that lived to the end."""
-    steps: StepsBetween = field(default_factory=StepsBetween)
+    steps: StepsBetweenOperations = field(default_factory=StepsBetweenOperations)
 
     @property
     def under_way(self) -> OperationUnderWay | None:
@@ -124,7 +128,7 @@ class EndingTracker:
     def __init__(self) -> None:
         self._endings: dict[tuple[int, int], RankEnding] = {}
         self._failed: list[FailedExit] = []
-        self._workers: dict[int, LastLine] = {}  # by pid, as long as they live
+        self._workers: dict[int, LastCodePosition] = {}  # by pid, as long as they live
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Pass chunks through, and record what they show."""
@@ -159,7 +163,7 @@ class EndingTracker:
         ending = self._endings.setdefault(key, RankEnding(*key, place))
         ending.place = place
         if ending.last_line is None:
-            ending.last_line = LastLine(process.pid)
+            ending.last_line = LastCodePosition(process.pid)
         ending.last_line.update(process)
         ending.last_span_ns = ending.last_line.last_span_ns
         ending.steps.update(process)
@@ -202,7 +206,7 @@ class EndingTracker:
         workers = {}
         for process in chunk.processes.values():
             if process.stacks is not None and is_loader_process(process):
-                line = self._workers.get(process.pid) or LastLine(process.pid)
+                line = self._workers.get(process.pid) or LastCodePosition(process.pid)
                 line.update(process)
                 workers[process.pid] = line
             elif process.pid in self._workers:

@@ -82,7 +82,7 @@ def unpack_fields(data: bytes) -> tuple[Any, ...]:
     return values
 
 
-def with_short_groups(events: Sequence[Event]) -> tuple[Event, ...]:
+def with_group_ranges(events: Sequence[Event]) -> tuple[Event, ...]:
     """Return the events with the members of announced groups as ranges where they are evenly
     spaced.
     """

@@ -7,7 +7,7 @@
     find_nodes  ───────────>   what does each of you see at these paths?
     analyze_job ───────────>   one task per node, on a worker that sees its recording
                 <───────────   results of nodes; their operations stay on the workers
-                ───────────>   one task that leads the comparison of all ranks, in slabs
+                ───────────>   one task that leads the comparison of all ranks, in slices
                 <───────────   who waited for whom
 
 Dask repeats the tasks of a worker that dies, those too whose operations died with it. A
@@ -46,7 +46,7 @@ from clusterprof.analysis.tasks.dask_client import (
     put_number,
     wait_for_futures,
 )
-from clusterprof.analysis.tasks.nodes import (
+from clusterprof.analysis.tasks.local_engine import (
     JobRequest,
     JobResult,
     NodeTask,
@@ -63,7 +63,7 @@ from clusterprof.analysis.tasks.remote_nodes import (
     run_remote_node,
     take_result,
 )
-from clusterprof.analysis.tasks.sources import RemoteSource, find_remote_sources
+from clusterprof.analysis.tasks.remote_recordings import RemoteSource, find_remote_sources
 from clusterprof.errors import NoRecording
 from clusterprof.report.history import History
 from clusterprof.trace.reader import NodeSources, SkippedInput, select_copies

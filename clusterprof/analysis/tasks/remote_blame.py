@@ -1,10 +1,10 @@
-"""Compare the ranks of all nodes on a cluster: one task leads, and slabs of blame are its tasks.
+"""Compare the ranks of all nodes on a cluster: one task leads, and slices of blame are its tasks.
 
-    results of nodes ──> leading task ──> tasks that take the blocks of a slab where they lie
-                                     ──> tasks that blame a slab with the blocks of all workers
+    results of nodes ──> leading task ──> tasks that take the blocks of a slice where they lie
+                                     ──> tasks that blame a slice with the blocks of all workers
 
 The operations of a node stay on the worker that analyzed it, and go from there to the
-workers that blame slabs. What is read of all ranks at once (their history, and their steps
+workers that blame slices. What is read of all ranks at once (their history, and their steps
 where no operations were marked) goes to the worker of the leading task.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.cross_rank.slabs import SlabBlame, SlabTask, blame_slab
+from clusterprof.analysis.cross_rank.run_slices import SliceBlame, SliceTask, blame_slice
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.spill import SpillLocation, split_location
 from clusterprof.analysis.tasks.dask_client import TIMEOUTS
-from clusterprof.analysis.tasks.nodes import JobRequest, compare_nodes, without_tables
+from clusterprof.analysis.tasks.local_engine import JobRequest, compare_nodes, without_tables
 from clusterprof.analysis.tasks.remote_nodes import NodeOutput, RemoteResult
 from clusterprof.report.history import History
 
@@ -53,14 +53,14 @@ def compare_remote_nodes(
 
     with worker_client() as client:
         outputs: dict[int, Any] = {n: Future(k, client) for n, k in zip(numbers, keys)}
-        slabs = RemoteSlabs(client, outputs, is_canceled)
-        place = SpillLocation(blocks=_TableBlocks(nodes, slabs.fetch))
-        across, history = compare_nodes(nodes, place, request, slabs.map)
+        run_slices = RemoteSlices(client, outputs, is_canceled)
+        place = SpillLocation(blocks=_TableBlocks(nodes, run_slices.fetch))
+        across, history = compare_nodes(nodes, place, request, run_slices.map)
     return without_tables(across), history
 
 
-class RemoteSlabs:
-    """Runs slabs as tasks, with the blocks that they need."""
+class RemoteSlices:
+    """Runs slices as tasks, with the blocks that they need."""
 
     def __init__(
         self, client: Any, outputs: Mapping[int, Any], is_canceled: Callable[[], bool]
@@ -68,9 +68,9 @@ class RemoteSlabs:
         """Take the futures of results and operations, by number of the writer."""
         self._client, self._outputs, self._is_canceled = client, outputs, is_canceled
 
-    def map(self, function: object, tasks: Sequence[SlabTask]) -> Iterator[SlabBlame]:
-        """Yield the blame of each slab, in order; function: blame_slab."""
-        assert function is blame_slab, "nothing else is divided"
+    def map(self, function: object, tasks: Sequence[SliceTask]) -> Iterator[SliceBlame]:
+        """Yield the blame of each slice, in order; function: blame_slab."""
+        assert function is blame_slice, "nothing else is divided"
         groups = self._group_by_worker()
         futures = [self._submit(task, groups) for task in tasks]
         while futures:
@@ -81,12 +81,12 @@ class RemoteSlabs:
         orders, pieces = self._select(wanted, self._group_by_worker())
         return _split_pieces(orders, [self._wait(piece) for piece in pieces])
 
-    def _submit(self, task: SlabTask, groups: Sequence[Sequence[int]]) -> Any:
+    def _submit(self, task: SliceTask, groups: Sequence[Sequence[int]]) -> Any:
         wanted = [(at, length) for at, length in task.list_blocks() if isinstance(at, int)]
         orders, pieces = self._select(wanted, groups)
-        # stored on this worker, so that it goes to the worker of the slab directly
+        # stored on this worker, so that it goes to the worker of the slice directly
         stored = self._client.scatter(replace(task, place=SpillLocation()), hash=False)
-        return self._client.submit(blame_remote_slab, stored, orders, pieces, pure=False)
+        return self._client.submit(blame_remote_slice, stored, orders, pieces, pure=False)
 
     def _select(
         self, wanted: Wanted, groups: Sequence[Sequence[int]]
@@ -149,15 +149,15 @@ def _split_pieces(
     return blocks
 
 
-def blame_remote_slab(
-    task: SlabTask, orders: Sequence[Wanted], pieces: Sequence[NDArray[np.uint8]]
-) -> SlabBlame:
-    """Blame a slab with the blocks that were brought to this worker.
+def blame_remote_slice(
+    task: SliceTask, orders: Sequence[Wanted], pieces: Sequence[NDArray[np.uint8]]
+) -> SliceBlame:
+    """Blame a slice with the blocks that were brought to this worker.
 
     orders: location and length of the blocks in each piece. pieces: uint8[bytes] each.
     """
     place = SpillLocation(blocks=_split_pieces(orders, pieces))
-    return blame_slab(replace(task, place=place))
+    return blame_slice(replace(task, place=place))
 
 
 class _TableBlocks(dict[int, NDArray[np.uint8]]):

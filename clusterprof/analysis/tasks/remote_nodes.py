@@ -22,7 +22,7 @@ from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.selection import StartTimes, read_start_times
 from clusterprof.analysis.spill import measure_size_bytes
 from clusterprof.analysis.tasks.base import TaskFailure
-from clusterprof.analysis.tasks.nodes import JobRequest, NodeTask, run_node_task
+from clusterprof.analysis.tasks.local_engine import JobRequest, NodeTask, run_node_task
 from clusterprof.errors import NoRecording
 from clusterprof.trace.reader import (
     list_node_folders,

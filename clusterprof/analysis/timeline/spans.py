@@ -240,7 +240,7 @@ class SyncSpans(SpanView):
     """Number of calls that the span stands for."""
 
 
-MAX_BEAT_NS = 5_000_000
+MAX_RESUME_NS = 5_000_000
 """The probe's thread sleeps again within this time of a wait for the interpreter lock."""
 
 
@@ -253,7 +253,7 @@ class InterpreterWaitSpans(SpanView):
     pause_ns: Int
     """How long the thread had slept before."""
 
-    def find_holds(self) -> tuple[Int, Int]:
+    def find_lock_hold_intervals(self) -> tuple[Int, Int]:
         """Find when the lock was kept: int64[n] starts and ends, ns, disjoint and sorted.
 
         It was taken at some time in the pause before the wait, on average in its middle; where the
@@ -261,7 +261,7 @@ class InterpreterWaitSpans(SpanView):
         """
         begin = self.start_ns - self.pause_ns
         start = self.start_ns - self.pause_ns // 2
-        follows = begin[1:] <= self.end_ns[:-1] + MAX_BEAT_NS
+        follows = begin[1:] <= self.end_ns[:-1] + MAX_RESUME_NS
         start[1:] = np.where(follows, self.end_ns[:-1], np.maximum(start[1:], self.end_ns[:-1]))
         return start, self.end_ns
 

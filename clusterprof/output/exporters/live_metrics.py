@@ -35,13 +35,13 @@ import msgspec
 
 from clusterprof import __version__
 from clusterprof.agent.options import TOKEN_VARIABLE, MetricsTarget, parse_metrics_target
-from clusterprof.agent.sampling.live_settler import name_textfiles
+from clusterprof.agent.sampling.live_helpers import name_textfiles
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.live.parts import Cursor, JobParts
+from clusterprof.analysis.live.incremental import Cursor, JobSettler
 from clusterprof.analysis.live.settler import is_pipe_closed, limit_process
 from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.output.exporters.metrics import OtlpReceiver, OtlpTarget
-from clusterprof.output.renderers.live_metrics import LiveSeries, Scope, decode_series
+from clusterprof.output.renderers.live_counters import LiveSeries, Scope, decode_series
 from clusterprof.output.renderers.openmetrics import Family, render_families
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.trace.live_files import METRICS_LOG_NAME, METRICS_STATE_NAME
@@ -269,7 +269,7 @@ class LiveExporter:
 
     def __init__(
         self,
-        parts: JobParts,
+        parts: JobSettler,
         scope: Scope,
         targets: Sequence[str],
         environ: Mapping[str, str],
@@ -424,7 +424,7 @@ def main(arguments: Sequence[str]) -> int:
     limit_process()
     log = _BoundedLog()
     state = SavedState(folder)
-    parts = JobParts([folder], build_limits({}), False, {folder.name: state.cursor})
+    parts = JobSettler([folder], build_limits({}), False, {folder.name: state.cursor})
     exporter = LiveExporter(parts, "node", targets, os.environ, log.write, state, period_s)
     exit_code = 0
     try:
@@ -440,7 +440,7 @@ def main(arguments: Sequence[str]) -> int:
     return exit_code
 
 
-def _run_exporter(exporter: LiveExporter, parts: JobParts) -> None:
+def _run_exporter(exporter: LiveExporter, parts: JobSettler) -> None:
     """Export a part every period until the pipe is closed or the recording has ended."""
     rest_s = min(_FIRST_PERIOD_S, exporter.period_s)
     while not is_pipe_closed(rest_s):

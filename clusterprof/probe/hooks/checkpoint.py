@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any, Dict, Tuple
 
 from .. import layout
-from . import marks
+from . import outermost_calls
 
 # Functions that write a checkpoint, with the position and keyword of the file name.
 _SAVE_FUNCTIONS = {
@@ -24,15 +24,17 @@ def install(module: ModuleType) -> bool:
     for name, position, keyword in saves:
         if hasattr(module, name):
             size = _make_size_reader(position, keyword)
-            hooked = marks.wrap_outermost(module, name, layout.CHECKPOINT, size, by_parts=False)
+            hooked = outermost_calls.wrap_outermost(
+                module, name, layout.CHECKPOINT, size, by_parts=False
+            )
     return hooked
 
 
-def _make_size_reader(position: int, keyword: str) -> marks.SizeReader:
+def _make_size_reader(position: int, keyword: str) -> outermost_calls.SizeReader:
     def size(arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> int:
         if position < 0:
-            return marks.UNKNOWN
-        return marks.read_file_size(
+            return outermost_calls.UNKNOWN
+        return outermost_calls.read_file_size(
             arguments[position] if len(arguments) > position else keywords.get(keyword)
         )
 

@@ -17,7 +17,7 @@ from time import monotonic_ns
 from typing import Any, List, Optional, Tuple
 
 from .. import handle_error, layout, remove_own_frame, ring
-from . import calls, process_groups, works, wrap
+from . import other_calls, pending_work, process_groups, wrap
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 # by thread: the innermost open batch
@@ -40,7 +40,7 @@ def wrap_manager(c10d: Any, original: Any) -> Any:
     In PyTorch 2.0 it creates no combined work and each operation is waited for separately,
     so it is returned unchanged.
     """
-    names = calls.list_argument_names(original)
+    names = other_calls.list_argument_names(original)
     if "async_ops" not in names:
         return original
     group_at, async_at = names.index("group"), names.index("async_ops")
@@ -94,7 +94,7 @@ class CoalescedBatch:
         thread = get_ident()
         self._outer = _open_batches.get(thread)
         _open_batches[thread] = self
-        works.coalescing_spans[thread] = self.messages
+        pending_work.coalescing_spans[thread] = self.messages
         return self._manager
 
     def __exit__(self, *exception: Any) -> Any:
@@ -115,10 +115,10 @@ class CoalescedBatch:
         thread = get_ident()
         if self._outer is None:
             _open_batches.pop(thread, None)
-            works.coalescing_spans.pop(thread, None)
+            pending_work.coalescing_spans.pop(thread, None)
         else:
             _open_batches[thread] = self._outer
-            works.coalescing_spans[thread] = self._outer.messages
+            pending_work.coalescing_spans[thread] = self._outer.messages
         if not self.operation:
             return monotonic_ns()
         # Its number is assigned when it ends; until then it is the next of its group.
@@ -134,14 +134,14 @@ class CoalescedBatch:
             d = self.operation | form << layout.FORM_SHIFT
             ring.emit(layout.COLLECTIVE, start, end, number, b, self.bytes, d)
             if work is not None:
-                works.register_work(work, number, b, self.bytes, d)
+                pending_work.register_work(work, number, b, self.bytes, d)
         elif self.messages and work is not None:
             messages = sorted(self.messages, key=_is_not_receive)
-            works.register_work(work, *messages[0], others=messages[1:])
+            pending_work.register_work(work, *messages[0], others=messages[1:])
 
 
 def _is_not_receive(message: Tuple[int, int, int, int]) -> bool:
     return message[3] & layout.OPERATION_MASK != layout.RECV
 
 
-ring.after_fork += [_open_batches.clear, works.coalescing_spans.clear]
+ring.after_fork += [_open_batches.clear, pending_work.coalescing_spans.clear]

@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from .. import is_from_signal_handler, layout, ring
-from . import allocator, h2d, sync
+from . import allocator, device_sync, h2d
 
 MAX_PENDING = 64  # waits whose events the device has not reached; beyond that no wait is measured
 MAX_PENDING_COLLECTIVES = (
@@ -196,7 +196,7 @@ def _use_accelerator(module: Any, name: str) -> None:
             text = str(uuid)
             ring.set_device(text if text.startswith(("GPU-", "MIG-")) else "GPU-" + text)
     h2d.install(sys.modules["torch"], name)
-    sync.install(sys.modules["torch"], name)
+    device_sync.install(sys.modules["torch"], name)
 
 
 def _clear_accelerator() -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Optional, Tuple
 
 from .. import annotations, layout, ring, stacks
-from . import batch, cuda
+from . import batch_size, cuda
 from .wrap import wrap_function
 
 UNKNOWN = -1
@@ -64,7 +64,7 @@ def _begin_wait(iterator: Any) -> WaitToken:
 def _finish_wait(wait: WaitToken, start: int, end: int, data: Any, iterator: Any) -> None:
     if wait is None:
         annotations.begin_first_step(start)
-        batch.record_batch(data)
+        batch_size.record_batch(data)
         return
     annotations.end_loading()
     number, pid, workers, first, mark = wait
@@ -72,7 +72,7 @@ def _finish_wait(wait: WaitToken, start: int, end: int, data: Any, iterator: Any
     annotations.note_batch(id(getattr(iterator, "_dataset", iterator)), start)
     sequence = ring.emit(layout.DATA_WAIT, start, end, number, pid, workers, first)
     cuda.finish_wait(mark, sequence, start, end)
-    batch.record_batch(data)
+    batch_size.record_batch(data)
 
 
 def end_wait(wait: Any) -> None:

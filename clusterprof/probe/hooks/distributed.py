@@ -2,7 +2,7 @@
 
 The functions of distributed_c10d that a job calls are wrapped; a call from within
 another wrapped function is not counted again. An asynchronous operation gives two
-spans, its issue and the wait for its end (`probe.hooks.works`). With a device the host
+spans, its issue and the wait for its end (`probe.hooks.pending_work`). With a device the host
 does not wait; events measure how long the default stream was idle.
 
 When ranks stand still, the recorder creates `dumps/wanted` in the run directory. The probe's thread
@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import Any, Optional, Tuple
 
 from .. import handle_error, interpreter_lock, layout, remove_own_frame, ring
-from . import calls, cuda, messages, process_groups, works
 from . import coalescing as hooks_coalescing
+from . import cuda, other_calls, pending_work, point_to_point, process_groups
 from . import wrap as hooks_wrap
 
 # function of distributed_c10d: (operation, position of this rank's input or -1)
@@ -83,13 +83,13 @@ def install(module: ModuleType) -> bool:
     for name, operation in MESSAGE_FUNCTIONS.items():
         original = getattr(c10d, name, None)
         if original is not None:
-            begin = messages.make_message_reader(c10d, original, operation)
-            _replace_function(c10d, name, original, calls.wrap_call(original, begin))
+            begin = point_to_point.make_message_reader(c10d, original, operation)
+            _replace_function(c10d, name, original, other_calls.wrap_call(original, begin))
     # The method, not the function of this name, which warns with its caller's line.
     group_class = c10d.ProcessGroup
     original = group_class.monitored_barrier
-    group_class.monitored_barrier = calls.wrap_call(original, _make_barrier_reader(c10d))
-    c10d.Work.wait = works.wrap_wait(c10d.Work.wait)
+    group_class.monitored_barrier = other_calls.wrap_call(original, _make_barrier_reader(c10d))
+    c10d.Work.wait = pending_work.wrap_wait(c10d.Work.wait)
     manager = c10d._coalescing_manager
     if not hasattr(manager, "_is_clusterprof"):
         _replace_function(
@@ -125,9 +125,9 @@ def _replace_function(c10d: Any, name: str, original: Any, wrapper: Any) -> None
 def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> Any:
     """Wrap one collective, all in one function: with cold caches each further call costs 1 µs."""
     group_at, async_at, source_at, input_name = _locate_arguments(original, operation, input_at)
-    world, inside, find = c10d._world, calls.active_threads, process_groups.find_group
+    world, inside, find = (c10d._world, other_calls.active_threads, process_groups.find_group)
     coalescing, by_object = getattr(world, "pg_coalesce_state", {}), process_groups.by_object
-    tensor = calls.get_tensor_class()
+    tensor = other_calls.get_tensor_class()
     collective, issue_code = layout.COLLECTIVE, operation | layout.ISSUE << layout.FORM_SHIFT
 
     @functools.wraps(original)
@@ -148,7 +148,11 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
                 if input_name:
                     tensors = arguments[input_at] if count > input_at else keywords.get(input_name)
                     single = tensors if type(tensors) is tensor else None
-                    size = single.nbytes if single is not None else calls.sum_tensor_bytes(tensors)
+                    size = (
+                        single.nbytes
+                        if single is not None
+                        else other_calls.sum_tensor_bytes(tensors)
+                    )
                 if source_at != ABSENT:
                     size = _get_broadcast_bytes(size, group, source_at, arguments, keywords)
                 if coalescing and hooks_coalescing.append_to_batch(operation, size, group):
@@ -190,7 +194,7 @@ def _get_caller_flag(thread: int) -> int:
 
 def _locate_arguments(original: Any, operation: int, input_at: int) -> Tuple[int, int, int, str]:
     """Return the positions of group, async_op and src in this version, and the input's name."""
-    names = calls.list_argument_names(original)
+    names = other_calls.list_argument_names(original)
     async_at = names.index("async_op") if "async_op" in names else ABSENT
     source_at = names.index("src") if operation == layout.BROADCAST else ABSENT
     return names.index("group"), async_at, source_at, names[input_at] if input_at >= 0 else ""
@@ -211,7 +215,7 @@ def _watch_completion(
     if mark is not None:
         cuda.finish_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
     else:
-        works.register_work(result, group.number, b, size, code)
+        pending_work.register_work(result, group.number, b, size, code)
 
 
 def _get_broadcast_bytes(
@@ -219,22 +223,24 @@ def _get_broadcast_bytes(
 ) -> int:
     """Return the bytes that this rank contributes to a broadcast: 0 for receivers."""
     return (
-        size if messages.find_peer(group, position, "src", arguments, keywords) == group.rank else 0
+        size
+        if point_to_point.find_peer(group, position, "src", arguments, keywords) == group.rank
+        else 0
     )
 
 
-def _make_barrier_reader(c10d: Any) -> calls.CallReader:
-    def begin(arguments: Any, keywords: Any) -> Optional[calls.PendingCall]:
+def _make_barrier_reader(c10d: Any) -> other_calls.CallReader:
+    def begin(arguments: Any, keywords: Any) -> Optional[other_calls.PendingCall]:
         thread = get_ident()
         group = (
             process_groups.find_group(c10d, arguments[0])
-            if thread not in calls.active_threads
+            if thread not in other_calls.active_threads
             else None
         )
         if group is None:
             return None
         b = next(group.operations)
-        calls.active_threads.add(thread)
+        other_calls.active_threads.add(thread)
         start = ring.enter(group.number, b, 0, layout.BARRIER)
         return thread, group, b, 0, layout.BARRIER, None, start
 

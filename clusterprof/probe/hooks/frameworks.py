@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Dict, Tuple
 
 from .. import annotations, layout
-from . import marks, wrap
+from . import outermost_calls, wrap
 
 _EVAL, _SAVE, _STEP = "eval", "save", "step"
 _SHARDED = "sharded save"  # written in parts by separate threads and processes
@@ -55,9 +55,9 @@ def install(module: ModuleType) -> bool:
         elif role == _STEP:
             wrap.wrap_function(owner, name, _finish_framework_step, _begin_framework_step)
         elif role == _EVAL:
-            marks.wrap_outermost(owner, name, layout.EVAL)
+            outermost_calls.wrap_outermost(owner, name, layout.EVAL)
         else:
-            marks.wrap_outermost(
+            outermost_calls.wrap_outermost(
                 owner, name, layout.CHECKPOINT, _read_saved_file_size, by_parts=role == _SAVE
             )
     return complete
@@ -76,7 +76,7 @@ def _read_saved_file_size(arguments: Tuple[Any, ...], keywords: Dict[str, Any]) 
     file_names = arguments[1:2] or tuple(
         [keywords[n] for n in ("filepath", "path") if n in keywords]
     )
-    return marks.read_file_size(file_names[0]) if file_names else marks.UNKNOWN
+    return outermost_calls.read_file_size(file_names[0]) if file_names else outermost_calls.UNKNOWN
 
 
 def _begin_framework_step(*arguments: Any, **keywords: Any) -> None:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from .. import handle_error, layout, remove_own_frame, ring
-from . import sync, wrap
+from . import device_sync, wrap
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _last_copy = (0, 0)
@@ -49,7 +49,7 @@ def _wrap_copy(tensor_class: Any, name: str, is_on_device: Callable[[Any], bool]
                 if not is_on_device(self):
                     _record_copy(start, result, keywords)
             elif is_on_device(self) and not keywords.get("non_blocking"):
-                sync.add_sync_wait(start)
+                device_sync.add_sync_wait(start)
         return result
 
     wrapper._is_clusterprof = True  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .. import annotations, handle_error, layout, remove_own_frame, ring
-from . import batch, cuda
+from . import batch_size, cuda
 from .wrap import wrap_function
 
 UNKNOWN = -1
@@ -129,7 +129,7 @@ def _finish_wait(wait: WaitToken, start: int, end: int, item: Any, *rest: Any, *
     if is_batch:
         _counts = not annotations.has_batches() if _counts is None else _counts
         if _counts:
-            batch.record_batch(item)
+            batch_size.record_batch(item)
 
 
 def _note_timeout(wait: Any) -> None:

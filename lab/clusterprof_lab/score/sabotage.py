@@ -25,7 +25,7 @@ from unittest.mock import patch
 import numpy as np
 
 from clusterprof.analysis.attribution.rank import chunk_boundary, claims, lost_time
-from clusterprof.analysis.cross_rank import slabs
+from clusterprof.analysis.cross_rank import run_slices
 from clusterprof.analysis.timeline.model import DataWaitBreakdown
 from clusterprof_lab.scenario import Scenario, Trial, load_corpus
 from clusterprof_lab.score.figures import Figure
@@ -100,7 +100,7 @@ def sabotaged(fault: str) -> Iterator[None]:
             stack.enter_context(patch.object(claims, "split_data_wait", bad))
         elif fault == "longest-waiter":
             stack.enter_context(
-                patch.object(slabs, "blame_waits", _longest_waiter(slabs.blame_waits))
+                patch.object(run_slices, "blame_waits", _longest_waiter(run_slices.blame_waits))
             )
         elif fault == "zero-gap":
             for module in (lost_time, chunk_boundary):

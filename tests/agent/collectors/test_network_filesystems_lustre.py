@@ -8,8 +8,8 @@ import pytest
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.network_filesystems import LustreCollector
-from clusterprof.agent.linux.background import DEADLINE_NS
 from clusterprof.agent.linux.files import Roots
+from clusterprof.agent.linux.reader_threads import DEADLINE_NS
 from clusterprof.agent.linux.storage.lustre import ROOT_ONLY
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from tests.support.collecting import Opened

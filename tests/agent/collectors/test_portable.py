@@ -24,7 +24,7 @@ from clusterprof.agent.collectors.portable import (
 )
 from clusterprof.agent.collectors.registry import COLLECTORS, select_collectors
 from clusterprof.agent.launch.identity import read_start_ticks
-from clusterprof.agent.linux import without_proc
+from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.options import build_plan
 from clusterprof.errors import DevicesChanged, Unavailable
@@ -70,7 +70,7 @@ def make_mac() -> SimpleNamespace:
 @pytest.fixture
 def mac(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     module = make_mac()
-    monkeypatch.setattr(without_proc, "import_psutil", lambda: module)
+    monkeypatch.setattr(psutil_host, "import_psutil", lambda: module)
     return module
 
 

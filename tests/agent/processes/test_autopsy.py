@@ -13,7 +13,7 @@ from clusterprof.agent.processes import autopsy
 from clusterprof.agent.processes.autopsy import (
     COLLECT_NS,
     MAX_DUMP_BYTES,
-    Autopsies,
+    HangCollector,
     HangHook,
     Standstill,
 )
@@ -65,10 +65,10 @@ def node(tmp_path: Path, *pids: int) -> tuple[Path, Path, Path]:
     return run_dir, folder, proc
 
 
-def watch(nodes: tuple[Path, Path, Path], rings: Rings, on_hang: str = "") -> Autopsies:
+def watch(nodes: tuple[Path, Path, Path], rings: Rings, on_hang: str = "") -> HangCollector:
     run_dir, folder, proc = nodes
     seen: SpanRings = rings  # type: ignore[assignment]
-    return Autopsies(run_dir, folder, seen, str(proc), 30 * SECOND, on_hang)
+    return HangCollector(run_dir, folder, seen, str(proc), 30 * SECOND, on_hang)
 
 
 def kinds(records: list[Record]) -> list[str]:

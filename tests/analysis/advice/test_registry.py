@@ -157,7 +157,12 @@ def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set()
     users = (("python", 100, 2.9), ("loader", 201, 0.8))
     setup = {"cpus": 4, "cpus_allowed": 4, "loader": LoaderSettings(2)}
     context = scene(
-        "cpu-contention", late, job_cpus_wanted=9.26, cpu_users=users, others_cpu_ratio=0.2, **setup
+        "cpu-contention",
+        late,
+        job_cpus_wanted=9.26,
+        cpu_users=users,
+        other_processes_cpu_ratio=0.2,
+        **setup,
     )
     advice = first(context)
     assert advice.id == "fewer-threads"
@@ -167,7 +172,12 @@ def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set()
     assert named_users in advice.because
     # 3.9 of 4 CPUs are wanted: somebody else takes them
     others = scene(
-        "cpu-contention", late, job_cpus_wanted=3.9, cpu_users=users, others_cpu_ratio=0.2, **setup
+        "cpu-contention",
+        late,
+        job_cpus_wanted=3.9,
+        cpu_users=users,
+        other_processes_cpu_ratio=0.2,
+        **setup,
     )
     assert named_users in named(others, "find-the-neighbour").because
     assert all(advice.id != "fewer-threads" for advice in select_advice(others))

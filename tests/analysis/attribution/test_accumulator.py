@@ -10,7 +10,7 @@ from clusterprof.analysis.attribution.accumulator import (
     merge_accumulators,
     select_slowest,
     sum_field,
-    with_short_steps,
+    with_packed_slowest_steps,
 )
 
 
@@ -35,11 +35,13 @@ def test_the_longest_steps_stay_and_of_equal_ones_the_earliest() -> None:
 
 def test_short_steps_are_the_steps() -> None:
     whole = Accumulator(totals={"lost": 3}, slowest={10: 5, 30: 4, 20: 9})
-    short = with_short_steps(whole)
+    short = with_packed_slowest_steps(whole)
     assert list(short.slowest.items()) == [(10, 5), (30, 4), (20, 9)]
     assert (short.slowest[30], len(short.slowest), list(short.slowest)) == (4, 3, [10, 30, 20])
     assert pickle.loads(pickle.dumps(short)) == short == whole  # noqa: S301, pickled above
-    assert short != with_short_steps(Accumulator(totals={"lost": 3}, slowest={10: 5, 30: 4}))
-    assert dict(with_short_steps(Accumulator()).slowest) == {}
+    assert short != with_packed_slowest_steps(
+        Accumulator(totals={"lost": 3}, slowest={10: 5, 30: 4})
+    )
+    assert dict(with_packed_slowest_steps(Accumulator()).slowest) == {}
     more = merge_accumulators(short, Accumulator(slowest={40: 7}))
     assert list(more.slowest.items()) == [(20, 9), (40, 7), (10, 5), (30, 4)]

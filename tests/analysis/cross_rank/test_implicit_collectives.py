@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
-from clusterprof.analysis.attribution.rank.without_probe import BUSY_WAIT
+from clusterprof.analysis.attribution.rank.unprobed_rank import BUSY_WAIT
 from clusterprof.analysis.cross_rank.implicit_collectives import (
     _is_busy_wait_confirmed,
     confirm_busy_wait,

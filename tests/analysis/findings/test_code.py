@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.attribution.ledger import Bucket, RankResult
-from clusterprof.analysis.attribution.lines.lost_code import PEERS, RankCode, StackSums
+from clusterprof.analysis.attribution.lines.lost_time_by_stack import (
+    PEERS,
+    RankStackTimes,
+    StackSums,
+)
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
 from clusterprof.analysis.findings import code as code_module
@@ -57,7 +61,7 @@ def _rank(
 ) -> RankResult:
     rank = books(number)
     causes = {cause.replace("_", "-"): sums for cause, sums in lost.items()}
-    code = RankCode(causes, _sums() if in_steps is None else in_steps, 100)
+    code = RankStackTimes(causes, _sums() if in_steps is None else in_steps, 100)
     return replace(rank, code=code, ledger=replace(rank.ledger, steps=steps))
 
 
@@ -161,7 +165,7 @@ def test_work_is_shared_out_among_the_samples_of_ranks_without_a_device() -> Non
     # 200 s in steps, 160 of them worked. Rank 0: 80 s, 3 of 4 samples in resize; rank 1: 80 s.
     ranks = [_rank(0), _rank(1)]
     for at, sums in enumerate((_sums(s1=1, s3=3), _sums(s4=2))):
-        ranks[at] = replace(ranks[at], code=RankCode({}, _sums(), 4, sums))
+        ranks[at] = replace(ranks[at], code=RankStackTimes({}, _sums(), 4, sums))
     _, code = _build([], ranks, [CulpritTotals({}, {})] * 2)
     assert [
         (line.place, line.library, line.worked_ns, line.share_ratio, line.samples)

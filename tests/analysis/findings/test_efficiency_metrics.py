@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.findings.efficiency_metrics import (
-    GAPS_ON_THE_WAY,
+    GAPS_ON_CRITICAL_PATH,
     IMPOSSIBLE_SAVINGS,
     LESS_THAN_ONE,
     MORE_THAN_WORK,
@@ -52,8 +52,8 @@ def test_a_yardstick_without_what_its_definition_needs_has_a_reason_instead() ->
     assert alone["MLPerf Storage AU"] == (None, NO_BENCHMARK)
     both = {name: (value, why) for name, value, why in compute_efficiency_metrics(pair())}
     assert both["straggler slowdown S"] == (None, NOT_COMPARED)
-    lines = compute_efficiency_metrics(pair(), None, GAPS_ON_THE_WAY)
-    assert ("straggler slowdown S", None, GAPS_ON_THE_WAY) in lines
+    lines = compute_efficiency_metrics(pair(), None, GAPS_ON_CRITICAL_PATH)
+    assert ("straggler slowdown S", None, GAPS_ON_CRITICAL_PATH) in lines
     assert compute_efficiency_metrics([])[0] == ("goodput", None, NO_STEPS)
 
 

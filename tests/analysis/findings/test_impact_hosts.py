@@ -20,7 +20,7 @@ from clusterprof.analysis.attribution.what_if import (
     TRANSFER,
     WhatIfSavings,
 )
-from clusterprof.analysis.findings.efficiency_metrics import GAPS_ON_THE_WAY
+from clusterprof.analysis.findings.efficiency_metrics import GAPS_ON_CRITICAL_PATH
 from clusterprof.analysis.findings.impact import HostOverhead, SavingsModel, estimate_host_overhead
 from tests.support.rank_results import S, books
 
@@ -141,4 +141,4 @@ def test_the_slowdown_of_a_job_that_hangs_on_gaps_is_not_known() -> None:
     assert SavingsModel(ranks, cast(Any, whatif)).compute_straggler_slowdown() == (2.0, "")
     whatif.gap_s = 0.6
     why = SavingsModel(ranks, cast(Any, whatif)).compute_straggler_slowdown()
-    assert why == (None, GAPS_ON_THE_WAY)
+    assert why == (None, GAPS_ON_CRITICAL_PATH)

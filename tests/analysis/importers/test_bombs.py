@@ -20,8 +20,8 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.analysis.importers.kineto import event_stream
-from clusterprof.analysis.importers.metrics import readings
-from clusterprof.analysis.importers.metrics.readings import MetricMapping, MetricReadings
+from clusterprof.analysis.importers.metrics import metric_readings
+from clusterprof.analysis.importers.metrics.metric_readings import MetricMapping, MetricReadings
 from clusterprof.analysis.importers.nsys.database import DamagedError, Database
 from clusterprof.analysis.inputs.foreign import import_inputs
 from clusterprof.errors import ClusterprofError, UsageError
@@ -179,9 +179,9 @@ def test_what_opens_the_events_is_tried_some_times_only(monkeypatch: pytest.Monk
 def test_more_series_than_are_read_are_left_out_and_then_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readings, "MAX_COLUMNS_PER_HOST", 2)
-    monkeypatch.setattr(readings, "MAX_HOSTS", 2)
-    monkeypatch.setattr(readings, "MAX_REFUSED_COLUMNS", 2)
+    monkeypatch.setattr(metric_readings, "MAX_COLUMNS_PER_HOST", 2)
+    monkeypatch.setattr(metric_readings, "MAX_HOSTS", 2)
+    monkeypatch.setattr(metric_readings, "MAX_REFUSED_COLUMNS", 2)
     batch, busy = MetricReadings(), MetricMapping("gpu.busy_ratio")
     values = [batch.column(host, busy, gpu) for host in "abc" for gpu in "01"]
     assert [column is not None for column in values] == [True] * 4 + [False] * 2

@@ -14,9 +14,9 @@ from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.live import settled_file
 from clusterprof.analysis.live.job import LiveJob
 from clusterprof.analysis.live.selection import MAX_LAG_S, choose_common_end, choose_own_end
-from clusterprof.analysis.live.settler import Settler
+from clusterprof.analysis.live.settler import WindowSettler
 from clusterprof.report.live import LiveView
-from clusterprof.trace.live_files import MARK_NAME, SETTLED_NAMES, TEMPORARY_NAME
+from clusterprof.trace.live_files import SETTLED_NAMES, TEMPORARY_NAME, VIEWER_FILE
 from tests.support import waiting_jobs
 from tests.support.growing import STEPS, WINDOW_NS, Growing
 from tests.support.recordings import SECOND, training
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def settle(folder: Path, window_ns: int = WINDOW_NS) -> None:
-    settler = Settler(folder, LIMITS, window_ns)
+    settler = WindowSettler(folder, LIMITS, window_ns)
     settler.poll()
     settler.settle()
 
@@ -73,12 +73,12 @@ def test_settled_windows_and_the_recordings_give_one_report(
 def test_a_small_job_is_read_directly_and_gets_no_mark(run: Path) -> None:
     live = look(run, min_settled_nodes=len(NODES) + 1)
     assert live.report.in_step_ns == 3 * 10 * SECOND, "the last 10 s, to 37.9 s"
-    assert live.reading == "" and not list(run.glob(f"*/{MARK_NAME}"))
+    assert live.reading == "" and not list(run.glob(f"*/{VIEWER_FILE}"))
 
 
 def test_a_mark_is_left_on_every_node(run: Path) -> None:
     look(run)
-    assert len(list(run.glob(f"*/{MARK_NAME}"))) == len(NODES)
+    assert len(list(run.glob(f"*/{VIEWER_FILE}"))) == len(NODES)
 
 
 def flip_last_byte(path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_viewer_that_cannot_leave_a_mark_reads_and_states_it(
 ) -> None:
     for name in NODES:
         (run / name / SETTLED_NAMES[0]).unlink()
-        (run / name / MARK_NAME).mkdir()  # cannot be opened for writing, by root either
+        (run / name / VIEWER_FILE).mkdir()  # cannot be opened for writing, by root either
     assert look(run).reading == (
         "all recordings are read: few nodes have settled their last minute; "
         "3 of 3 folders take no mark of this viewer"
@@ -181,7 +181,7 @@ def test_the_end_that_most_nodes_have_settled_is_chosen() -> None:
 def test_a_node_that_settles_less_often_is_not_read_directly(tmp_path: Path) -> None:
     run = tmp_path / "run"
     growing = {name: Growing(training(STEPS), run / name) for name in NODES}
-    settlers = {name: Settler(run / name, LIMITS, WINDOW_NS) for name in NODES}
+    settlers = {name: WindowSettler(run / name, LIMITS, WINDOW_NS) for name in NODES}
     job = LiveJob([run], LIMITS, WINDOW_NS, 1)
     for second, settled_nodes in ((30, NODES), (34, NODES[:2]), (38, NODES[:2])):
         for name in NODES:
@@ -258,7 +258,7 @@ def test_a_large_job_is_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch) -
     waits: list[float] = []
 
     def settle_while_waiting(seconds: float) -> None:
-        assert len(list(run.glob(f"*/{MARK_NAME}"))) == len(NODES), "the marks come first"
+        assert len(list(run.glob(f"*/{VIEWER_FILE}"))) == len(NODES), "the marks come first"
         settle(run / NODES[len(waits)])
         waits.append(seconds)
 
@@ -285,4 +285,4 @@ def test_nobody_waits_for_a_finished_or_a_small_job(
     job = LiveJob([run], LIMITS, WINDOW_NS, 1)
     job.wait_for_settled()
     assert job.update(NOW_NS).reading == "", "all recordings are read, as they have ended"
-    assert not list(run.glob(f"*/{MARK_NAME}"))
+    assert not list(run.glob(f"*/{VIEWER_FILE}"))

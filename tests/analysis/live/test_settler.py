@@ -13,7 +13,7 @@ from clusterprof.analysis.live.settled_file import (
     read_settled,
     read_settled_head,
 )
-from clusterprof.analysis.live.settler import MAX_CPU_RATIO, MAX_PERIOD_NS, PERIOD_NS, Settler
+from clusterprof.analysis.live.settler import MAX_CPU_RATIO, MAX_PERIOD_NS, PERIOD_NS, WindowSettler
 from clusterprof.trace.live_files import SETTLED_NAMES
 from tests.support.growing import STEPS, WINDOW_NS, Growing
 from tests.support.recordings import SECOND, training
@@ -27,8 +27,8 @@ def growing(tmp_path: Path) -> Growing:
 
 
 @pytest.fixture
-def settler(tmp_path: Path, growing: Growing) -> Settler:
-    return Settler(tmp_path / "node-a", LIMITS, WINDOW_NS)
+def settler(tmp_path: Path, growing: Growing) -> WindowSettler:
+    return WindowSettler(tmp_path / "node-a", LIMITS, WINDOW_NS)
 
 
 def read_windows(folder: Path) -> dict[int, SettledNode]:
@@ -40,7 +40,7 @@ def read_windows(folder: Path) -> dict[int, SettledNode]:
 
 
 def test_the_window_ends_at_a_multiple_of_the_period(
-    growing: Growing, settler: Settler, tmp_path: Path
+    growing: Growing, settler: WindowSettler, tmp_path: Path
 ) -> None:
     growing.until(38)
     settler.poll()
@@ -60,7 +60,7 @@ def test_the_window_ends_at_a_multiple_of_the_period(
 
 
 def test_the_newest_two_windows_are_kept(
-    growing: Growing, settler: Settler, tmp_path: Path
+    growing: Growing, settler: WindowSettler, tmp_path: Path
 ) -> None:
     for second, ends in ((13, {12}), (18, {12, 16}), (22, {16, 20})):
         growing.until(second)
@@ -72,7 +72,7 @@ def test_the_newest_two_windows_are_kept(
 
 
 def test_a_node_that_costs_more_is_settled_less_often() -> None:
-    settler = Settler(Path("unused"), LIMITS)
+    settler = WindowSettler(Path("unused"), LIMITS)
     allowed_ns = int(MAX_CPU_RATIO * PERIOD_NS)  # 80 ms in 4 s
     assert settler.adjust_period(allowed_ns) and settler.period_ns == PERIOD_NS
     assert settler.adjust_period(allowed_ns + 1) and settler.period_ns == 2 * PERIOD_NS
@@ -83,7 +83,7 @@ def test_a_node_that_costs_more_is_settled_less_often() -> None:
 
 
 def test_nothing_is_written_to_a_full_disk(
-    growing: Growing, settler: Settler, tmp_path: Path
+    growing: Growing, settler: WindowSettler, tmp_path: Path
 ) -> None:
     growing.until(38)
     growing.report_full_disk()
@@ -92,6 +92,6 @@ def test_nothing_is_written_to_a_full_disk(
     assert read_windows(tmp_path / "node-a") == {}
 
 
-def test_nothing_is_due_before_the_first_record(settler: Settler) -> None:
+def test_nothing_is_due_before_the_first_record(settler: WindowSettler) -> None:
     settler.poll()
     assert not settler.is_due()

@@ -119,10 +119,10 @@ def test_who_used_the_cpus() -> None:
         ("cpu.system_ns_total", "all"): counter([0, 9.9], [0, 4e9]),
     }
     machine = gathered(chunk(10, [main], series)).machine
-    assert machine.others_cpu_ratio == 0.75
+    assert machine.other_processes_cpu_ratio == 0.75
     ((name, pid, cpus),) = machine.cpu_users
     assert (name, pid) == (main.name, 100) and 0.29 < cpus < 0.31
-    assert gathered(chunk(10, [main])).machine.others_cpu_ratio is None
+    assert gathered(chunk(10, [main])).machine.other_processes_cpu_ratio is None
 
 
 def test_what_the_threads_of_a_job_want_is_what_they_used_and_waited_for() -> None:
@@ -132,7 +132,7 @@ def test_what_the_threads_of_a_job_want_is_what_they_used_and_waited_for() -> No
     assert machine.job_cpus_wanted is not None
     assert 0.78 < machine.job_cpus_wanted < 0.82  # 3 + 5 of 10 s, without the burner's
     assert [(pid, round(cpus, 1)) for _, pid, cpus in machine.cpu_users] == [(300, 0.9), (100, 0.3)]
-    assert [pid for _, pid, _ in machine.side_users] == [300]
+    assert [pid for _, pid, _ in machine.busy_side_processes] == [300]
 
 
 def test_an_empty_node_knows_nothing() -> None:

@@ -14,10 +14,10 @@ from clusterprof.analysis.node.transport import (
     convert_to_range,
     pack_fields,
     unpack_fields,
-    with_short_groups,
+    with_group_ranges,
 )
 from clusterprof.analysis.timeline.collectives.int_table import keep_packed
-from clusterprof.analysis.timeline.collectives.leaves import NO_LEAVES, SampledLeaves
+from clusterprof.analysis.timeline.collectives.leave_time_samples import NO_LEAVES, LeaveTimeSamples
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
 from clusterprof.trace.schema import Event
 
@@ -76,13 +76,13 @@ def test_evenly_spaced_ranks_become_a_range(ranks: list[int], short: object) -> 
 def test_only_the_members_of_groups_change() -> None:
     group = Event(1, "group-announced", {"pid": 4, "group": 9, "ranks": [0, 1, 2]})
     other = Event(2, "device-appeared", {"id": "gpu-0"})
-    short, same = with_short_groups([group, other])
+    short, same = with_group_ranges([group, other])
     assert short.attributes == {"pid": 4, "group": 9, "ranks": range(3)}
     assert same is other
 
 
 def test_one_sample_of_leaves_is_kept() -> None:
-    first, second = (SampledLeaves(5, *(np.array([k]),) * 3) for k in (1, 2))
+    first, second = (LeaveTimeSamples(5, *(np.array([k]),) * 3) for k in (1, 2))
     none = np.zeros((0, 4), np.int64)
     samples = keep_packed(none[:, :3].T)
     operations = RankOperations(none, none[:, 0], (), none.T, samples, {}, first, second)
@@ -91,7 +91,7 @@ def test_one_sample_of_leaves_is_kept() -> None:
         (False, NO_LEAVES, second),
         (None, NO_LEAVES, NO_LEAVES),
     ):
-        chosen = operations.with_clock_leaves(host_waits)
+        chosen = operations.select_clock_samples(host_waits)
         assert chosen.leaves is leaves and chosen.barriers is barriers
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.detectors.registry import build_limits
-from clusterprof.analysis.live.parts import JobParts
+from clusterprof.analysis.live.incremental import JobSettler
 from clusterprof.output.exporters.live_metrics import (
     MAX_CPU_RATIO,
     MAX_PERIOD_S,
@@ -37,7 +37,7 @@ class Process:
         self.notes: list[str] = []
         self.file = tmp_path / "live.prom"
         self.state = SavedState(folder)
-        parts = JobParts([folder], LIMITS, False, {folder.name: self.state.cursor})
+        parts = JobSettler([folder], LIMITS, False, {folder.name: self.state.cursor})
         self.exporter = LiveExporter(
             parts, "node", (str(self.file), *targets), {}, self.notes.append, self.state
         )
@@ -136,7 +136,7 @@ def test_parts_that_cost_more_are_settled_less_often(
     spent_ns = 0
     module = "clusterprof.output.exporters.live_metrics.time.process_time_ns"
     monkeypatch.setattr(module, lambda: spent_ns)
-    exporter = LiveExporter(JobParts([tmp_path], LIMITS, False), "node", (), {}, print)
+    exporter = LiveExporter(JobSettler([tmp_path], LIMITS, False), "node", (), {}, print)
     allowed_ns = round(MAX_CPU_RATIO * PERIOD_S * 1e9)  # 75 ms in 15 s
     periods = []
     for cost_ns in (allowed_ns, allowed_ns + 1, 100 * allowed_ns, allowed_ns // 2, allowed_ns // 3):

@@ -73,11 +73,11 @@ print(_clusterprof_probe.on, calls.active_threads)
 @pytest.mark.parametrize(
     "where",
     [
-        "works.ring.emit",
+        "pending_work.ring.emit",
         *longer(
             "process_groups.compute_group_number",
             "process_groups.Group.__init__",
-            "works.register_work",
+            "pending_work.register_work",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Slabs of blame as tasks of a cluster, with blocks that lie on its workers."""
+"""Slices of blame as tasks of a cluster, with blocks that lie on its workers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.spill import SpillLocation, SpillWriter
-from clusterprof.analysis.tasks.remote_blame import RemoteSlabs
+from clusterprof.analysis.tasks.remote_blame import RemoteSlices
 from clusterprof.analysis.timeline.collectives.matching import RankEntry
 from tests.support.dask_cluster import run_cluster
-from tests.support.synthetic.scenarios import any_fault
-from tests.support.synthetic.slabs import (
+from tests.support.synthetic.run_slices import (
     blame_job,
     list_all_results,
     make_entries,
     plan,
     sample_all_cuts,
 )
+from tests.support.synthetic.scenarios import any_fault
 
 pytest.importorskip("distributed", reason="needs distributed: pip install 'clusterprof[dask]'")
 
@@ -58,11 +58,11 @@ def test_blame_on_the_workers_is_that_of_one_process(tmp_path: Path) -> None:
                 number: client.scatter([(None, np.frombuffer(sink, np.uint8))], hash=False)[0]
                 for number, sink in sinks.items()
             }
-            slabs = RemoteSlabs(client, outputs, lambda: False)
-            sums, unmatched = blame_job(jobs, 8, slabs.map)
+            run_slices = RemoteSlices(client, outputs, lambda: False)
+            sums, unmatched = blame_job(jobs, 8, run_slices.map)
             location = jobs[0].entries[0].operations.blocks[0].location
             assert isinstance(location, int)
-            fetched = slabs.fetch([(location, 10)])
+            fetched = run_slices.fetch([(location, 10)])
     assert list_all_results(sums) == list_all_results(expected)
     assert unmatched == left_out
     assert fetched[location].tobytes() == sinks[1][:10]

@@ -129,8 +129,8 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
                 12,
                 "A file system that hangs is never waited for by the thread that samples.",
                 tests=(
-                    "tests/agent/linux/test_background.py",
-                    "tests/agent/linux/test_background_devices.py",
+                    "tests/agent/linux/test_reader_threads.py",
+                    "tests/agent/linux/test_reader_threads_devices.py",
                     "tests/agent/collectors/test_network_filesystems.py",
                 ),
                 shortfall="The folder of the recording itself must not hang: frames are written by "

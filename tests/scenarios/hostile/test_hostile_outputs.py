@@ -14,9 +14,9 @@ from clusterprof.cli import common
 from clusterprof.cli.doctor import convert_source_checks, format_source_checks
 from clusterprof.gate import Policy, Verdict, judge_runs, parse_rule
 from clusterprof.output.renderers.base import RENDERERS
-from clusterprof.output.renderers.live import View, describe_screen, draw_screen
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.safety import count_columns, escape_text
+from clusterprof.output.renderers.top_screen import View, describe_screen, draw_screen
 from clusterprof.report.live import LiveView, NodeStatus, RankStatus
 from clusterprof.report.model import Metric, Report
 from tests.scenarios.hostile import checks

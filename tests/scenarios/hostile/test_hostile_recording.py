@@ -15,7 +15,7 @@ from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.live.job import LiveJob
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.base import RENDERERS
-from clusterprof.output.renderers.live import View, describe_screen, draw_screen
+from clusterprof.output.renderers.top_screen import View, describe_screen, draw_screen
 from clusterprof.trace import frame
 from clusterprof.trace.decoder import Decoder
 from clusterprof.trace.dump import export_records

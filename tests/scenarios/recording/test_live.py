@@ -11,7 +11,7 @@ from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.live.job import LiveJob
 from clusterprof.report.live import LiveView
 from clusterprof.signals import SELF_CPU
-from clusterprof.trace.live_files import MARK_NAME, SETTLED_NAMES
+from clusterprof.trace.live_files import SETTLED_NAMES, VIEWER_FILE
 from clusterprof.trace.schema import Columns
 from tests.support.recording_runs import (
     PYTHON,
@@ -62,7 +62,7 @@ def test_a_node_settles_its_last_minute_while_it_is_watched(tmp_path: Path) -> N
         job.wait()
     wait_for_end(out)
     wait_until(lambda: not [*folder.glob("live*")])
-    assert not (folder / MARK_NAME).exists()
+    assert not (folder / VIEWER_FILE).exists()
     cpu_devices = {
         device
         for record in records_of(out)

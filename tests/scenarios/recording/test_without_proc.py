@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from clusterprof.agent.doctor.sources import check_host
-from clusterprof.agent.linux import without_proc
+from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.processes.registry import Registry
 from clusterprof.agent.sampling.inventory import build_host_inventory
@@ -100,20 +100,20 @@ def test_a_process_is_found_and_attached_without_proc(tmp_path: Path, nowhere: R
         # hundredths of a second since 1970: it started within the last minute
         age_s = time.time() - event.attributes["started_ticks"] / 100
         assert -2 < age_s < 60
-        tree = without_proc.PsutilProcessTree()
+        tree = psutil_host.PsutilProcessTree()
         assert [process.pid for process in tree.refresh([child.pid])] == [child.pid]
     finally:
         child.kill()
         child.wait()
         child.stdout.close()
         registry.close()
-    assert without_proc.read_start_ticks(child.pid) is None
-    assert without_proc.read_environ(child.pid) == {}
+    assert psutil_host.read_start_ticks(child.pid) is None
+    assert psutil_host.read_environ(child.pid) == {}
     assert not Registry(tmp_path, str(nowhere.proc)).attach(child.pid, {}, 1)
 
 
 def test_host_facts_of_psutil_are_those_of_proc(nowhere: Roots) -> None:
-    here, portable = without_proc.read_host_facts(Roots()), without_proc.read_host_facts(nowhere)
+    here, portable = psutil_host.read_host_facts(Roots()), psutil_host.read_host_facts(nowhere)
     assert portable.platform == here.platform
     assert (
         portable.memory_bytes == here.memory_bytes == build_host_inventory(nowhere)["memory_bytes"]
@@ -151,6 +151,6 @@ def test_doctor_on_linux_reads_the_files(tmp_path: Path) -> None:
 
 
 def test_only_an_empty_or_missing_proc_is_none(tmp_path: Path) -> None:
-    assert without_proc.has_linux_proc(Roots())
-    assert os.path.isdir(tmp_path) and not without_proc.has_linux_proc(Roots(tmp_path))
-    assert not without_proc.has_linux_proc(Roots(tmp_path / "none"))
+    assert psutil_host.has_linux_proc(Roots())
+    assert os.path.isdir(tmp_path) and not psutil_host.has_linux_proc(Roots(tmp_path))
+    assert not psutil_host.has_linux_proc(Roots(tmp_path / "none"))

@@ -53,7 +53,6 @@ from typing import Any, ClassVar
 
 from clusterprof import signals
 from clusterprof.agent.collectors.base import Context, Value
-from clusterprof.agent.linux.background import ParallelReaders
 from clusterprof.agent.linux.files import read_int, read_text
 from clusterprof.agent.linux.gpu.amdgpu import AmdCard, Values
 from clusterprof.agent.linux.gpu.drm import (
@@ -69,6 +68,7 @@ from clusterprof.agent.linux.gpu.process_usage import (
     Usage,
     list_job_tree,
 )
+from clusterprof.agent.linux.reader_threads import ParallelReaders
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import Signal
 

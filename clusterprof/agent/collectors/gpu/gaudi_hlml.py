@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from clusterprof.agent.linux.background import LatestRows, PollingThread, RowReader, Value
-from clusterprof.agent.linux.tool import find_program, run_tool
+from clusterprof.agent.linux.reader_threads import LatestRows, PollingThread, RowReader, Value
+from clusterprof.agent.linux.vendor_tools import find_program, run_tool
 from clusterprof.errors import Unavailable
 from clusterprof.units import SECOND_NS
 

@@ -46,7 +46,6 @@ from typing import Any, ClassVar
 
 from clusterprof import signals
 from clusterprof.agent.collectors.base import Context, Value
-from clusterprof.agent.linux.background import ParallelReaders
 from clusterprof.agent.linux.counters import EXACT_HOLD_NS, ShareIntegral
 from clusterprof.agent.linux.gpu.drm import Card, build_inventory_entry, list_cards
 from clusterprof.agent.linux.gpu.intel import IntelCard, Values, is_integrated
@@ -56,6 +55,7 @@ from clusterprof.agent.linux.gpu.process_usage import (
     Usage,
     list_job_tree,
 )
+from clusterprof.agent.linux.reader_threads import ParallelReaders
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.signals import Signal
 

@@ -43,8 +43,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from clusterprof.agent.collectors.base import InProcessLibraryCollector
-from clusterprof.agent.linux.background import LatestRows, PollingThread, RowReader, Value
-from clusterprof.agent.linux.tool import find_program, run_streaming_tool, run_tool
+from clusterprof.agent.linux.reader_threads import LatestRows, PollingThread, RowReader, Value
+from clusterprof.agent.linux.vendor_tools import find_program, run_streaming_tool, run_tool
 from clusterprof.errors import Unavailable
 from clusterprof.units import SECOND_NS
 

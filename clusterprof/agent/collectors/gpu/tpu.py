@@ -68,9 +68,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from clusterprof.agent.collectors.base import InProcessLibraryCollector
-from clusterprof.agent.linux.background import LatestRows, PollingThread, RowReader, Value
 from clusterprof.agent.linux.files import list_folder, read_int, read_text
-from clusterprof.agent.linux.tool import find_program, run_tool
+from clusterprof.agent.linux.reader_threads import LatestRows, PollingThread, RowReader, Value
+from clusterprof.agent.linux.vendor_tools import find_program, run_tool
 from clusterprof.errors import Unavailable
 
 TPU_INFO = "tpu-info"

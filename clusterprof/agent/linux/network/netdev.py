@@ -43,7 +43,7 @@ values that `ethtool -S` prints; they need no privilege.
     ETHTOOL_GSTATS       their values, 64 bits each
 
 Each driver uses its own names. The kernel holds the network stack's lock while the driver reads the
-card, so this is for a thread that may wait (`agent.linux.background`).
+card, so this is for a thread that may wait (`agent.linux.reader_threads`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ a reason:
     settled                 0               60                    40               0
 
 Without spans (degraded mode M2) only few detectors apply: see
-analysis.attribution.rank.without_probe.
+analysis.attribution.rank.unprobed_rank.
 
 A trace of kernels has no samples of threads, disks or memory. A detector that looks for these in it
 finds none and would claim 0.0 %: its cause counts as not measured, which is not zero.
@@ -28,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE, Accumulator
-from clusterprof.analysis.attribution.lines.lost_code import CodeSums
+from clusterprof.analysis.attribution.lines.lost_time_by_stack import StackTimeSums
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.history import HistoryBuilder, with_segment_totals
 from clusterprof.analysis.attribution.rank.host_activity import sum_cpu_time_in_pauses
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.step_blocks import ImplicitSteps, StepBlocks
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
-from clusterprof.analysis.attribution.rank.without_probe import (
+from clusterprof.analysis.attribution.rank.unprobed_rank import (
     ON_CPU,
     attribute_to_families,
     split_unmarked_waits,
@@ -176,7 +176,7 @@ def settle_segment(
     implicit_steps: ImplicitSteps,
     blocks: StepBlocks,
     history: HistoryBuilder | None = None,
-    code: CodeSums | None = None,
+    code: StackTimeSums | None = None,
 ) -> Accumulator:
     """Return what a settled segment adds: its time, its steps, and its lost time by cause.
 

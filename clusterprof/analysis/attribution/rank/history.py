@@ -273,7 +273,7 @@ class HistoryBuilder:
         """store: holds large data."""
         self._store = store
         self._table, self._begin_ns = TimeBinTable(), 0
-        self._tentative: list[_SettledHistory] = []
+        self._provisional: list[_SettledHistory] = []
         self._slow: list[SlowStepRow] = []
         self._steps: list[Int] = []
         self._blocks: list[tuple[int | bytes, int, int, int]] = []
@@ -297,20 +297,20 @@ class HistoryBuilder:
         """
         self._begin_ns = int(rank.chunk.header.started.get("monotonic_ns", 0))
         rows = _RowSums(lost, _split_into_rows(lost, shares, *unclaimed_and_waiting))
-        if not self._table.size and not self._tentative and is_imported(rank.chunk):
+        if not self._table.size and not self._provisional and is_imported(rank.chunk):
             self._table.bin_ns = MIN_TRACED_BIN_NS
         table = self._build_bins(segment, rows, _find_measured_time(rank, segment, account))
         steps = _find_ended_steps(rank, segment)
         slow = self._slow_steps(rank, segment, rows, steps)
-        self._tentative.append(_SettledHistory(table, steps, slow))
+        self._provisional.append(_SettledHistory(table, steps, slow))
         if not segment.provisional:
             self.confirm()
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
-        for settled in self._tentative:
+        for settled in self._provisional:
             self._merge_settled(settled)
-        self._tentative = []
+        self._provisional = []
 
     def _build_bins(
         self, segment: Segment, rows: _RowSums, measured: tuple[Int, Int]

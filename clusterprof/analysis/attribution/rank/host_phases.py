@@ -395,7 +395,7 @@ def find_lock_waits(rank: Rank) -> Intervals:
     waits, thread = rank.main.get_spans(InterpreterWaitSpans), rank.main.threads.get(rank.pid)
     if waits is None or thread is None or len(thread.t_ns) < 2:
         return EMPTY
-    kept = Intervals(*waits.find_holds())
+    kept = Intervals(*waits.find_lock_hold_intervals())
     samples = thread.t_ns[:-1], thread.t_ns[1:]
     asleep_ns = measure_free_sleep(thread, EMPTY)
     (rows,) = (asleep_ns >= _MIN_ASLEEP_RATIO * measure_overlap(samples, kept)).nonzero()

@@ -70,8 +70,8 @@ from clusterprof.analysis.attribution.rank.phase_shares import (
     learn_shares,
 )
 from clusterprof.analysis.attribution.rank.time_spent import MIN_RUNNABLE_RATIO
+from clusterprof.analysis.attribution.rank.unprobed_rank import has_peers, has_waited_in_operations
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
-from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
 from clusterprof.analysis.timeline.device_sync import (
     find_drained_rows,

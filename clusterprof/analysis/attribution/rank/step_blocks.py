@@ -36,7 +36,7 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.hidden_cost import compute_hidden_cost
 from clusterprof.analysis.attribution.rank.lost_time import SegmentAccount
 from clusterprof.analysis.attribution.rank.time_spent import SpentTotals, split_amounts
-from clusterprof.analysis.attribution.rank.without_probe import has_peers, has_waited_in_operations
+from clusterprof.analysis.attribution.rank.unprobed_rank import has_peers, has_waited_in_operations
 from clusterprof.analysis.timeline.collectives.int_table import (
     PackedTable,
     keep_packed,
@@ -111,7 +111,7 @@ class StepBlocks:
         self._lost: dict[str, Int] = {}
         self._keys = np.zeros((2, 0), np.int64)
         """Block and bin combined in one number, and the number of steps."""
-        self._tentative: list[_SettledSteps] = []
+        self._provisional: list[_SettledSteps] = []
 
     def add(
         self,
@@ -127,15 +127,15 @@ class StepBlocks:
         """
         settled = _SettledSteps(self._ended, rank, segment, lost, shares, account)
         self._ended += settled.ends.size
-        self._tentative.append(settled)
+        self._provisional.append(settled)
         if not segment.provisional:
             self.confirm()
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
-        for stretch in self._tentative:
+        for stretch in self._provisional:
             self._add_settled(stretch)
-        self._certain, self._tentative = self._ended, []
+        self._certain, self._provisional = self._ended, []
 
     def finish(self) -> StepBlockTable | None:
         """Return the block totals; None without a step."""
@@ -301,7 +301,7 @@ class _StepArrivals:
         self._categories = categories
         self._spent = SpentTotals(categories)
         self._rows = RankRowBuilder(store)
-        self._tentative: list[tuple[Int, Int, Int]] = []
+        self._provisional: list[tuple[Int, Int, Int]] = []
         self._waited_ns = 0
         """Since the last step that ended, ns."""
 
@@ -334,7 +334,7 @@ class _StepArrivals:
                     stay,
                 ]
             )
-            self._tentative.append((table, spent[:, :-1], used))
+            self._provisional.append((table, spent[:, :-1], used))
         else:
             self._waited_ns += int(waited_ns.sum())
         if not segment.provisional:
@@ -342,9 +342,9 @@ class _StepArrivals:
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
-        for table, spent, used in self._tentative:
+        for table, spent, used in self._provisional:
             self._rows.add(table, spent, spent, used)
-        self._tentative = []
+        self._provisional = []
 
     def finish(self) -> RankOperations | None:
         """Return the steps as operations; None if there were none."""

@@ -39,7 +39,7 @@ from clusterprof.analysis.attribution.rank.hidden_cost import (
     compute_hidden_cost,
 )
 from clusterprof.analysis.attribution.rank.host_phases import measure_end_delays
-from clusterprof.analysis.attribution.rank.without_probe import has_peers
+from clusterprof.analysis.attribution.rank.unprobed_rank import has_peers
 from clusterprof.analysis.attribution.wait_for.blame import WORK
 from clusterprof.analysis.timeline.collectives.operations import (
     apply_device_times,
@@ -126,7 +126,7 @@ class OwnLosses:
     def __init__(self, causes: Sequence[str]) -> None:
         self._causes = tuple(causes)
         self._bins: list[tuple[int, Int]] = []
-        self._tentative: list[tuple[int, Int]] = []
+        self._provisional: list[tuple[int, Int]] = []
 
     def add(
         self,
@@ -153,14 +153,14 @@ class OwnLosses:
                     ns = ns + hidden.get(HIDDEN_COLUMNS.index(cause), 0)
                 sums[:, column] = np.bincount(row, ns, edges.size - 1)
         sums[:, -1] = np.maximum(sums[:, -1], sums[:, :-1].max(axis=1))
-        self._tentative += zip(np.diff(edges).tolist(), sums)
+        self._provisional += zip(np.diff(edges).tolist(), sums)
         if not segment.provisional:
             self.confirm()
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
-        self._bins += self._tentative
-        self._tentative = []
+        self._bins += self._provisional
+        self._provisional = []
         while len(self._bins) > MAX_OWN_BINS:
             even = len(self._bins) // 2 * 2
             pairs = zip(self._bins[:even:2], self._bins[1:even:2])
@@ -206,7 +206,7 @@ class TimeSpent:
         self.categories = (*causes, UNEXPLAINED, WORK)
         self._spent = SpentTotals(self.categories)
         self._rows = RankRowBuilder(store, choose_block_rows(ranks))
-        self._tentative: list[tuple[Int, Int, Int, Int]] = []
+        self._provisional: list[tuple[Int, Int, Int, Int]] = []
         self._open: dict[_SpanKey, tuple[int, Int]] = {}
         self._own = OwnLosses(causes)
 
@@ -243,7 +243,7 @@ class TimeSpent:
             table = np.stack([spans.start_ns, end_ns, *columns])
             order = np.argsort(end_ns, kind="stable")
             rows = table[:, order], at_arrive[:, order], at_leave[:, order], used
-            self._tentative.append(rows)
+            self._provisional.append(rows)
         if ongoing is not None:
             until = _make_lost_time_sum(lost, np.flatnonzero(inside))
             arrived = spent[:, -1 - ongoing.start_ns.size : -1]
@@ -285,9 +285,9 @@ class TimeSpent:
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
-        for operations in self._tentative:
+        for operations in self._provisional:
             self._rows.add(*operations)
-        self._tentative = []
+        self._provisional = []
         self._own.confirm()
 
     def own_losses(self) -> tuple[Int, Int] | None:

@@ -120,7 +120,7 @@ class ArrivalIndex:
     """Process group of each operation: 0 … groups - 1."""
 
 
-def find_shortest_stays(ops: Operations) -> Int:
+def find_shortest_durations(ops: Operations) -> Int:
     """Find per operation how long the last arrival stayed, on its own clock.
 
     Returns int64[operations], ns.

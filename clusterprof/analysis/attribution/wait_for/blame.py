@@ -4,13 +4,13 @@
     arrival and leave times, on its own clock  ─┴─>  wait ─> excess ─> entries ─> totals
                                                      transfer ────────────────>
 
-A wait is blamed on the rank that arrived last, and there on the categories it had spent
-more time in since both ranks last left an operation together
-(analysis.attribution.wait_for.excess). If the excess is itself waiting in other operations,
-the blame is propagated along the wait-for chain (analysis.attribution.wait_for.chains). The
-rest of the time in an operation is transfer. Blocks of operations are processed one
-after the other, each with the carry-over of the earlier blocks; where the run is cut
-into blocks changes no nanosecond.
+A wait is blamed on the rank that arrived last, and there on the categories it had spent more time
+in since both ranks last left an operation together
+(analysis.attribution.wait_for.late_rank_excess). If the excess is itself waiting in other
+operations, the blame is propagated along the wait-for chain (analysis.attribution.wait_for.chains).
+The rest of the time in an operation is transfer. Blocks of operations are processed one after the
+other, each with the carry-over of the earlier blocks; where the run is cut into blocks changes no
+nanosecond.
 
 All times are relative to each rank's own clock. No common clock is needed, and none is
 used.
@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.attribution.wait_for import chains, excess
+from clusterprof.analysis.attribution.wait_for import chains, late_rank_excess
 from clusterprof.analysis.attribution.wait_for.arrivals import (
     MAX_LOOK_BACK_OPERATIONS,
     ArrivalIndex,
@@ -46,7 +46,7 @@ from clusterprof.analysis.attribution.wait_for.arrivals import (
     append_block_rows,
     build_arrival_index,
     find_last_arrivals,
-    find_shortest_stays,
+    find_shortest_durations,
     has_full_history,
     has_unrecorded_member,
     is_point_to_point,
@@ -55,7 +55,10 @@ from clusterprof.analysis.attribution.wait_for.arrivals import (
     take_rows,
 )
 from clusterprof.analysis.attribution.wait_for.chains import BlameEntries
-from clusterprof.analysis.attribution.wait_for.excess import WaitPairs, find_last_common_leave
+from clusterprof.analysis.attribution.wait_for.late_rank_excess import (
+    WaitPairs,
+    find_last_common_leave,
+)
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Int
 
@@ -189,7 +192,7 @@ class BlameCarryOver:
     """Number of operations in all blocks so far."""
     first_ordinal: int = 0
     """Rows of ranks with lower ordinals are context: nothing is known of what was between them."""
-    looked_back: bool = False
+    has_wait_before_context: bool = False
     """True if a wait goes back to an operation before that: its blame is not known."""
     unresolved: bool = False
     """True if no common leave was found for ranks of which that operation could have been it."""
@@ -279,11 +282,11 @@ def blame_waits(
         carry_over = _make_first_carry_over(at_arrive.shape[1])
     if not ops.process_group.size:
         return _make_empty_block(), carry_over
-    shortest = find_shortest_stays(ops)
+    shortest = find_shortest_durations(ops)
     fresh, first_number = carry_over.rows.op.size, carry_over.operations
     rows = append_block_rows(carry_over.rows, ops, first_number, at_arrive, at_leave, shortest)
     carry_over = replace(carry_over, rows=make_empty_rows(0))  # no row is kept twice
-    index, usual_work = excess.with_usual_work(build_arrival_index(rows, fresh, ranks))
+    index, usual_work = late_rank_excess.with_usual_work(build_arrival_index(rows, fresh, ranks))
     del rows
     last = find_last_arrivals(ops, shortest, index)
     members = np.diff(ops.first)
@@ -335,7 +338,7 @@ def _get_cause_index(width: int, name: str) -> int:
 
 def _attribute_waits(
     index: ArrivalIndex,
-    usual_work: excess.UsualWork,
+    usual_work: late_rank_excess.UsualWork,
     ops: Operations,
     waits: tuple[Int, Int, Int],
     carry_over: BlameCarryOver,
@@ -349,7 +352,9 @@ def _attribute_waits(
     waiting, late, wait = waits
     rows = index.rows
     width = len(rows.at_arrive) - 1 + len(BLAME_CAUSES)
-    wait_pairs = excess.WaitPairs(waiting, late, *find_last_common_leave(index, waiting, late))
+    wait_pairs = late_rank_excess.WaitPairs(
+        waiting, late, *find_last_common_leave(index, waiting, late)
+    )
     point_to_point = is_point_to_point(ops.operation)[rows.op[waiting] - carry_over.operations]
     propagated_ns, skew_ns, shares = _split_waits_by_excess(
         index, usual_work, wait_pairs, wait, point_to_point
@@ -398,7 +403,7 @@ def _join_checks(carry_over: BlameCarryOver, context: tuple[bool, bool]) -> tupl
     """Return what the carry-over of a block keeps of the checks of all blocks so far."""
     return (
         carry_over.first_ordinal,
-        carry_over.looked_back or context[0],
+        carry_over.has_wait_before_context or context[0],
         carry_over.unresolved or context[1],
     )
 
@@ -410,13 +415,13 @@ def _check_context(rows: ArrivalRows, pairs: WaitPairs, first_ordinal: int) -> t
     if not first_ordinal:
         return False, False
     known = pairs.waiting_since >= 0
-    looked_back = any(
+    has_wait_before_context = any(
         bool((rows.ordinal[since[known]] < first_ordinal).any())
         for since in (pairs.waiting_since, pairs.late_since)
     )
     waiting, late = (rows.ordinal[side[~known]] for side in (pairs.waiting, pairs.late))
     near = np.maximum(waiting, late) - first_ordinal <= MAX_LOOK_BACK_OPERATIONS
-    return looked_back, bool(near.any())
+    return has_wait_before_context, bool(near.any())
 
 
 def _blame_unrecorded_members(
@@ -433,7 +438,7 @@ def _blame_unrecorded_members(
     return BlameEntries(index.first_new + row, peer, unseen_ns[row])
 
 
-def _compute_work_deficit(rows: ArrivalRows, pairs: excess.WaitPairs, wait: Int) -> Int:
+def _compute_work_deficit(rows: ArrivalRows, pairs: late_rank_excess.WaitPairs, wait: Int) -> Int:
     waiting, late, waiting_since, late_since = pairs
     deficit = rows.at_arrive[-1, late] - rows.at_leave[-1, late_since]
     deficit -= rows.at_arrive[-1, waiting] - rows.at_leave[-1, waiting_since]
@@ -443,8 +448,8 @@ def _compute_work_deficit(rows: ArrivalRows, pairs: excess.WaitPairs, wait: Int)
 
 def _split_waits_by_excess(
     index: ArrivalIndex,
-    usual_work: excess.UsualWork,
-    pairs: excess.WaitPairs,
+    usual_work: late_rank_excess.UsualWork,
+    pairs: late_rank_excess.WaitPairs,
     wait: Int,
     point_to_point: NDArray[np.bool_],
 ) -> tuple[Int, Int, list[tuple[int, Int]]]:
@@ -453,8 +458,10 @@ def _split_waits_by_excess(
     Returns the part to propagate, the part that comes only from leaving at different times,
     and (cause, ns) of each share.
     """
-    which, more = excess.compute_excess(index, pairs, compute_device_delay(index.rows, pairs, wait))
-    shares = excess.split_waits(wait, more)
+    which, more = late_rank_excess.compute_excess(
+        index, pairs, compute_device_delay(index.rows, pairs, wait)
+    )
+    shares = late_rank_excess.split_waits(wait, more)
     work = len(index.rows.at_arrive) - 1
     width = work + len(BLAME_CAUSES)
     rest = wait - shares.sum(axis=0)  # what nothing explains
@@ -466,7 +473,7 @@ def _split_waits_by_excess(
         elif column == work:
             at = np.flatnonzero(share)
             extra = extra[at]
-            due = excess.estimate_expected_work(
+            due = late_rank_excess.estimate_expected_work(
                 index, usual_work, pairs.take(at), point_to_point[at], extra
             )
             usual = np.zeros(wait.size, np.int64)

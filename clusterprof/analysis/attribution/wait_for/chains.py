@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clusterprof.analysis.attribution.wait_for.arrivals import ArrivalIndex
-from clusterprof.analysis.attribution.wait_for.excess import expand_ranges
+from clusterprof.analysis.attribution.wait_for.late_rank_excess import expand_ranges
 from clusterprof.analysis.timeline.model import Float, Int
 
 _TRUE = np.ones(1, np.bool_)

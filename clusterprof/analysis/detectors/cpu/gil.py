@@ -165,7 +165,7 @@ def _claim_kept_lock(
         return None
     kept_ns = np.zeros(lost.start_ns.size)
     segments = lost.start_ns[inside], lost.end_ns[inside]
-    kept_ns[inside] = measure_overlap(segments, Intervals(*waits.find_holds()))
+    kept_ns[inside] = measure_overlap(segments, Intervals(*waits.find_lock_hold_intervals()))
     # What helper threads run they run for the main thread, also with the lock.
     for tid, other in rank.main.threads.items():
         if tid != rank.pid and other.name.startswith(HELPER_THREADS):
@@ -336,7 +336,7 @@ def _find_kept_samples(rank: Rank) -> NDArray[np.bool_]:
     waits = rank.main.get_spans(InterpreterWaitSpans)
     if waits is None or not waits.start_ns.size:
         return np.zeros(t_ns.size, np.bool_)
-    return np.asarray(find_containing(t_ns, waits.find_holds()) >= 0, np.bool_)
+    return np.asarray(find_containing(t_ns, waits.find_lock_hold_intervals()) >= 0, np.bool_)
 
 
 def _find_running_samples(other: ThreadTable, t_ns: Int) -> NDArray[np.bool_]:

@@ -61,6 +61,7 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
     sum_claimed_ns,
 )
+from clusterprof.analysis.timeline.code_places import split_at_own_line
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing, merge_intervals
@@ -75,7 +76,6 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
-from clusterprof.analysis.timeline.places import split_at_own_line
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import FetchSpans
 from clusterprof.analysis.timeline.stacks import StackTable

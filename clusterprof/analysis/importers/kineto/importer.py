@@ -93,20 +93,15 @@ from clusterprof.analysis.importers.core.host_activity import (
     build_host_activity,
 )
 from clusterprof.analysis.importers.core.node_tables import NodeTables
-from clusterprof.analysis.importers.kineto import classify, host
-from clusterprof.analysis.importers.kineto import device as kineto_device
-from clusterprof.analysis.importers.kineto.device import (
+from clusterprof.analysis.importers.kineto import classify, host_spans
+from clusterprof.analysis.importers.kineto import device_gaps as kineto_device
+from clusterprof.analysis.importers.kineto.device_gaps import (
     DeviceWork,
     RuntimeCalls,
     find_launch_calls,
     find_starved_gaps,
 )
-from clusterprof.analysis.importers.kineto.event_stream import (
-    CommonEventDecoder,
-    Document,
-    EventStream,
-)
-from clusterprof.analysis.importers.kineto.gather import (
+from clusterprof.analysis.importers.kineto.event_columns import (
     GatheredEvents,
     Int,
     Table,
@@ -114,7 +109,12 @@ from clusterprof.analysis.importers.kineto.gather import (
     join_interval_sets,
     join_sorted_chunks,
 )
-from clusterprof.analysis.importers.kineto.host import (
+from clusterprof.analysis.importers.kineto.event_stream import (
+    CommonEventDecoder,
+    Document,
+    EventStream,
+)
+from clusterprof.analysis.importers.kineto.host_spans import (
     HostTimeline,
     Marks,
     add_host_spans,
@@ -263,7 +263,7 @@ def build_node(
     document: Document,
     source: Source,
     importer: str = "kineto",
-    step_marks: tuple[str, str] = host.PROFILER_STEPS,
+    step_marks: tuple[str, str] = host_spans.PROFILER_STEPS,
 ) -> NodeTables:
     """Build the node of a trace.
 
@@ -451,7 +451,7 @@ def _add_process(
 def _find_host_activity(
     host_side: HostTimeline,
     functions: HostWork,
-    process_steps: host.Steps,
+    process_steps: host_spans.Steps,
     operators: dict[int, tuple[Int, Int]],
 ) -> HostActivity:
     """Find what the host was doing."""
@@ -507,26 +507,26 @@ def _find_steps(
     of_process: np.ndarray,
     step_marks: tuple[str, str],
     window: tuple[int, int] | None,
-) -> host.Steps:
+) -> host_spans.Steps:
     """Find the steps of a process. window: from when to when its devices worked, ns.
 
     Raises: CannotImportError when nothing shows when the process worked.
     """
     which = marks.kind == classify.STEP
-    marked = host.select_marked_steps(
+    marked = host_spans.select_marked_steps(
         marks.start[which], marks.end[which], marks.number[which], account
     )
     if marked is not None:
-        return marked if device is None else host.extend_steps(marked, device.work, calls)
+        return marked if device is None else host_spans.extend_steps(marked, device.work, calls)
     optimizers = marks.end[marks.kind == classify.OPTIMIZER]
     if window is not None:
-        return host.infer_steps(*window, optimizers, account, step_marks)
+        return host_spans.infer_steps(*window, optimizers, account, step_marks)
     covered = [pair for _, pair in _list_busy_intervals(gathered, of_process) if pair[0].size]
     if not covered:
         raise CannotImportError("the trace has no steps, no device work and no operators")
     first = min(int(start[0]) for start, _ in covered)
     last = max(int(end[-1]) for _, end in covered)
-    return host.infer_steps(first, last, optimizers, account, step_marks)
+    return host_spans.infer_steps(first, last, optimizers, account, step_marks)
 
 
 def _add_device_activity(
@@ -537,7 +537,7 @@ def _add_device_activity(
     calls: RuntimeCalls,
     host_side: HostTimeline,
     activity: HostActivity,
-    process_steps: host.Steps,
+    process_steps: host_spans.Steps,
     identity: TraceIdentity,
     gathered: GatheredEvents,
 ) -> None:

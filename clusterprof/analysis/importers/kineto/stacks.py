@@ -27,13 +27,18 @@ from clusterprof.analysis.importers.core.stacks import (
     draw_samples,
 )
 from clusterprof.analysis.importers.kineto import classify
-from clusterprof.analysis.importers.kineto.device import DeviceWork, RuntimeCalls
-from clusterprof.analysis.importers.kineto.functions import (
+from clusterprof.analysis.importers.kineto.device_gaps import DeviceWork, RuntimeCalls
+from clusterprof.analysis.importers.kineto.event_columns import Int
+from clusterprof.analysis.importers.kineto.host_functions import (
     find_enclosing_work,
     find_innermost_functions,
 )
-from clusterprof.analysis.importers.kineto.gather import Int
-from clusterprof.analysis.importers.kineto.host import HostTimeline, Marks, Steps, find_main_thread
+from clusterprof.analysis.importers.kineto.host_spans import (
+    HostTimeline,
+    Marks,
+    Steps,
+    find_main_thread,
+)
 
 MAX_THREADS = 16
 """Number of threads of a process whose stacks are kept."""

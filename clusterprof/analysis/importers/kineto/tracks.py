@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.kineto import classify
+from clusterprof.analysis.importers.kineto.event_columns import GatheredEvents
 from clusterprof.analysis.importers.kineto.event_stream import MAX_INTEGER, Args, Event
-from clusterprof.analysis.importers.kineto.gather import GatheredEvents
 
 Int = NDArray[np.int64]
 

@@ -37,8 +37,8 @@ import msgspec
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace
-from clusterprof.analysis.importers.metrics.labelled_series import DCGM_FIELDS
-from clusterprof.analysis.importers.metrics.readings import (
+from clusterprof.analysis.importers.metrics.labeled_series import DCGM_FIELDS
+from clusterprof.analysis.importers.metrics.metric_readings import (
     ALL_CPUS,
     MAX_READINGS,
     MetricMapping,

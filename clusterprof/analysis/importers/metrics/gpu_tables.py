@@ -63,15 +63,14 @@ import msgspec
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace
-from clusterprof.analysis.importers.metrics.labelled_series import (
+from clusterprof.analysis.importers.metrics.labeled_series import (
     HOST_LABELS,
     find_gpu,
     find_host,
     find_mapping,
     is_known,
 )
-from clusterprof.analysis.importers.metrics.prometheus import parse_labels
-from clusterprof.analysis.importers.metrics.readings import (
+from clusterprof.analysis.importers.metrics.metric_readings import (
     MAX_COLUMNS,
     MAX_READINGS,
     MetricMapping,
@@ -81,6 +80,7 @@ from clusterprof.analysis.importers.metrics.readings import (
     parse_time,
     read_stripped_lines,
 )
+from clusterprof.analysis.importers.metrics.prometheus import parse_labels
 
 _PERCENT, _MEGA, _MB = 0.01, 1e6, 1e6
 TIME_COLUMNS = ("timestamp", "time", "_timestamp", "time (s)", "date", "datetime")

@@ -43,9 +43,9 @@ from xml.parsers import expat
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace
-from clusterprof.analysis.importers.metrics.labelled_series import DCGM_FIELDS
-from clusterprof.analysis.importers.metrics.labelled_series import DCGM_SHORT_NAMES as _SHORT
-from clusterprof.analysis.importers.metrics.readings import (
+from clusterprof.analysis.importers.metrics.labeled_series import DCGM_FIELDS
+from clusterprof.analysis.importers.metrics.labeled_series import DCGM_SHORT_NAMES as _SHORT
+from clusterprof.analysis.importers.metrics.metric_readings import (
     MAX_DEVICES_PER_SWEEP,
     MAX_TIME_NS,
     DeviceReadings,

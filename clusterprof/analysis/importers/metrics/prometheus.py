@@ -58,12 +58,12 @@ from typing import Any, ClassVar
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import estimate_decoded_bytes
-from clusterprof.analysis.importers.metrics.labelled_series import (
+from clusterprof.analysis.importers.metrics.labeled_series import (
     XID_METRIC,
     LabeledSeries,
     is_known,
 )
-from clusterprof.analysis.importers.metrics.readings import (
+from clusterprof.analysis.importers.metrics.metric_readings import (
     ReadingColumn,
     convert_epoch,
     parse_time,

@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import Float, Int, NodeTables
 from clusterprof.analysis.importers.core.text import name_trace, read_json_bytes
-from clusterprof.analysis.importers.metrics.readings import parse_time, read_stripped_lines
+from clusterprof.analysis.importers.metrics.metric_readings import parse_time, read_stripped_lines
 from clusterprof.probe import layout
 
 Bool = NDArray[np.bool_]

@@ -42,7 +42,7 @@ from typing import ClassVar
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace, parse_json, read_lines
-from clusterprof.analysis.importers.metrics.readings import (
+from clusterprof.analysis.importers.metrics.metric_readings import (
     DeviceReadings,
     MetricMapping,
     parse_quantity,

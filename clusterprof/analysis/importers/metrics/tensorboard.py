@@ -53,12 +53,12 @@ from clusterprof.analysis.importers.core.text import (
     read_lines,
 )
 from clusterprof.analysis.importers.metrics.gpu_tables import WANDB_METRICS
-from clusterprof.analysis.importers.metrics.nvidia_smi import QUERY_METRICS
-from clusterprof.analysis.importers.metrics.readings import (
+from clusterprof.analysis.importers.metrics.metric_readings import (
     MetricMapping,
     MetricReadings,
     convert_epoch,
 )
+from clusterprof.analysis.importers.metrics.nvidia_smi import QUERY_METRICS
 from clusterprof.probe import layout
 
 MAX_POINTS, MAX_STEPS = 1 << 18, 1 << 17

@@ -262,7 +262,7 @@ class ThreadRanges:
     """Start, end (ns) and number of each range, by class (`WAIT`, …)."""
     others: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
     """Ranges of unknown meaning, by their text without digits."""
-    labelled: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    labeled: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
     """Waits for data and optimizer steps, by their text without digits."""
     operators: _RangeCover = field(default_factory=_RangeCover)
 
@@ -321,9 +321,9 @@ def _record_range(thread: ThreadRanges, start: int, end: int, text: str) -> int:
     key = _DIGITS.sub("#", text)
     if kind != OTHER_RANGE:
         thread.kept.setdefault(kind, []).append((start, end, number))
-        has_room = key in thread.labelled or len(thread.labelled) < _MAX_TEXTS
+        has_room = key in thread.labeled or len(thread.labeled) < _MAX_TEXTS
         if kind in (WAIT, OPTIMIZER) and has_room:
-            thread.labelled.setdefault(key, []).append((start, end, number))
+            thread.labeled.setdefault(key, []).append((start, end, number))
         return 1
     if key in thread.others or len(thread.others) < _MAX_TEXTS:
         thread.others.setdefault(key, []).append((start, end, -1))

@@ -167,7 +167,7 @@ def _build_range_stretches(
 ) -> Stretches:
     rows = [
         (start, end, table.add_place(RANGE_FILE, 0, text))
-        for named in ((ranges.others, ranges.labelled) if ranges is not None else ())
+        for named in ((ranges.others, ranges.labeled) if ranges is not None else ())
         for text, times in named.items()
         for start, end, _ in times
     ]

@@ -53,8 +53,8 @@ from typing import ClassVar
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import read_lines
+from clusterprof.analysis.importers.kineto.event_columns import GatheredEvents
 from clusterprof.analysis.importers.kineto.event_stream import Document
-from clusterprof.analysis.importers.kineto.gather import GatheredEvents
 from clusterprof.analysis.importers.kineto.importer import build_node
 from clusterprof.analysis.importers.kineto.tracks import (
     DEVICE,

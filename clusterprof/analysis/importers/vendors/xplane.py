@@ -64,8 +64,8 @@ from clusterprof.analysis.importers.core.wire import (
     read_fields,
     read_message_bytes,
 )
+from clusterprof.analysis.importers.kineto.event_columns import GatheredEvents
 from clusterprof.analysis.importers.kineto.event_stream import Document
-from clusterprof.analysis.importers.kineto.gather import GatheredEvents
 from clusterprof.analysis.importers.kineto.importer import build_node
 from clusterprof.analysis.importers.kineto.tracks import (
     DERIVED,

@@ -52,8 +52,8 @@ from clusterprof.analysis.importers.core.wire import (
     read_message_bytes,
     read_varint,
 )
+from clusterprof.analysis.importers.kineto.event_columns import GatheredEvents
 from clusterprof.analysis.importers.kineto.event_stream import Args, Document, Event
-from clusterprof.analysis.importers.kineto.gather import GatheredEvents
 from clusterprof.analysis.importers.kineto.importer import build_node
 
 MAX_JSON_BYTES, MAX_JSON_NODES = 256 << 20, 1_000_000

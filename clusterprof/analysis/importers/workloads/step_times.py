@@ -61,12 +61,12 @@ from clusterprof.analysis.importers.core.node_tables import (
     compute_group_number,
 )
 from clusterprof.analysis.importers.core.text import name_trace
-from clusterprof.analysis.importers.metrics.prometheus import read_series
-from clusterprof.analysis.importers.metrics.readings import (
+from clusterprof.analysis.importers.metrics.metric_readings import (
     convert_epoch,
     parse_time,
     read_stripped_lines,
 )
+from clusterprof.analysis.importers.metrics.prometheus import read_series
 from clusterprof.probe import layout
 
 _UNIT_NAMES = {

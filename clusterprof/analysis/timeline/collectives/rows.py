@@ -28,7 +28,11 @@ from clusterprof.analysis.timeline.collectives.int_table import (
     read_table_layout,
     unpack_tables,
 )
-from clusterprof.analysis.timeline.collectives.leaves import NO_LEAVES, LeaveSampler, SampledLeaves
+from clusterprof.analysis.timeline.collectives.leave_time_samples import (
+    NO_LEAVES,
+    LeaveTimeSampler,
+    LeaveTimeSamples,
+)
 from clusterprof.analysis.timeline.collectives.operations import (
     ON_DEVICE,
     RECV,
@@ -219,18 +223,18 @@ class RankOperations:
     """
     left_out: Mapping[str, int]
     """Reason (`timeline.collectives`) -> spans."""
-    leaves: SampledLeaves
+    leaves: LeaveTimeSamples
     """A sample of the operations in which the rank blocked, for aligning clocks."""
-    barriers: SampledLeaves
+    barriers: LeaveTimeSamples
     """The corresponding sample of barriers only: in these the host itself waits, not only
-    the device. A result has only one of both (`with_clock_leaves`).
+    the device. A result has only one of both (`select_clock_samples`).
     """
     why_lost: str = ""
     """Reason why blocks are missing although there were operations; "" if all are there."""
     cuts: Int = field(default_factory=lambda: np.zeros((2, 0), np.int64))
     """int64[2, m]: channel and number of operations after which the run may be cut."""
 
-    def with_clock_leaves(self, host_waits: bool | None) -> RankOperations:
+    def select_clock_samples(self, host_waits: bool | None) -> RankOperations:
         """Return the operations with only the sample of leaves that aligns clocks.
 
         host_waits: the host waits in every operation, so `leaves` is kept; otherwise it waits only
@@ -277,7 +281,7 @@ class RankRowBuilder:
         self._totals: list[Int] = []
         self._samples: list[Int] = []
         self._left_out: dict[str, int] = {}
-        self._leaves, self._barriers = LeaveSampler(), LeaveSampler((BARRIER,))
+        self._leaves, self._barriers = LeaveTimeSampler(), LeaveTimeSampler((BARRIER,))
         self._cuts = CutSampler()
         self._why_lost = ""
         self._categories: dict[bytes, Int] = {}

@@ -366,30 +366,30 @@ class OperationStream:
         categories: of time spent, to include. get: reads stored data. directory: that of these
         ranks, if it is known already.
         """
-        self._people, self._get = ranks, get
-        self._book = build_directory(ranks, announced) if directory is None else directory
-        self._channel = np.append(self._book.channel, -1)
+        self._ranks, self._get = ranks, get
+        self._directory = build_directory(ranks, announced) if directory is None else directory
+        self._channel = np.append(self._directory.channel, -1)
         """Channel of each entry; one more, the last, for rows that are left out."""
         max_category = max((int(c) for c in categories), default=-1)
-        self._slot = np.full(max_category + 1, -1)
-        self._slot[list(categories)] = np.arange(len(categories))
+        self._category_slot = np.full(max_category + 1, -1)
+        self._category_slot[list(categories)] = np.arange(len(categories))
         leave_categories = list_categories(
             block.leave_categories for entry in ranks for block in entry.operations.blocks
         )
-        self._grown = np.sort(self._slot[leave_categories])
+        self._leave_slots = np.sort(self._category_slot[leave_categories])
         """Slots of the categories in which any rank spends time in operations, mostly work alone:
         the others have no row for the time at leave."""
         self._first_leave = HEAD_ROWS + len(categories)
-        self._rows = self._first_leave + self._grown.size
+        self._rows = self._first_leave + self._leave_slots.size
         self._read = np.zeros(len(ranks), np.int64)
         self._blocks = np.array([len(entry.operations.blocks) for entry in ranks], np.int64)
         lowest = [entry.operations.lowest[0] for entry in ranks]
         self._unread = np.concatenate([*lowest, np.zeros(0, np.int64)])
         self._table = np.zeros((self._rows, 0), np.int64)
-        self._held = np.zeros(len(ranks), np.int64)
-        self._passed = np.zeros(self._book.process_group.size, np.int64)
+        self._waiting_rows = np.zeros(len(ranks), np.int64)
+        self._passed = np.zeros(self._directory.process_group.size, np.int64)
         self._wanted = np.ones(len(ranks), np.bool_)
-        self.unmatched = dict(self._book.unmatched)
+        self.unmatched = dict(self._directory.unmatched)
         for entry in ranks:
             self._count(entry.operations.left_out)
 
@@ -411,10 +411,12 @@ class OperationStream:
 
     def _settle_held(self) -> tuple[Operations, Int]:
         """Settle the rows that were read, and decide which ranks are read next."""
-        book, table = self._book, self._table
-        rank_index = np.repeat(np.arange(len(self._people)), self._held)
-        rank = np.array([entry.rank for entry in self._people])[rank_index]
-        when_ns = _shift_to_common_clock(table[ARRIVE] + table[DURATION], self._held, self._people)
+        book, table = self._directory, self._table
+        rank_index = np.repeat(np.arange(len(self._ranks)), self._waiting_rows)
+        rank = np.array([entry.rank for entry in self._ranks])[rank_index]
+        when_ns = _shift_to_common_clock(
+            table[ARRIVE] + table[DURATION], self._waiting_rows, self._ranks
+        )
         lowest_unread = np.full(book.process_group.size, NO_NUMBER)
         good = book.channel >= 0
         np.minimum.at(lowest_unread, book.channel[good], self._unread[good])
@@ -429,54 +431,54 @@ class OperationStream:
         self._count(window.unmatched)
         rows = np.flatnonzero(window.waiting)
         self._table = table[:, rows]
-        self._held = np.bincount(rank_index[rows], minlength=len(self._people))
+        self._waiting_rows = np.bincount(rank_index[rows], minlength=len(self._ranks))
         farthest = np.full(book.process_group.size, -1)
         np.maximum.at(farthest, *window.open)
         has_awaited = good.copy()
         has_awaited[good] = self._unread[good] <= farthest[book.channel[good]]
         sums = np.concatenate([[0], np.cumsum(has_awaited)])
-        read_limit = max(int(self._held.min(initial=NO_NUMBER)), MIN_READ_AHEAD_ROWS)
-        self._wanted = (np.diff(sums[book.base]) > 0) | (self._held <= read_limit)
+        read_limit = max(int(self._waiting_rows.min(initial=NO_NUMBER)), MIN_READ_AHEAD_ROWS)
+        self._wanted = (np.diff(sums[book.base]) > 0) | (self._waiting_rows <= read_limit)
         return window.operations, table
 
     def _load(self, wanted: np.ndarray) -> None:
         """Append the next block of each of these ranks to its waiting rows."""
         blocks = [
             entry.operations.blocks[int(at)] if more else None
-            for entry, at, more in zip(self._people, self._read, wanted)
+            for entry, at, more in zip(self._ranks, self._read, wanted)
         ]
         new = np.array([0 if block is None else block.rows for block in blocks], np.int64)
-        sizes = self._held + new
+        sizes = self._waiting_rows + new
         ends = np.cumsum(sizes)
         table = np.empty((self._rows, int(ends[-1]) if ends.size else 0), np.int64)
-        old = np.cumsum(self._held) - self._held
-        for number in np.flatnonzero(self._held).tolist():
-            begin, waiting_rows = int(ends[number] - sizes[number]), int(self._held[number])
+        old = np.cumsum(self._waiting_rows) - self._waiting_rows
+        for number in np.flatnonzero(self._waiting_rows).tolist():
+            begin, waiting_rows = int(ends[number] - sizes[number]), int(self._waiting_rows[number])
             table[:, begin : begin + waiting_rows] = self._table[
                 :, old[number] : old[number] + waiting_rows
             ]
         numbers = [number for number, block in enumerate(blocks) if block is not None]
         for begin in range(0, len(numbers), _RANKS_READ_AT_ONCE):
             self._read_new(numbers[begin : begin + _RANKS_READ_AT_ONCE], table, ends)
-        self._table, self._held = self._drop_unmatched(table, sizes)
+        self._table, self._waiting_rows = self._drop_unmatched(table, sizes)
 
     def _read_new(self, numbers: Sequence[int], table: Int, ends: Int) -> None:
         """Read the next block of some ranks into their last rows of a table.
 
         ends: int64[ranks], the end of the rows of each rank.
         """
-        book = self._book
+        book = self._directory
         read, outs = [], []
         for number, end in zip(numbers, ends[numbers].tolist()):
-            block = self._people[number].operations.blocks[int(self._read[number])]
+            block = self._ranks[number].operations.blocks[int(self._read[number])]
             read.append((self._get(block.location, block.length), block))
             outs.append(table[:, end - block.rows : end])
-        read_blocks(read, self._slot, self._grown, outs)
+        read_blocks(read, self._category_slot, self._leave_slots, outs)
         for number, out in zip(numbers, outs):
             out[CHANNEL] += book.base[number]
             self._trim(number, int(self._read[number]), out)
             self._read[number] += 1
-            lowest = self._people[number].operations.lowest[self._read[number]]
+            lowest = self._ranks[number].operations.lowest[self._read[number]]
             self._unread[book.base[number] : book.base[number + 1]] = lowest
 
     def _trim(self, number: int, block_number: int, rows: Int) -> None:
@@ -509,7 +511,7 @@ class OperationStream:
             # Copies, so that a batch does not keep the rows of all ranks until the next are read.
             batch_arrive = at_arrive[:, rows].copy()
             batch_leave = batch_arrive.copy()
-            batch_leave[self._grown] = at_leave[:, rows]
+            batch_leave[self._leave_slots] = at_leave[:, rows]
             part = ops.take_range(at, end)
             part = Operations(*[getattr(part, column.name).copy() for column in fields(part)])
             yield OperationBatch(part, batch_arrive.T, batch_leave.T)

@@ -267,13 +267,7 @@ def split_fetches(
         blocked_shares = _estimate_group_shares(fetching, pool, read, read_bytes * read, context)
         parts = allocate_blocked_time(fetching.blocked_ns[rows], blocked_shares)
         for column, name in enumerate(
-            (
-                kinds.BLOCK_IO,
-                kinds.REMOTE_IO,
-                kinds.MEMORY_FEEDING_SHARES,
-                kinds.SOCKET_FEEDING_SHARES,
-                kinds.UNKNOWN,
-            )
+            (kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY, kinds.SOCKET, kinds.UNKNOWN)
         ):
             table[rows, name] += parts[:, column]
     return kinds.normalize_shares(table, fetching.wall_ns)

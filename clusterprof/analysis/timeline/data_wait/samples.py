@@ -61,12 +61,7 @@ from clusterprof.analysis.timeline.spans import LoadingSpans, SpanTimes
 from clusterprof.probe import layout
 
 MIN_INTERVAL_SAMPLES = 5
-_BLOCKED_COLUMNS = (
-    kinds.BLOCK_IO,
-    kinds.REMOTE_IO,
-    kinds.MEMORY_FEEDING_SHARES,
-    kinds.SOCKET_FEEDING_SHARES,
-)
+_BLOCKED_COLUMNS = (kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY, kinds.SOCKET)
 MAX_IDLE_RATIO = 0.1
 
 

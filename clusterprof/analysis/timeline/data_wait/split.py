@@ -193,7 +193,7 @@ def _is_complete(process: Process, first: Int, last: Int) -> NDArray[np.bool_]:
 
 
 SplitFetches = dict[int, tuple[FetchSpans, Float]]
-_GIL_COLUMNS = (kinds.USER_CPU, kinds.RUNNABLE, kinds.MEMORY_FEEDING_SHARES)
+_GIL_COLUMNS = (kinds.USER_CPU, kinds.RUNNABLE, kinds.MEMORY)
 """Activities in which a thread holds the interpreter lock; reads release it."""
 
 

@@ -95,7 +95,7 @@ class ChunkSpans:
 class SpanBuffer:
     """Collects spans of all processes and returns those of a chunk by process and kind."""
 
-    def __init__(self, checks_ends: bool = False) -> None:
+    def __init__(self, rejects_late_ends: bool = False) -> None:
         """checks_ends: spans with times that no process has are refused at the end."""
         self._frames: list[Spans | PackedSpans] = []
         # For each part of each frame: process, number of spans, sequence number of the first.
@@ -106,7 +106,7 @@ class SpanBuffer:
         self._ticks: dict[int, int] = {}
         self._named: dict[int, set[int]] = {}  # number -> its kinds that are named "fetch"
         self._next = 0
-        self._checks_ends = checks_ends
+        self._checks_ends = rejects_late_ends
         self.refused = 0
         """Spans refused so far."""
         no_spans = np.zeros((_SEQUENCE + 1, 0), np.int64)

@@ -104,7 +104,7 @@ class NodeLoader:
         chunk_ns: int = CHUNK_NS,
         reader: Reader | None = None,
         max_rows: int = 0,
-        checks_ends: bool = False,
+        rejects_late_ends: bool = False,
     ) -> None:
         """Take the folder of a node (`trace.reader.node_folders`) without opening it.
 
@@ -114,8 +114,8 @@ class NodeLoader:
         folder_reader = NodeReader(folder)
         self._reader: Reader = reader or folder_reader
         self._whole = folder_reader if reader is None else None
-        checks_ends = checks_ends or reader is None
-        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows, checks_ends)
+        rejects_late_ends = rejects_late_ends or reader is None
+        self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows, rejects_late_ends)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks in order of time; can be called once."""
@@ -171,7 +171,7 @@ class _ChunkBuilder:
     """Sorts records into buffers and cuts chunks from them."""
 
     def __init__(
-        self, chunk_ns: int, key: str, max_rows: int = 0, checks_ends: bool = False
+        self, chunk_ns: int, key: str, max_rows: int = 0, rejects_late_ends: bool = False
     ) -> None:
         self._chunk_ns, self._most = chunk_ns, max_rows
         self.header = _make_empty_header(key)
@@ -181,7 +181,7 @@ class _ChunkBuilder:
         self.gaps: dict[GapKey, Gap] = {}
         self.kept_events: list[Event] = []
         self._columns: dict[str, list[ColumnBuffer]] = {}
-        self._processes = ProcessBuffer(checks_ends)
+        self._processes = ProcessBuffer(rejects_late_ends)
         self._users = DeviceUsers()
         self._events: list[Event] = []
         self._open_gaps: list[Gap] = []

@@ -108,11 +108,11 @@ _IDENTITY_COLUMNS = ("pid", "parent_pid", "started_ticks", "name")
 class ProcessBuffer:
     """All process data that were read and not yet assigned to a chunk."""
 
-    def __init__(self, checks_ends: bool = False) -> None:
+    def __init__(self, rejects_late_ends: bool = False) -> None:
         """checks_ends: spans that end long after the last record are refused, and counted."""
         self._threads = RowBuffer([*_THREAD_COLUMNS.values(), "pid", "tid", "name"])
         self._rows = RowBuffer([*_IO_COLUMNS.values(), *_IDENTITY_COLUMNS])
-        self._spans = SpanBuffer(checks_ends)
+        self._spans = SpanBuffer(rejects_late_ends)
         self._placements = PlacementBuffer()
         self._registered: dict[int, Mapping[str, Any]] = {}
         self._exited_ns: dict[int, int] = {}

@@ -19,7 +19,7 @@ import math
 
 from clusterprof.output.renderers.text import culprits
 from clusterprof.output.renderers.text.safety import escape_text
-from clusterprof.report.impact import list_utilization_sums as fill_imbalances
+from clusterprof.report.impact import list_utilization_sums
 from clusterprof.report.model import (
     UNATTRIBUTED,
     CoverageGap,
@@ -427,7 +427,7 @@ def list_imbalances(report: Report) -> list[str]:
         sums.append(
             ("caused", report.lost_ns, caused + sum(ns for _, ns in report.lost_without_culprit))
         )
-    sums += fill_imbalances(report.device_utilization)
+    sums += list_utilization_sums(report.device_utilization)
     sums += [
         (f"{escape_text(f.cause.id, 60)} of ranks", f.lost_ns, buckets.get(f.cause.id, 0))
         for f in select_in_step_findings(report)

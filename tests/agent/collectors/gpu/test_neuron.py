@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.collectors.gpu import neuron
-from clusterprof.agent.linux.background import LatestRows
+from clusterprof.agent.linux.reader_threads import LatestRows
 from clusterprof.errors import Unavailable
 from tests.support.accelerators.simulated import HOSTS
 

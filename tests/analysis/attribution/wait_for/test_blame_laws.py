@@ -72,7 +72,7 @@ def test_the_cut_into_blocks_changes_nothing(job: Job, cuts: list[int]) -> None:
 def test_nor_does_it_when_most_is_forgotten(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MAX_LOOK_BACK_OPERATIONS", 9)
     monkeypatch.setattr(
-        "clusterprof.analysis.attribution.wait_for.excess.MAX_LOOK_BACK_OPERATIONS", 9
+        "clusterprof.analysis.attribution.wait_for.late_rank_excess.MAX_LOOK_BACK_OPERATIONS", 9
     )
     job = LAYOUTS[layout](8, (Fault(3, 0),), (4 * MS,), jitter_ns=MS // 2)
     whole, cut = booked(job), booked(job, tuple(range(1, job.ops.process_group.size, 3)))

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterprof.analysis.importers.kineto import classify, device, gather
+from clusterprof.analysis.importers.kineto import classify, device_gaps, event_columns
+from clusterprof.analysis.importers.kineto.event_columns import (
+    Column,
+    IntervalUnion,
+    join_sorted_chunks,
+)
 from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder
-from clusterprof.analysis.importers.kineto.gather import Column, IntervalUnion, join_sorted_chunks
 from clusterprof.probe import layout
 from tests.support.kineto_traces import busy_ns, call, event, on_device, read, spans, step, written
 
@@ -104,9 +108,9 @@ def test_what_is_usual_and_what_is_not_gives_the_same(tmp_path: Path) -> None:
 def test_tables_in_pieces_give_what_they_give_at_once(tmp_path: Path, monkeypatch: Any) -> None:
     path = written(tmp_path, json.dumps({"traceEvents": trace()}))
     at_once = all_of(path)
-    monkeypatch.setattr(gather, "ROWS_PER_SLICE", 4)
-    monkeypatch.setattr(gather, "_PACK_AFTER_ROWS", 1)
-    monkeypatch.setattr(gather, "_MERGE_AFTER_ROWS", 2)
+    monkeypatch.setattr(event_columns, "ROWS_PER_SLICE", 4)
+    monkeypatch.setattr(event_columns, "_PACK_AFTER_ROWS", 1)
+    monkeypatch.setattr(event_columns, "_MERGE_AFTER_ROWS", 2)
     assert all_of(path) == at_once
     (node,), _ = read(path)
     # The trace begins with the first step; 10 µs later the first kernel does.
@@ -148,5 +152,5 @@ def test_messages_are_numbered_by_sort_and_partner_beside_the_operations_of_all(
     operation = np.array([send, send, recv, send, all_, all_, send])
     peer = np.array([1, 2, 1, 1, -1, -1, -1])
     group, printed = np.full(7, 5), np.full(7, -1)
-    made = device._compute_numbers(group, printed, operation, peer, operation != all_)
+    made = device_gaps._compute_numbers(group, printed, operation, peer, operation != all_)
     assert made.tolist() == [0, 0, 0, 1, 0, 1, -1]

@@ -1,0 +1,111 @@
+"""Which line of a stack is the user's, what it calls, and where in the loader it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
+from clusterprof.report.code import Place
+
+SITE = "/venv/lib/python3.11/site-packages/"
+MAIN = Place("/job/train.py", 80, "main")
+MODEL = Place("/job/model.py", 20, "Net.forward")
+CALL = Place(SITE + "torch/nn/modules/module.py", 1779, "Module._wrapped_call_impl")
+LINEAR = Place(SITE + "torch/nn/modules/linear.py", 125, "Linear.forward")
+FIT = Place(SITE + "lightning/pytorch/trainer/trainer.py", 500, "Trainer.fit")
+STEP = Place("/job/train.py", 30, "Model.training_step")
+BOOT = Place("/usr/lib/python3.11/multiprocessing/process.py", 314, "BaseProcess._bootstrap")
+LOOP = Place(SITE + "torch/utils/data/_utils/worker.py", 349, "_worker_loop")
+FETCH = Place(SITE + "torch/utils/data/_utils/fetch.py", 52, "_MapDatasetFetcher.fetch")
+STREAM = Place(SITE + "torch/utils/data/_utils/fetch.py", 33, "_IterableDatasetFetcher.fetch")
+ITEM = Place("/job/data.py", 10, "Photos.__getitem__")
+COMPOSE = Place(SITE + "torchvision/transforms/transforms.py", 95, "Compose.__call__")
+RESIZE = Place(SITE + "torchvision/transforms/transforms.py", 354, "Resize.forward")
+PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
+RUNPY = Place("<frozen runpy>", 198, "_run_module_as_main")
+INSTALLED = Place(SITE + "trainer/__main__.py", 12, "main")
+INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ([MAIN], CodePlace(MAIN, None)),
+        ([MAIN, CALL, MODEL, CALL, LINEAR], CodePlace(MODEL, LINEAR)),
+        ([MAIN, FIT, CALL, STEP], CodePlace(STEP, None)),
+        ([MAIN, FIT], CodePlace(MAIN, FIT)),
+        # python -m, from a folder or of an installed package
+        ([RUNPY, RUNPY, MAIN, CALL, LINEAR], CodePlace(MAIN, LINEAR)),
+        ([RUNPY, RUNPY, INSTALLED, INSTALLED_STEP, PIL], CodePlace(INSTALLED_STEP, PIL)),
+        ([RUNPY, FIT, CALL], CodePlace(FIT, CALL)),
+        ([MAIN, BOOT, LOOP, FETCH, ITEM, PIL], CodePlace(ITEM, PIL, "dataset")),
+        (
+            [MAIN, BOOT, LOOP, FETCH, ITEM, COMPOSE, CALL, RESIZE, PIL],
+            CodePlace(ITEM, RESIZE, "transform", "Resize"),
+        ),
+        (
+            [MAIN, BOOT, LOOP, FETCH, Place("/job/data.py", 60, "pad_batch")],
+            CodePlace(Place("/job/data.py", 60, "pad_batch"), None, "collate"),
+        ),
+        (
+            [MAIN, BOOT, LOOP, STREAM, Place("/job/data.py", 70, "Stream.read_shards")],
+            CodePlace(Place("/job/data.py", 70, "Stream.read_shards"), None, "dataset"),
+        ),
+        # Without the user's own code in the worker: the dataset's line, not the training loop's.
+        (
+            [
+                MAIN,
+                BOOT,
+                LOOP,
+                FETCH,
+                Place(SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"),
+                PIL,
+            ],
+            CodePlace(
+                Place(SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"),
+                PIL,
+                "dataset",
+            ),
+        ),
+        (
+            [
+                MAIN,
+                Place("/usr/lib/python3.11/threading.py", 1045, "Thread._bootstrap_inner"),
+                Place(SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"),
+            ],
+            CodePlace(
+                Place(SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"),
+                None,
+                "pin",
+            ),
+        ),
+        (
+            [MAIN, Place(SITE + "torch/nn/modules/container.py", 240, "Sequential.forward"), MODEL],
+            CodePlace(MODEL, None),
+        ),
+        ([MAIN, BOOT, LOOP], CodePlace(LOOP, None)),
+        ([Place("<string>", 3, "<module>")], CodePlace(Place("<string>", 3, "<module>"), None)),
+    ],
+)
+def test_the_line_a_user_can_change_is_named(stack: list[Place], expected: CodePlace) -> None:
+    assert locate_stack(stack) == expected
+
+
+def test_an_empty_stack_has_no_place() -> None:
+    assert locate_stack([]) is None
+
+
+def test_libraries_are_recognized_by_where_they_are_installed() -> None:
+    assert is_library_file(SITE + "torch/serialization.py")
+    assert is_library_file("/opt/conda/lib/python3.10/json/decoder.py")
+    assert is_library_file("/usr/lib/python3/dist-packages/numpy/core.py")
+    assert is_library_file("<frozen importlib._bootstrap>")
+    assert is_library_file("torch/utils/data/dataloader.py")  # as the profiler shortens it
+    assert is_library_file("threading.py") and is_library_file("<nn.Module>")
+    assert not is_library_file("<nvtx>") and not is_library_file("<dftracer>")  # user's marks
+    assert not is_library_file("train.py") and not is_library_file("src/torch/nn.py")
+    assert not is_library_file("/torch/nn.py") and not is_library_file("test.py")
+    assert not is_library_file("/data/pythonlib/train.py")
+    assert not is_library_file("/lib/train.py")
+    assert not is_library_file("<string>")
+    assert not is_library_file("")
