@@ -287,8 +287,8 @@ class Terminal:
         """Return the last line of the first screen, which points to what is not on it."""
         findings = wording.select_in_step_findings(report)
         blinds = wording.count_coverage_gaps(report)
-        hidden = f"Not seen: {blinds} {'thing' if blinds == 1 else 'things'}, listed below."
-        hidden = hidden if blinds else "Not seen: nothing known."
+        hidden = f"Not seen: {blinds} {'gap' if blinds == 1 else 'gaps'}, listed below."
+        hidden = hidden if blinds else "Not seen: no known gaps."
         if not findings:
             return hidden
         more = f"More: clusterprof explain {escape_text(findings[0].cause.id, 60)}"
