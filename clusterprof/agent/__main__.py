@@ -27,9 +27,8 @@ _MAX_NOTES = 200
 _MAX_UNAVAILABLE = 12
 EXIT_BY_SIGNAL = 128
 ATTACH_LINE = (
-    "clusterprof: attaching shows what the threads of the process wait for, its CPU time, files and"
-    " network, and how busy its accelerators are if it has any; not its steps, lines of code or"
-    " their causes: for these start the job with clusterprof record"
+    "clusterprof: attached. Recorded: thread states, CPU, files, network, accelerators."
+    " Not recorded: steps, lines of code, causes; for these start the job with clusterprof record"
 )
 
 

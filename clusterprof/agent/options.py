@@ -59,11 +59,7 @@ OUT = Option(
 PROFILE = Option(("--profile",), "NAME", "Name of a shipped profile, or a file.")
 DURATION = Option(("--duration",), "TIME", "Stop recording after this time (90s, 10m, 2h).")
 HZ = Option(("--hz",), "N", "Samples per second; slow sources keep their own rate.", float)
-INJECT = Option(
-    ("--inject",),
-    "auto|off|strict",
-    "Whether the probe is loaded into the Python processes of the job.",
-)
+INJECT = Option(("--inject",), "auto|off|strict", "Load the probe into the job's Python processes.")
 PID = Option(("--pid",), "PID", "Attach to a running process; no spans are recorded.", int)
 KEEP_FREE = Option(
     ("--keep-free",), "SIZE", "Pause writing while less disk space than this is free."
@@ -91,32 +87,33 @@ MODE = Option(
 METRICS = Option(
     ("--metrics",),
     "TARGET",
-    "Offer live metrics: [ADDRESS:]PORT[-LAST], FILE.prom, or otlp:URL. Repeatable.",
+    "Publish live metrics: [ADDRESS:]PORT[-LAST], FILE.prom, or otlp:URL. Repeatable.",
     action="append",
 )
 
 NCCL = Option(
     ("--nccl",),
     "auto|off",
-    "Whether the job's NCCL and PyTorch record their operations, where you have not set that up.",
+    "Let NCCL (Inspector) and PyTorch (flight recorder) log operations, unless you set them up.",
 )
 
 ON_HANG = Option(
     ("--on-hang",),
     "COMMAND",
-    "Run this command once on a node when its ranks stand still, for 60 s at most.",
+    "Run this command once on a node when its ranks make no progress, for 60 s at most.",
 )
 
 HANG_AFTER = Option(
     ("--hang-after",),
     "TIME",
-    "Ranks stand still after this time. Default: 3 times the longest pause so far, 30 s to 5 min.",
+    "Report a hang after this time without progress. Default: 3 times the longest pause so far, at"
+    " least 30 s, at most 5 min.",
 )
 
 DIVE = Option(
     ("--dive",),
     "auto|off|TIME",
-    "Profile some steps of a rank that works longer than the others for 2 min, or this time.",
+    "Run PyTorch's profiler for a few steps when a rank straggles for 2 min (auto) or for TIME.",
 )
 
 REDACT = Option(
@@ -130,8 +127,8 @@ REDACT = Option(
 EXPORT = Option(
     ("--export",),
     "sh|slurm",
-    "Record the process of --pid from now on, and print the variables that load the probe into what"
-    " it starts: lines for eval (sh), or for a Slurm TaskProlog.",
+    "Record process --pid, and print the environment variables that its child processes need: for"
+    " eval (sh), or for a Slurm TaskProlog (slurm).",
 )
 
 RECORD_OPTIONS = (

@@ -26,13 +26,15 @@ def collect(
     run: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", readable=False, help="A recording that all nodes write, or several."
+            metavar="RUN...",
+            readable=False,
+            help="One or more recordings that are still being written.",
         ),
     ],
     metrics: Annotated[Optional[list[str]], declare_option(METRICS)] = None,  # noqa: UP045
     interval: Annotated[str, typer.Option(help="Time between two values.")] = "15s",
     linger: Annotated[
-        str, typer.Option(help="How long the last values are offered after the job has ended.")
+        str, typer.Option(help="How long the last values stay published after the job has ended.")
     ] = "30s",
     once: Annotated[
         bool, typer.Option("--once", help="Print the metrics of the last minute and exit.")
@@ -44,7 +46,7 @@ def collect(
         Optional[str], declare_option(PROFILE)  # noqa: UP045
     ] = None,
 ) -> None:
-    """Offer live metrics of a whole job: lost time by cause and culprit, over all its nodes.
+    """Publish live metrics of a whole job: lost time by cause and culprit, over all its nodes.
 
     It reads the recordings where they lie and compares the ranks of all nodes. It ends with the
     job.

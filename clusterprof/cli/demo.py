@@ -25,7 +25,10 @@ def demo(
         ),
     ] = "storage",
     keep: Annotated[
-        Optional[Path], typer.Option(metavar="DIR", help="Keep the recording and the truth here.")  # noqa: UP045
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="DIR", help="Folder in which to keep the recording and the ground truth."
+        ),
     ] = None,
     width: Annotated[int, declare_option(WIDTH)] = 0,
     no_color: Annotated[bool, declare_option(NO_COLOR)] = False,

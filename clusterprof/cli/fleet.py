@@ -65,7 +65,7 @@ _Until = typer.Option(metavar="DATE", help="Only jobs that started before.")
 _User = typer.Option(metavar="NAME", help="Only jobs of this user.")
 _Account = typer.Option(metavar="NAME", help="Only jobs of this account.")
 _Top = typer.Option(min=1, metavar="N", help="Rows of a table.")
-_Again = typer.Option("--again", help="Read also runs that have not changed.")
+_Again = typer.Option("--reread", help="Read all runs again, including unchanged ones.")
 _Strict = typer.Option("--strict", help="Exit with 6 if any run could not be read.")
 _Texts = Optional[list[str]]  # noqa: UP045
 _Paths = Optional[list[Path]]  # noqa: UP045

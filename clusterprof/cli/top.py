@@ -40,13 +40,13 @@ _KEY_LINES = (
     " clusterprof top: keys",
     "",
     "  l c b s n       sort by lost time, caused loss, busy time, step time, name",
-    "  v               view: ranks, nodes, or whichever fits",
+    "  v               view: ranks, nodes, or automatic",
     "  up down j k     one row up or down",
     "  page up, down   one page up or down",
     "  home g          the first row",
     "  space           read the recording now",
     "  ?               show these keys, and hide them",
-    "  q Esc Ctrl-C    quit; the job goes on",
+    "  q Esc Ctrl-C    quit; the job continues",
 )
 _SORT_KEYS = {"l": "lost", "c": "caused", "b": "busy", "s": "step", "n": "name"}
 _NEXT_BY = {"auto": "node", "node": "rank", "rank": "auto"}
@@ -65,7 +65,7 @@ def top(
     interval: Annotated[str, typer.Option(help="Time between two updates.")] = "2s",
     window: Annotated[str, typer.Option(help="Length of the window that is shown.")] = "1min",
     sort: Annotated[str, typer.Option(help="lost, caused, busy, step or name.")] = "lost",
-    by: Annotated[str, typer.Option(help="rank, node, or auto: whichever fits.")] = "auto",
+    by: Annotated[str, typer.Option(help="rank, node, or auto: the one that fits.")] = "auto",
     format_: Annotated[str, typer.Option("--format", help="terminal or plain.")] = "terminal",
     profile: Annotated[
         Optional[str], declare_option(PROFILE)  # noqa: UP045

@@ -143,8 +143,8 @@ MIN_SHOWN_RATIO = 0.005  # smaller shares of step time in both columns are left 
 def format_truth_comparison(result: DemoResult) -> str:
     """Format a table: cause, reported time, injected time, and the difference in points."""
     lines = [
-        f"The truth about this run ({result.scenario.name}: {result.scenario.what})",
-        "from the job's own stopwatches and the device's own log, not from the recording:",
+        f"Ground truth of this run ({result.scenario.name}: {result.scenario.what}),",
+        "from timers in the job and the log of the emulated device, not from the recording:",
         "",
         f"  {'rank':<5}{'cause':<20}{'report':>18}{'truth':>18}{'error':>14}",
     ]

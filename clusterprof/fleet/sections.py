@@ -136,7 +136,7 @@ def _list_warnings(summary: FleetSummary) -> Iterator[str]:
 def _list_facts(summary: FleetSummary, time: TimeFormat) -> Iterator[tuple[str, str]]:
     sums = summary.sums
     if not sums.jobs:
-        yield "Jobs", "The ledger has no job that was asked for."
+        yield "Jobs", "No job in the ledger matches the filter."
         return
     most = "at most " if summary.upper_bound else ""
     lost, inside = time.format(sums.lost_ns), time.format(sums.in_step_ns)
@@ -439,7 +439,9 @@ def _build_problems(summary: FleetSummary, time: TimeFormat, top: int) -> Iterat
         return
     rows = tuple((_escape(path), _escape(problem)) for path, problem in summary.problems[:top])
     headings = (("path", _NAME), ("why", _NAME))
-    note = "These runs are in no sum, or with what was read before."
+    note = (
+        "These runs failed to load: they are left out, or counted as of their last successful read."
+    )
     left_out = max(len(summary.problems) - top, 0)
     yield FleetTable("unread", "Not read", note, _make_headings(*headings), rows, left_out)
 

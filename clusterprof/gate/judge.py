@@ -211,7 +211,7 @@ def _judge_reading(rule: Rule, reading: _MetricReading) -> RuleResult:
     if value is None:
         why = metric.why_missing or "it was not measured"
     elif reading.inconclusive:
-        why = f"is {_format_reading(metric)}, but the recording is too poor for a verdict"
+        why = f"is {_format_reading(metric)}, but the recording does not meet the preconditions"
     else:
         outcome = _compare_range(reading.low, reading.high, rule.operator, limit)
         why = f"is {_format_reading(metric)}"

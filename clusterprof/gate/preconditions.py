@@ -71,7 +71,7 @@ def _check_recorded_ranks(report: Report, policy: Policy) -> str:
 
 COMPARED_FIELDS = {
     "facts": "what is known of the runs at all",
-    "order": "a baseline is older than what is held against it",
+    "order": "the baseline was recorded before the candidate",
     "emulated": "emulated or real accelerators",
     "gpu-model": "models of the accelerators, and how many of each",
     "nodes": "machines",

@@ -285,7 +285,7 @@ def _find_cuda() -> Any:
 
 
 def _format_excess(events: int, subject: str) -> str:
-    return "%s %d events; more than %d would hold it up" % (subject, events, MAX_EVENTS)
+    return "%s %d events; more than %d would delay it" % (subject, events, MAX_EVENTS)
 
 
 def look(now_ns: int) -> None:

@@ -51,7 +51,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "cpu",
-        "Work on the CPU delays the step",
+        "The CPU side delays the step: data preparation, contention or limits",
         "Record with the probe (--inject auto) to learn which threads wait, and what for",
         light="#e08a00",
         dark="#f0a534",
@@ -97,7 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "eval",
-        "Host work outside training delays the step",
+        "Training pauses: the host evaluates, logs, sleeps or waits",
         "",
         light="#8f8f2e",
         dark="#c2c25e",

@@ -85,8 +85,7 @@ class PersistentState:
         return event.kind in _EVENT_KEYS
 
     def add_event(self, event: Event, is_old: bool = False) -> None:
-        """Add an event; with `again`, an event read from an older segment, which replaces
-        nothing."""
+        """Add an event. is_old: it is from an older segment and must not replace a newer one."""
         names = _EVENT_KEYS.get(event.kind)
         if names is None or len(self._events) >= _MAX_EVENTS:
             return

@@ -392,7 +392,7 @@ def test_attaching_says_what_it_can_show_and_advises_no_probe(tmp_path: Path) ->
         job.wait()
     assert done.returncode == 0
     assert done.stderr.splitlines()[1].startswith(
-        "clusterprof: attaching shows what the threads of the process wait for, its CPU time,"
+        "clusterprof: attached. Recorded: thread states, CPU, files, network, accelerators."
     )
     shown = command("analyze", "out", "--full", "--format", "plain", cwd=tmp_path)
     report = " ".join(shown.stdout.split())

@@ -94,7 +94,7 @@ def test_bounds_and_emulated_devices_are_said(tmp_path: Path) -> None:
 def test_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:
     summary = summarize(tmp_path)
     text = render_fleet_text(build_fleet_document(summary), 80)
-    assert "0 jobs on 0 nodes" in text and "no job that was asked for" in text
+    assert "0 jobs on 0 nodes" in text and "No job in the ledger matches the filter" in text
     assert render_fleet_markdown(build_fleet_document(summary))
     assert json.loads(render_fleet_json(summary))["sums"]["lost_cost"] is None
 

@@ -51,7 +51,10 @@ def test_the_page_has_every_table_and_no_script(tmp_path: Path) -> None:
 
 def test_an_empty_ledger_has_a_page(tmp_path: Path) -> None:
     html = render_fleet_page(summarize(tmp_path))
-    assert "no job that was asked for" in html and "No job has time inside steps." in html
+    assert (
+        "No job in the ledger matches the filter" in html
+        and "No job has time inside steps." in html
+    )
 
 
 def test_hostile_names_stay_in_their_cells(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_whole_output_of_a_gate_that_cannot_tell() -> None:
     assert verdict(damaged(), "gpu.busy_ratio >= 50%").lines == (
         "gate CANNOT TELL: 1 of 1 rule · EMULATED accelerators",
         "  ????  gpu.busy_ratio >= 50.0 %                cannot tell: is 60.0 %,"
-        " but the recording is too poor for a verdict",
+        " but the recording does not meet the preconditions",
         "  coverage: samples cover 83.0 % of the time on the worst rank, 90.0 % needed"
         " (see --min-coverage)",
         "  damage: 120.6 KiB of the recording could not be read, 64.0 KiB allowed",

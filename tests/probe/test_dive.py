@@ -164,7 +164,7 @@ run_until(dive.TAKEN, window, 100)
 """
     answer = run_probe(tmp_path, code)
     assert answer["reason"].startswith("a step has some ")
-    assert answer["reason"].endswith("more than 50 would hold it up")
+    assert answer["reason"].endswith("more than 50 would delay it")
     assert answer["trace"] is None
 
 

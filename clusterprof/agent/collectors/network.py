@@ -369,7 +369,7 @@ class EthtoolCollector:
     ## Cost
 
     A thread reads every 2 s, and less often where a reading takes more than 10 ms;
-    meanwhile it waits for the card's firmware and holds the network stack's lock.
+    during that time it waits for the card's firmware and holds the network stack's lock.
 
     ## Where it is blind
 

@@ -6,7 +6,7 @@ while they use CPU or are blocked. All times are counters, so that nothing is lo
 between two rows of a thread.
 
 A thread that did not run since its last row is unchanged: its row is repeated from its
-`schedstat` alone. It may have been woken meanwhile and be waiting for a CPU; that wait
+`schedstat` alone. It may have been woken since and be waiting for a CPU; that wait
 is in `run_delay_ns_total` of the first row after it ran.
 
 ## Source

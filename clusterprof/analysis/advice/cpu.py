@@ -214,7 +214,7 @@ CPU_RECOMMENDATIONS = (
         "DataLoader(persistent_workers=True)",
         FilledRecommendation(
             mark_command("DataLoader(persistent_workers=True)"),
-            ("workers are started anew in every epoch",),
+            ("workers are started again in every epoch",),
         ),
         evidence_names=("worker.starting_ratio",),
         expected_change="the first wait of an epoch is as short as the others",

@@ -403,7 +403,7 @@ LAUNCH_RECOMMENDATIONS = (
         "no-cache-flush",
         ("memory-free",),
         "Take what frees memory out of the loop",
-        "torch.cuda.empty_cache(), cudaHostUnregister, buffers made anew in each step",
+        "torch.cuda.empty_cache(), cudaHostUnregister, buffers allocated again in each step",
         FilledRecommendation(
             mark_command("grep -rnE 'empty_cache|ipc_collect|cudaHostUnregister' CODE")
             + " in the training code, and take it out of the loop; make pinned and temporary"

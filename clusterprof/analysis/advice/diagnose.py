@@ -35,7 +35,7 @@ def _fill_probe(context: AdviceContext) -> FilledRecommendation:
         f"{mark_command('clusterprof record --inject auto -- COMMAND')};"
         f" {mark_command('clusterprof doctor')} says"
         " whether the probe can be loaded",
-        (_explain_uncertainty(context), "no process of the job carried the probe"),
+        (_explain_uncertainty(context), "the probe was not loaded in any process of the job"),
     )
 
 
@@ -91,7 +91,7 @@ NOT_OWN_CODE = ExclusionRule(
     ),
 )
 PROBE_PRESENT = ExclusionRule(
-    "probe-there", "the processes of the job carried the probe", lambda s: s.has_probe
+    "probe-there", "the probe was loaded in the processes of the job", lambda s: s.has_probe
 )
 NOTHING_MISSING = ExclusionRule(
     "nothing-missing",

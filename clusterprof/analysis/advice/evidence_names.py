@@ -31,7 +31,7 @@ EVIDENCE_NAMES: dict[str, str] = {
     "disk.busy_ratio": "Share of those waits in which the disk had requests to work on.",
     "disk.others_bytes_total": "Bytes that processes outside the job read and wrote.",
     "disk.others_ratio": "Part of the disk's traffic that belongs to processes outside the job.",
-    "disk.queue_count": "Requests that stood at the disk during those waits, on average.",
+    "disk.queue_count": "Mean disk queue length during those waits.",
     "disk.read_bytes_per_second": "Rate at which the disk was read during those waits.",
     "disk.read_latency_ns": "Time of one read of the disk, on average.",
     "disk.read_size_bytes": "Size of one read of the disk, on average.",
@@ -86,8 +86,8 @@ EVIDENCE_NAMES: dict[str, str] = {
     "nccl.host_memory_channels_count": "NCCL channels that pass through host memory.",
     "nccl.socket_channels_count": "NCCL channels over sockets in place of RDMA.",
     "nccl.staged_channels_count": "NCCL channels without GPUDirect, staged in host memory.",
-    "network.beyond_ratio": "Transfer time beyond the expected one that no counter explains, over"
-    " the time in steps.",
+    "network.beyond_ratio": "Transfer time above expectation that no counter explains, over the"
+    " time in steps.",
     "network.bytes_per_second": "Rate at which a rank sent while its operations were in transfer.",
     "network.expected_ratio": "Transfer time that the bytes need at the rate of the links, over"
     " the time in steps.",
@@ -96,7 +96,7 @@ EVIDENCE_NAMES: dict[str, str] = {
     "network.operations_count": "Collective operations of a rank.",
     "network.operations_per_step_count": "Collective operations of a rank in one step.",
     "network.others_ratio": "Part of the interface's traffic that the job did not cause.",
-    "network.path_ratio": "Reached part of the rate of the links.",
+    "network.path_ratio": "Achieved rate as a share of the link rate.",
     "network.rail_ratio": (
         "Traffic of the port as a part of that of a port of the same node in use."
     ),

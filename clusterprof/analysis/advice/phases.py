@@ -314,7 +314,7 @@ PHASE_RECOMMENDATIONS = (
         evidence_names=("sm_clock_hertz",),
         published="MFU up to 1.7x by watching nodes (Guard, MLSys 2026)",
         expected_change="gpu.sm_clock_hertz is that of the other devices",
-        worse="the node is unavailable meanwhile",
+        worse="the node is unavailable during the test",
         place="node",
         effort="look",
     ),

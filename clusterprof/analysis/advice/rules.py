@@ -292,7 +292,7 @@ FRAMEWORK_SEEN = ExclusionRule(
 )
 WORKERS_STAY = ExclusionRule(
     "workers-stay",
-    "workers were hardly ever started anew",
+    "workers were hardly ever started again",
     lambda s: (s.value("worker.starting_ratio") or 0.0) < 0.1,
 )
 WORKERS_START = ExclusionRule(

@@ -103,7 +103,7 @@ def _fill_stack_dump(context: AdviceContext) -> FilledRecommendation:
         f"on {node}: {mark_command('py-spy dump --pid PID')} of rank {rank}, and"
         f" {mark_command('dmesg -T | tail -50')};"
         f" {mark_command('clusterprof record --on-hang COMMAND')} runs a command by itself when"
-        " ranks stand still",
+        " ranks make no progress",
         what=f"Look at what rank {rank} is doing" if rank != "RANK" else "",
     )
 

@@ -207,8 +207,8 @@ def _describe_hang(hang: Hang, analysis: HangAnalysis) -> str:
     where = _format_operation(first, analysis)
     if hang.is_complete:
         return (
-            f"progress stopped: {waiting} all arrived at {where}, the whole group, and none left it"
-            f" for {seconds:.0f} s: the network, or a device"
+            f"progress stopped: {waiting}, the whole group, arrived at {where} and none completed"
+            f" it for {seconds:.0f} s. Suspect the network or a device"
         )
     if hang.is_cycle:
         return _describe_cycle(hang, analysis, seconds)

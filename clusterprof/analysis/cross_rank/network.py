@@ -179,7 +179,7 @@ def _build_rate_evidence(
         note = f"in transfer: {share} {', '.join(slowest.used)}"
         return (
             Evidence(RATE_METRIC, rate, "bytes/s", note),
-            Evidence(PATH_RATIO_METRIC, part, "ratio", "reached part of the rate of the links"),
+            Evidence(PATH_RATIO_METRIC, part, "ratio", "achieved rate as a share of the link rate"),
         )
     fastest = _describe_fastest_tenth(rate, [(cell, best[at]) for at, cell in timed])
     if any(len(cell.nodes) > 1 for _, cell in timed):

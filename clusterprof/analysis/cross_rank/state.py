@@ -1,4 +1,4 @@
-"""Hold what the cross-rank passes have learned so far: each pass returns a changed copy."""
+"""State of the cross-rank analysis. Each pass returns an updated copy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ImplicitBarriers:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """All nodes of a recording, and what only their ranks together show."""
+    """All nodes of a recording, and the results that need the ranks of all nodes."""
 
     nodes: tuple[NodeResult, ...]
     """The nodes; waiting time in operations is attributed to causes in their ranks' results."""

@@ -466,7 +466,7 @@ def _move_sleep_after_waits(
 
 
 def measure_host_work(rank: Rank, lost: LostTime, *activities: int) -> Float:
-    """Measure the share of each segment's lost time in which the host did one of these instead.
+    """Measure the share of each segment's lost time that the host spent in given activities.
 
     Returns float64[n], 0 without `host_work` spans. activities: `probe.layout.WARMING_UP` and
     others. Only time inside steps counts that no other wait explains.

@@ -462,7 +462,7 @@ for ten steps, and twice as many as ever before, without an operation.
 
 Look at the named line and rank, `dmesg` and the log of its node. A circle is an error of the
 program: all ranks must enter the same operations in the same order. `record --on-hang COMMAND`
-runs a command when ranks stand still (docs/hangs.md).
+runs a command when ranks make no progress (docs/hangs.md).
 
 ## Where it is blind
 

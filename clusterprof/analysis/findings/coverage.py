@@ -37,8 +37,8 @@ _OPERATIONS = "operations between ranks"
 _REPORT_BUG = "if it happens often, please report it with `clusterprof dump`"
 _UNMATCHED_TEXTS = {
     "group-unknown": ("name no group of ranks", "use process groups of torch.distributed"),
-    "peer-unknown": ("do not say with whom they were", "name the peer in send and recv"),
-    "issue-not-seen": ("end an operation whose begin was not recorded", ""),
+    "peer-unknown": ("do not name their peer rank", "name the peer in send and recv"),
+    "issue-not-seen": ("end an operation whose start was not recorded", ""),
     "wait-not-seen": ("begin an operation whose wait was not recorded", ""),
     "backwards": ("end before they begin", _REPORT_BUG),
     "seen-twice": ("repeat a rank in an operation", _REPORT_BUG),
@@ -46,17 +46,17 @@ _UNMATCHED_TEXTS = {
         "differ in kind from the operation of other ranks with that number",
         "check that all ranks call the same operations in the same order",
     ),
-    "number-unknown": ("carry no number", _REPORT_BUG),
+    "number-unknown": ("have no sequence number", _REPORT_BUG),
     "too-late": (
         "arrived after those of the other ranks had been discarded",
         "record all nodes of the job in one go",
     ),
     "restart-unclear": (
-        "surround a restart that not all ranks of the group made",
+        "lie around a restart of only some ranks of the group",
         "restart all ranks of a job together",
     ),
     "sequence-skew": (
-        "carry numbers that are off from those of the other ranks",
+        "have sequence numbers that disagree with those of other ranks",
         "record from the start of the job on",
     ),
 }
@@ -114,8 +114,8 @@ def _report_unverified_busy_time(ranks: Sequence[RankResult]) -> list[CoverageGa
         return []
     part = format_quantity(busy_ns / in_step_ns, "ratio")
     message = (
-        f"for {part} of the time in steps devices were busy, at work or waiting for other ranks in"
-        " a collective: neither stream events nor SM activity tell, so lost time is a lower bound"
+        f"for {part} of the time in steps it is unknown whether busy devices computed or waited in"
+        " a collective (no stream events, no SM activity): lost time is a lower bound"
     )
     remedy = "record with `sampling.gpm: true` (Hopper and later), or with the probe's CUDA hooks"
     return [CoverageGap("waits in collectives", "absent", message, remedy)]

@@ -118,7 +118,7 @@ NOT_MATCHED = "operations of its ranks were not matched"
 SEVERAL_JOBS = "ranks of several jobs were recorded together"
 NOT_REPLAYED = "it was not replayed alone"
 PIPELINE_ORDER = (
-    "it follows from the order of a pipeline: fixing a cause of lost time does not end it"
+    "it is part of the pipeline schedule: fixing a cause of lost time does not remove it"
 )
 UNRECORDED_RANKS = "it concerns ranks that were not recorded"
 MAX_GAPS_RATIO = 0.05

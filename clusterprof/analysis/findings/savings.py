@@ -100,9 +100,10 @@ def _explain_extra_savings(finding: Finding, gpus: int) -> str:
         first_ns, *others_ns = (culprit.caused_ns for culprit in finding.culprits)
         alone = not others_ns or others_ns[0] < CHIEF_RATIO * first_ns
         if rank is not None and alone:
-            return f"rank {rank} itself finishes sooner, too"
-        return "the late ranks themselves finish sooner, too"
-    return f"all {gpus:,} devices finish sooner, whatever they lost" if gpus > 1 else ""
+            return f"rank {rank} also finishes sooner"
+        return "the late ranks also finish sooner"
+    everyone = f"all {gpus:,} devices finish sooner, including those that lost nothing"
+    return everyone if gpus > 1 else ""
 
 
 def _cap_culprit_savings(culprit: Culprit, saved_ns: int, count: int) -> Culprit:

@@ -96,7 +96,7 @@ COUNTERS: Mapping[str, ErrorCounter] = {
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A state of a link of which more is better."""
+    """A link property for which larger is better, such as width or speed."""
 
     link: str
     value: str

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 MAX_POOL_STARTS = 3
 """Pools started for one map: when a process of a pool dies, the pool is unusable."""
-_DIED = "the process that analyzed it died, which mostly means that memory ran out"
+_DIED = "the analysis process died, probably because memory ran out"
 _DIED_HINT = "analyze with fewer --jobs, or where there is more memory"
 
 
@@ -184,7 +184,7 @@ class PoolRunner:
             )
 
     def _close(self, wait: bool) -> None:
-        """End the processes; wait: they are idle, else what they still do is for nobody."""
+        """End the pool. wait: let idle workers exit; otherwise cancel their tasks and end them."""
         pool, self._pool = self._pool, None
         if pool is None:
             return

@@ -152,7 +152,7 @@ def describe_failure(error: BaseException) -> TaskFailure:
     """Describe why a task of a cluster has no result."""
     if type(error).__name__ == "KilledWorker":
         return TaskFailure(
-            "the workers that analyzed it died, which mostly means that memory ran out",
+            "the workers died during the analysis, probably because memory ran out",
             "give the workers more memory, or start fewer of them per machine",
         )
     if isinstance(error, MemoryError):

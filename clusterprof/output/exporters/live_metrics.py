@@ -1,4 +1,4 @@
-"""Offer live metrics of a growing recording: settle a part of it, count, publish, again and again.
+"""Publish live metrics of a growing recording: settle a part, count, publish, and repeat.
 
     recorder ──starts──> this process ──reads──> the node's recording
                          every 15 s   ──────────> scrapes, textfile, OTLP
@@ -211,7 +211,7 @@ class TextfileTarget:
         if self._is_taken():
             raise ClusterprofError(
                 f"{path}: another job writes this file",
-                "put {job} and {node} into its name, which become those of the recording",
+                "use the placeholders {job} and {node} in the file name",
             )
 
     def publish(self, families: Sequence[Family], start_ns: int) -> None:

@@ -122,7 +122,8 @@ JOB_LOST = FamilyDescription(
     "clusterprof_job_lost_gpu_seconds",
     "counter",
     "seconds",
-    "Device time of all ranks lost inside steps, by cause; waits stand under what caused them.",
+    "Device time of all ranks lost inside steps, by cause; waits are counted under their root"
+    " cause.",
 )
 JOB_CAUSED = FamilyDescription(
     "clusterprof_job_caused_gpu_seconds",

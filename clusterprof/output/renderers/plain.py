@@ -233,7 +233,7 @@ def _render_unattributed(report: Report) -> Iterator[str]:
 
 def _render_coverage_gaps(report: Report) -> Iterator[str]:
     coverage_gaps = wording.list_coverage_gaps(report)
-    yield f"Not seen: {wording.count_coverage_gaps(report) or 'nothing is known to be missing'}"
+    yield f"Not seen: {wording.count_coverage_gaps(report) or 'no known gaps'}"
     yield from (f"  {blind}" for blind in coverage_gaps)
 
 

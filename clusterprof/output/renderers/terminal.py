@@ -286,9 +286,11 @@ class Terminal:
     def _pointer(self, report: Report) -> str:
         """Return the last line of the first screen, which points to what is not on it."""
         findings = wording.select_in_step_findings(report)
-        gaps = wording.count_coverage_gaps(report)
-        hidden = f"Not seen: {gaps} {'thing' if gaps == 1 else 'things'}, listed below."
-        hidden = hidden if gaps else "Not seen: nothing known."
+        coverage_gaps = wording.count_coverage_gaps(report)
+        hidden = (
+            f"Not seen: {coverage_gaps} {'gap' if coverage_gaps == 1 else 'gaps'}, listed below."
+        )
+        hidden = hidden if coverage_gaps else "Not seen: no known gaps."
         if not findings:
             return hidden
         more = f"More: clusterprof explain {escape_text(findings[0].cause.id, 60)}"

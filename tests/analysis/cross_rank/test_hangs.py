@@ -99,8 +99,8 @@ def test_an_operation_that_all_had_come_to_hangs_itself(tmp_path: Path) -> None:
     assert hang.culprits == ()
     [note] = [note for note in report.notes if note.startswith("progress stopped")]
     assert note == (
-        "progress stopped: ranks 0-1 all arrived at barrier 20, the whole group, and none left it"
-        " for 27 s: the network, or a device"
+        "progress stopped: ranks 0-1, the whole group, arrived at barrier 20 and none completed it"
+        " for 27 s. Suspect the network or a device"
     )
 
 

@@ -70,9 +70,11 @@ def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
 
 def test_why_more_is_won_than_was_lost() -> None:
     slow = "sync-slow-compute"
-    assert why(slow, 4, 9, 0) == "rank 2 itself finishes sooner, too"  # 16 of 10; the other: 0 of 9
-    assert why(slow, 4, 9, 1) == "the late ranks themselves finish sooner, too"
-    assert why("storage-local", 3, 9) == "all 4 devices finish sooner, whatever they lost"
+    assert why(slow, 4, 9, 0) == "rank 2 also finishes sooner"  # 16 of 10; the other: 0 of 9
+    assert why(slow, 4, 9, 1) == "the late ranks also finish sooner"
+    assert why("storage-local", 3, 9) == (
+        "all 4 devices finish sooner, including those that lost nothing"
+    )
     assert why("storage-local", 11, 9, gpus=1) == ""
     assert why(slow, 2, 9) == ""  # 8 of 10
     assert why(slow, 10, 9, gpus=1) == ""  # as much

@@ -36,7 +36,7 @@ def test_every_size_fits_its_screen(nodes: int, per_node: int, width: int) -> No
     text = Terminal(width).render(report)
     assert [line for line in text.splitlines() if count_columns(line) > width] == []
     head = text.split("\n CAUSES IN FULL")[0].splitlines()
-    assert len(head) <= 25 and any(line.startswith(" Not seen: 2 things") for line in head)
+    assert len(head) <= 25 and any(line.startswith(" Not seen: 2 gaps") for line in head)
     # from 2 to 1,024 ranks the report grows by what a few more lines hold
     assert len(text.splitlines()) < 160
 

@@ -93,7 +93,7 @@ def straggler() -> Report:
         (Culprit("node-a", 1, "GPU-9a77", "", 0, 30 * S, 1, 60 * S),),
         (Evidence("step.worked_ns", 1500.0 * MS, "ns", "a step of rank 1; waiting ranks: 1 s"),),
         advice=(LOOK,),
-        why_savings_exceed_loss="rank 1 itself finishes sooner, too",
+        why_savings_exceed_loss="rank 1 also finishes sooner",
         onset=Onset(40 * S, 40, 100),
         peer_comparison=PeerComparison(
             "step.worked_ns", "ns", 1500.0 * MS, 1000.0 * MS, 1, "rank", "of work a step"
@@ -190,7 +190,7 @@ PREPARING = """\
  1  cpu-preprocess                      40.00 s   20.0 %       98 %      40.00 s
  ?  unattributed                           0 ns    0.0 %
 
- Not seen: nothing known.  More: clusterprof explain cpu-preprocess
+ Not seen: no known gaps.  More: clusterprof explain cpu-preprocess
 """
 
 
@@ -207,9 +207,9 @@ def test_the_same_in_plain_sentences() -> None:
     lines = Plain().render(straggler()).splitlines()
     for line in (
         "Next: this saves: about 60.00 s of GPU time; the job ends 30.00 s sooner (30.0 %). That"
-        " is more than was lost: rank 1 itself finishes sooner, too.",
+        " is more than was lost: rank 1 also finishes sooner.",
         "  Certainty: 93 %: measured in one way (class B)",
-        "  Fixing only this saves: 1.0 min, more than was lost: rank 1 itself finishes sooner, too",
+        "  Fixing only this saves: 1.0 min, more than was lost: rank 1 also finishes sooner",
         "  Since: from 40.0 s on (step 41 of 100)",
     ):
         assert line.replace("1.0 min", "60.00 s") in lines
@@ -220,7 +220,7 @@ def test_the_same_in_plain_sentences() -> None:
 
 def test_the_same_in_markdown() -> None:
     text = Markdown().render(straggler())
-    assert "\nFixing it saves more than was lost: rank 1 itself finishes sooner, too.\n" in text
+    assert "\nFixing it saves more than was lost: rank 1 also finishes sooner.\n" in text
     assert "sync-slow-compute, from 40.0 s on (step 41 of 100):" in text
     assert f"\n{NO_WORKERS}.\n" in Markdown().render(preparing())
 
@@ -231,6 +231,6 @@ def test_the_same_in_html() -> None:
         return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
     text = page_text(straggler())
-    assert "saves 60.00 s, more than was lost: rank 1 itself finishes sooner, too" in text
+    assert "saves 60.00 s, more than was lost: rank 1 also finishes sooner" in text
     assert "from 40.0 s on (step 41 of 100)" in text
     assert f"{NO_WORKERS}." in page_text(preparing())

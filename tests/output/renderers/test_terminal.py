@@ -143,7 +143,7 @@ def test_what_is_missing_for_one_reason_shares_a_line() -> None:
         CoverageGap("c", "denied", "no", "ask"),
     )
     text = Terminal().render(dataclasses.replace(clean(), coverage_gaps=coverage_gaps))
-    assert "Not seen: 2 things" in text
+    assert "Not seen: 2 gaps" in text
     assert " - a, b, failed: its process stopped.\n - c, denied: no. What to do: ask.\n" in text
 
 

@@ -133,7 +133,7 @@ def parse_import(data: bytes) -> tuple[bool, int]:
 
 
 def count_rpcs_at_limit(sent: Mapping[int, int], limit: int) -> int | Unavailable:
-    """Return how many RPCs used the last of `most` slots, from the histogram.
+    """Return how many RPCs were sent while at least `limit` were in flight, from the histogram.
 
     Unavailable when the histogram is too short for this limit.
     """

@@ -100,7 +100,7 @@ def find_unmeasured_causes(rank: Rank, claimed: Mapping[str, bool]) -> Iterable[
 
 
 READ_FAMILY = "storage"
-"""The family these reads are claimed for."""
+"""The family that file reads on unknown storage are claimed for."""
 _EVIDENCE = (
     READ_FAMILY,
     "loading.reading_ratio",
@@ -111,7 +111,7 @@ _EVIDENCE_SCALE_OF_READS = 1000  # as evidence is stored
 
 
 def attribute_unlocated_reads(rank: Rank, lost: LostTime, unclaimed: Int) -> Int | None:
-    """Attribute unclaimed time of lost intervals to these reads; None if a trace shows none.
+    """Attribute unclaimed lost time to file reads on unknown storage; None without such reads.
 
     unclaimed: int64[n]. Returns int64[n], in 1/SHARE_SCALE.
     """
@@ -124,7 +124,7 @@ def attribute_unlocated_reads(rank: Rank, lost: LostTime, unclaimed: Int) -> Int
 
 
 def with_read_claims(accumulator: Accumulator, lost: LostTime, share: Int) -> Accumulator:
-    """Return the accumulator with the claim of these reads and its evidence.
+    """Return the accumulator with the claim of reads on unknown storage and its evidence.
 
     share: int64[n], in 1/SHARE_SCALE.
     """

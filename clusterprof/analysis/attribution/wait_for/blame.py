@@ -64,7 +64,9 @@ from clusterprof.analysis.timeline.model import Int
 
 
 def compute_leave_skew(rows: ArrivalRows, pairs: WaitPairs, wait_ns: Int) -> Int:
-    """Compute the part of each wait in which the late rank took no longer by its own clock.
+    """Compute the part of each wait that is due to leaving the previous operation late.
+
+    This part is not due to longer work of the late rank:
 
         waiting   leave |== 100 ==| arrive                wait 30, and both took 100 since:
         late              30 leave |== 100 ==| arrive     30 due to the network

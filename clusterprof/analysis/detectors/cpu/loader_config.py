@@ -1,4 +1,4 @@
-"""The data loader works too little ahead, or starts its workers anew.
+"""The data loader prefetches too little, or restarts its workers every epoch.
 
 ## What it sees
 
@@ -59,7 +59,7 @@ class CpuLoaderConfig:
     cause = Cause(
         "cpu-loader-config",
         "cpu",
-        "The data loader works too little ahead, or starts its workers anew",
+        "The data loader prefetches too little, or restarts its workers every epoch",
         "Raise num_workers and prefetch_factor, and keep workers with persistent_workers=True",
         precedence=540,
         tone=2,

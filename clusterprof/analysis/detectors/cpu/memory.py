@@ -101,7 +101,7 @@ def _describe_memory_source(rank: Rank, lost: LostTime, share: Float) -> list[Ev
     """Describe how memory was freed in the claimed time: from swap, else by kswapd."""
     swapped = measure_claimed_growth(rank, signals.MEMORY_SWAP_IN.name, "", lost, share)
     if swapped:
-        note = "were read back from swap meanwhile"
+        note = "were read back from swap during that time"
         return [Evidence(signals.MEMORY_SWAP_IN.name, swapped, "bytes", note)]
     freed = measure_claimed_growth(rank, signals.KERNEL_CPU.name, "kswapd", lost, share) or 0.0
     ratio = freed / max(1.0, float(np.sum((lost.end_ns - lost.start_ns)[share > 0])))

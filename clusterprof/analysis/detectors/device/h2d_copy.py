@@ -1,4 +1,4 @@
-"""Copies to the GPU hold the step up.
+"""Copies to the GPU delay the step.
 
 ## What it sees
 
@@ -7,7 +7,7 @@ Lost time in which the training process was copying from host memory to the GPU.
 ## Why the GPU waits
 
 A copy from pageable memory goes through a staging buffer and blocks the host until it is done, so
-no kernel is launched meanwhile. A copy on the compute stream cannot overlap with computation.
+no kernel is launched during the copy. A copy on the compute stream cannot overlap with computation.
 
 ## How it decides
 
@@ -65,14 +65,14 @@ class H2dCopy:
     cause = Cause(
         "h2d-copy",
         "h2d",
-        "Copies to the GPU hold the step up",
+        "Copies to the GPU delay the step",
         "Use pin_memory=True and non_blocking=True, and copy the next batch ahead",
         precedence=310,
         hidden_cost="interval",
         trace_spans=(layout.H2D,),
         manual_check=(
-            "`nsys profile` of some steps: `cudaMemcpyAsync` of pageable memory, or copies with no "
-            "kernel running meanwhile. `loader.pin_memory`, and `non_blocking=True` in `.to()`."
+            "`nsys profile` of some steps: `cudaMemcpyAsync` of pageable memory, or copies while "
+            "no kernel runs. `loader.pin_memory`, and `non_blocking=True` in `.to()`."
         ),
     )
     needs = ("spans",)

@@ -1,4 +1,4 @@
-"""The GPU copies from or to its host, and computes nothing meanwhile.
+"""The GPU copies data to or from the host while no kernel runs.
 
 ## What it sees
 
@@ -18,7 +18,7 @@ that the GPU received and sent over its bus (`gpu.pcie_receive_bytes_per_second`
 time that these bytes need at the highest rate of the run, at least 6 GB/s, in idle time of a step
 outside every other wait, if the mean rate there is at least 1 GB/s. Idle time in which the host
 slept in `poll`, as in a driver, counts as well then: it waited for the copy. Time inside a copy
-that the probe recorded is `h2d-copy`: there the host was blocked, whatever the bus did.
+that the probe recorded is `h2d-copy`: there the host was blocked, however busy the bus was.
 
 ## What to do
 
@@ -77,7 +77,7 @@ class H2dCopyBound:
     cause = Cause(
         "h2d-copy-bound",
         "h2d",
-        "The GPU copies from or to its host, and computes nothing meanwhile",
+        "The GPU copies data to or from the host while no kernel runs",
         "Copy the next batch on another stream during the step, from pinned memory, or copy less",
         precedence=305,
         tone=2,

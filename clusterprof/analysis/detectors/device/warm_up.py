@@ -1,4 +1,4 @@
-"""The host does what happens once: loads kernels, creates contexts, captures graphs.
+"""One-time host work: loading kernels, creating contexts, capturing graphs.
 
 ## What it sees
 
@@ -56,7 +56,7 @@ class WarmUp:
     cause = Cause(
         "warm-up",
         "startup",
-        "The host does what happens once: loads kernels, creates contexts, captures graphs",
+        "One-time host work: loading kernels, creating contexts, capturing graphs",
         "Leave the first steps out of a profile; for short jobs keep kernel caches on disk",
         precedence=105,
         tone=1,

@@ -1,4 +1,4 @@
-"""Training stands still for a checkpoint.
+"""Training stops for a checkpoint.
 
 ## What it sees
 
@@ -15,8 +15,8 @@ Its share is the whole of a lost segment inside a save that has a span. The phas
 precedence over the resource: a save that waits for the disk is a checkpoint, not
 storage. Without a span, or after its end (an `fsync` of the file that was saved), it is the
 time in which the main thread slept in a kernel function of writing (`wchan`), if that
-follows a save within 0.3 s, or if the process wrote 16 MiB or more meanwhile (64 MiB in a block
-of less than 0.3 s); the grade of that is B.
+follows a save within 0.3 s, or if the process wrote 16 MiB or more during that time (64 MiB
+in a block of less than 0.3 s); the grade of that is B.
 
 ## What to do
 
@@ -58,14 +58,14 @@ class Checkpoint:
     cause = Cause(
         "checkpoint",
         "checkpoint",
-        "Training stands still for a checkpoint",
+        "Training stops for a checkpoint",
         "Save asynchronously: snapshot to host memory, write in the background",
         precedence=120,
         hidden_cost="pause",
         trace_spans=(layout.CHECKPOINT,),
         manual_check=(
-            "time `torch.save` (or your own save) around its call; `nvidia-smi dmon -s u`: no use "
-            "of the GPU meanwhile."
+            "time `torch.save` (or your own save) around its call; `nvidia-smi dmon -s u`: the GPU "
+            "is idle during the save."
         ),
     )
     needs = ("spans",)

@@ -1,4 +1,4 @@
-"""Evaluation, metrics or logging on the host hold the step up.
+"""Evaluation, metrics or logging on the host delay the step.
 
 ## What it sees
 
@@ -18,7 +18,7 @@ writing or sending (`wchan`: a journal, write-back, fsync, a full send buffer), 
 step and outside any wait for data, other ranks, the device, copies and saves. How long
 it slept, or worked in the kernel, is counted in each segment; which part of that was
 writing is estimated from the samples of all segments together. If the process wrote
-meanwhile the grade is B, else C. Time that the main thread computed in its own code
+during that time the grade is B, else C. Time that the main thread computed in its own code
 counts too, while the GPU was idle for 0.1 s or more in two consecutive samples, if
 fewer than half of the steps have such a pause: slow launching is slow in every step.
 The grade of that is B if the pauses occur at regular numbers of steps, or stacks show most of it,
@@ -79,7 +79,7 @@ class EvalHost:
     cause = Cause(
         "eval-host",
         "eval",
-        "Evaluation, metrics or logging on the host hold the step up",
+        "Evaluation, metrics or logging on the host delay the step",
         "Log from a thread of its own and less often, and keep metrics on the GPU",
         precedence=130,
         hidden_cost="pause",
@@ -131,7 +131,7 @@ class EvalHost:
                 )
             )
             if written_chars is not None:
-                note = "the process wrote meanwhile"
+                note = "the process wrote during that time"
                 evidence.append(Evidence("process.write_chars_total", written_chars, "bytes", note))
         pause_share, is_sure = _measure_pauses(rank, lost, limits)
         if pause_share.any():

@@ -8,7 +8,7 @@ that did not exist yet, compilation, warm-up.
 ## Why the GPU waits
 
 Importing, building the model, loading a checkpoint, starting workers and compiling kernels happen
-once, and nothing trains meanwhile.
+once, and nothing trains during that time.
 
 ## How it decides
 

@@ -10,7 +10,7 @@ mount, whose requests waited longer for a free slot than for the server.
 A mount has a limited number of requests in flight (NFS: `sunrpc.tcp_max_slot_table_entries`,
 session slots, one connection; Lustre: `max_rpcs_in_flight` per target; CIFS: credits). With many
 workers, or many small reads, the next request waits on the client until another one returns. The
-server may be idle meanwhile.
+server may be idle during that time.
 
 ## How it decides
 
@@ -109,7 +109,7 @@ def _describe_nfs_queue(rank: Rank, lost: LostTime, share: Float, mount: str) ->
     sends = measure_claimed_growth(rank, signals.NFS_SENDS.name, mount, lost, share)
     for signal, name, note in (
         (signals.NFS_SLOTS_USED, "nfs.slots_used_count", "slots were in use when one was sent"),
-        (signals.NFS_BACKLOG, "nfs.backlog_count", "waited for a slot meanwhile"),
+        (signals.NFS_BACKLOG, "nfs.backlog_count", "waited for a slot during that time"),
     ):
         length = measure_claimed_growth(rank, signal.name, mount, lost, share)
         if sends and length is not None:

@@ -148,5 +148,5 @@ def _describe_requests(rank: Rank, disk: str, lost: LostTime, share: Float) -> I
         note = "of those waits, the disk had requests to work on"
         yield Evidence("disk.busy_ratio", min(1.0, busy_ns / length_ns), "ratio", note)
     if queue_ns is not None and length_ns > 0:
-        note = "requests stood at the disk on average"
+        note = "requests in the disk queue on average"
         yield Evidence("disk.queue_count", queue_ns / length_ns, "count", note)

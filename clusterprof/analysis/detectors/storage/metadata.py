@@ -8,7 +8,7 @@ blocked on a network mount whose requests were mostly for names and attributes.
 ## Why the GPU waits
 
 Every file costs one round trip each to look it up, to open it and to check its attributes, before
-the first byte is read. With one sample per file that is most of the time, whatever the bandwidth.
+the first byte is read. With one sample per file that is most of the time, at any bandwidth.
 
 ## How it decides
 

@@ -8,7 +8,7 @@ receive on a TCP connection: S3, HTTP, the hub of a data set, a database.
 ## Why the GPU waits
 
 Each object costs a request, and often a new connection, to a shared server. One request at a time
-gives no more than one object per round trip, whatever the bandwidth.
+gives no more than one object per round trip, at any bandwidth.
 
 ## How it decides
 

@@ -8,7 +8,7 @@ blocked on NFS, Lustre, CIFS, or a file system in user space.
 ## Why the GPU waits
 
 Each read or lookup costs a round trip to a server that many jobs share. Small files need one round
-trip each for lookup, open and read, whatever the bandwidth.
+trip each for lookup, open and read, at any bandwidth.
 
 ## How it decides
 

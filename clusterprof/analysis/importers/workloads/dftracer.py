@@ -596,5 +596,5 @@ class Dftracer:
             )
         if any(process.emulated for process in job.processes.values()):
             accounts[0].notes.append(
-                "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile"
+                "DLIO sleeps instead of computing: its emulated accelerators count as busy then"
             )

@@ -461,7 +461,7 @@ def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
     blocks: Sequence[Block] = [block for output in folder.outputs for block in output.blocks]
     loaded, step_ns = (sum(sum(b.load_ns) for b in blocks), sum(sum(b.step_ns) for b in blocks))
     first = sum(b.load_ns[0] for b in blocks)
-    notes = ["DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile"]
+    notes = ["DLIO sleeps instead of computing: its emulated accelerators count as busy then"]
     if any(not b.compute_ns for b in blocks):
         notes.append("without compute times, all of a step except loading counts as computation")
     if step_ns:

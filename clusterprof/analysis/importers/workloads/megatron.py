@@ -21,11 +21,11 @@ An iteration is a step. A stage is busy in `forward` and `backward`; the rest of
 its bubble. From `iteration begin` until the last stage has arrived at `reduce`, a stage that idles
 while others work waits for them. It needs the result of the previous stage for the same microbatch
 (in the backward pass: of the next stage), so it waited until that stage had finished. If the result
-was available all along, the exchange with the neighbors held the stage up: an exchange lasts until
+was available all along, the exchange with the neighbors delayed the stage: an exchange lasts until
 both sides have arrived. The stage then waited for the nearest stage that finished a piece of work
-meanwhile, or else for the nearest one that still worked. Time between two passes in which no stage
-works is transfer: the input of the next pass is on its way. The time from `reduce` to `iteration
-end` has no cause.
+at that time, or else for the nearest one that still worked. Time between two passes in which no
+stage works is transfer of the input of the next pass. The time from `reduce` to `iteration end` has
+no cause.
 
 ## What it cannot see
 

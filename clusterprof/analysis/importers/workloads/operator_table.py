@@ -27,8 +27,8 @@ The time of each step counts from its own beginning. Steps are placed one after 
 long as the last rank needed, because the table does not contain the time between them. All ranks
 are on one clock.
 
-The device is busy while it computes. It waits in a message or collective as far as it does not
-compute meanwhile. A send and a receive that begin together are one exchange, and the wait belongs
+The device is busy while it computes. It waits in a message or collective while it does not
+compute. A send and a receive that begin together are one exchange, and the wait belongs
 to the receive. A timeline shows only the transfer of a message or collective, so its begin is moved
 to the end of the previous operation.
 

@@ -309,9 +309,9 @@ _SLEEP_STATES = (ord("S"), ord("D"))
 def find_sleep_samples(
     thread: ThreadTable, names: tuple[str, ...], is_place: Callable[[str], bool]
 ) -> NDArray[np.bool_]:
-    """Find the samples in which the thread slept at a place that `is_there` accepts: bool[n].
+    """Find the samples in which the thread slept in a kernel function that `is_place` accepts.
 
-    names: wchan names of the chunk, to which `thread.wchan` points.
+    names: wchan names of the chunk, to which `thread.wchan` points. Returns bool[n].
     """
     asleep = (thread.state == _SLEEP_STATES[0]) | (thread.state == _SLEEP_STATES[1])
     place_matches = np.array([*(is_place(name) for name in names), False])

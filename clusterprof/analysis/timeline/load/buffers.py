@@ -557,10 +557,7 @@ def split_by_column(table: dict[str, Int], name: str) -> dict[int, dict[str, Int
 
 
 def merge_series(target: dict[Key, Series], added: Iterable[tuple[Key, Series]]) -> None:
-    """Merge series into `into`.
-
-    If a signal changed its set of columns, concatenate both parts.
-    """
+    """Merge series into `target`; concatenate both parts of a series that exists there."""
     for key, series in added:
         existing = target.get(key)
         if existing is None:

@@ -263,5 +263,5 @@ class Packets:
 
 
 def encode_counter_value(stamp: bytes, head: bytes, value: float) -> bytes:
-    """Encode one value of a counter; `front` is the result of `Packets.counter_head`."""
+    """Encode one value of a counter; `head` is the result of `Packets.counter_head`."""
     return encode_event(stamp, head + struct.pack("<d", value))

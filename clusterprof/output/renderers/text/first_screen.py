@@ -140,7 +140,7 @@ def _list_warnings(report: Report) -> Iterator[str]:
                 "No GPU was measured: shares are of step time, and what the training thread"
                 " computes counts as work."
             )
-        hidden = ("UPPER BOUND:", "NO BOUND:", "NOT MEASURED:")
+        hidden = ("UPPER BOUND:", "LOSS UNCERTAIN:", "NOT MEASURED:")
         yield from (text for text in wording.list_warnings(report) if not text.startswith(hidden))
         return
     yield from wording.list_warnings(report)
@@ -208,7 +208,7 @@ def _describe_how_to_see_more(report: Report) -> str:
             "Call clusterprof.step() at the end of each step of the training loop, and record"
             " again. The steps of PyTorch optimizers are seen without it."
         )
-    return "See what can be recorded here with clusterprof doctor, and record again."
+    return "Run clusterprof doctor to see what can be recorded on this node, then record again."
 
 
 def _describe_loss(report: Report, price: float | None, currency: str) -> str:

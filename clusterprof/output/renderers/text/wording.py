@@ -63,7 +63,7 @@ _NOTHING_MEASURED = (
     "No device was measured and no host wait was recorded, so it is not known how busy the"
     " accelerators were."
 )
-_HOST_ONLY = "The host hardly waited; no device was measured, so how busy they were is not known."
+_HOST_ONLY = "The host hardly waited. No device was measured, so device utilization is unknown."
 _NOTABLE_UNOBSERVED_RATIO = 0.01  # of the time in steps; with more, what was seen is no bound
 LEGEND = (
     "confidence: how certain the cause is, not how large. gain: device time saved by fixing this"
@@ -161,10 +161,10 @@ def describe_verdict(report: Report) -> str:
         )
     if report.in_step_ns == 0:
         theirs = "its" if len(report.ranks) == 1 else "their"
-        why = "No steps were seen"
+        why = "No steps were recorded"
         if any(rank.steps for rank in report.ranks):
             why = "No device was measured inside the steps"
-        return f"{why}: how the job used {theirs} {_get_gpu_time_noun(report)} cannot be judged."
+        return f"{why}: it is not known how the job used {theirs} {_get_gpu_time_noun(report)}."
     if not _can_lead_with_cause(report):
         return describe_total_loss(report)
     first = select_in_step_findings(report)[0]
@@ -225,7 +225,8 @@ def describe_unknown_cause(report: Report) -> str:
     if has_small_parts_only(report):
         share = format_share(report.unattributed_ns, report.in_step_ns)
         return (
-            f"None stands out: little is lost. The largest part, {share}, has no known cause{why}."
+            "No main cause: the loss is small and spread out. The largest part,"
+            f" {share}, has no known cause{why}."
         )
     return f"Not known: {part} of the loss has no known cause{why}."
 
@@ -387,8 +388,8 @@ def list_warnings(report: Report) -> list[str]:
         lines.append("NO UNIT of time is stated: only shares hold, all durations are relative.")
     if is_unbounded(report) and report.lost_ns and not report.too_little_seen:
         lines.append(
-            "NO BOUND: no device was measured, and what the host did outside its known waits was"
-            " not recorded throughout; the loss can be larger or smaller."
+            "LOSS UNCERTAIN: no device was measured, and parts of the host activity were not"
+            " recorded. The real loss can be larger or smaller."
         )
     if is_upper_bound(report):
         who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"
@@ -508,7 +509,7 @@ _GRADES = {
     "A": "measured in two independent ways",
     "B": "measured in one way",
     "C": "inferred from a correlation",
-    "D": "prior knowledge, nothing observed",
+    "D": "assumed from prior knowledge; no direct evidence",
 }
 
 
@@ -580,7 +581,10 @@ _UNATTRIBUTED_REASONS = {
     "blocked-unknown": "the loading thread waited for a lock, a pipe or something not recorded",
     "hand-over": "the batch was ready and in transit from the worker to the main process",
     "evaluation": "the job evaluated its model",
-    "peers": "in operations with other ranks, too many or too few of them to match across ranks",
+    "peers": (
+        "in operations with other ranks that could not be matched across ranks (too few ranks"
+        " recorded, or too many operations)"
+    ),
     "peers-unknown": "waiting for a rank that was late for an unknown reason",
     "on-cpu": "the main thread was on a CPU, and no mark shows what it computed",
     "asleep": "the main thread slept inside a step: waiting for ranks, or something unrecorded",

@@ -51,7 +51,7 @@ def format_workflow_commands(verdict: Verdict) -> str:
 
 
 def trim_step_summary(markdown: str, used_bytes: int = 0) -> str:
-    """Return the part of a summary that still fits after `already` bytes; "" if nothing fits."""
+    """Return the part of a summary that still fits after `used_bytes` bytes; "" if nothing fits."""
     data = markdown.encode()
     room = MAX_SUMMARY_BYTES - used_bytes
     if len(data) <= room:

@@ -153,5 +153,5 @@ def test_start_up_ends_where_a_first_epoch_begins_that_lasts_for_long(tmp_path: 
     [startup] = report.findings
     assert (startup.cause.id, startup.lost_ns) == ("startup", 101 * SECOND)
     assert describe_verdict(report) == (
-        "No device was measured inside the steps: how the job used its GPU time cannot be judged."
+        "No device was measured inside the steps: it is not known how the job used its GPU time."
     )

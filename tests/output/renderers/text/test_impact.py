@@ -18,9 +18,7 @@ S = 10**9
 STORAGE = CauseImpact(
     "storage-local", 12.5, 20 * S, 18 * S, 22 * S, lost_ns=30 * S, saved_cost=10.0
 )
-BUBBLE = CauseImpact(
-    "sync-bubble", 3.0, None, None, None, "it follows from the order of a pipeline"
-)
+BUBBLE = CauseImpact("sync-bubble", 3.0, None, None, None, "it is part of the pipeline schedule")
 FULL = Impact(
     3.6,
     "EUR",
@@ -51,7 +49,7 @@ def test_every_line() -> None:
         "cpu-gc: 1.00 s sooner (1.0 %; 95 %: 18.00 s to 22.00 s); lost 12.50 EUR, fixing saves"
         " 10.00 EUR",
         "all fixable causes: 20.00 s sooner (20.0 %) (not the sum: one cause can hide another)",
-        "sync-bubble: not known: it follows from the order of a pipeline",
+        "sync-bubble: not known: it is part of the pipeline schedule",
         "tokens per second: 1,234, 1,500 with all fixed (summed over the ranks that read them)",
         "samples per second: 2.5 (summed over the ranks that read them)",
         "a million tokens cost 2.00 EUR, 0.0123 EUR with all fixed",
@@ -91,7 +89,7 @@ def test_the_document_is_as_the_schema_says() -> None:
         "saved_low_ns": None,
         "saved_high_ns": None,
         "saved_cost": None,
-        "why_missing": "it follows from the order of a pipeline",
+        "why_missing": "it is part of the pipeline schedule",
     }
     assert value["worth"]["lost_cost"] == 15.5
     del value["worth"]["gpus"]
