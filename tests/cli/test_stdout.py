@@ -100,16 +100,12 @@ def test_a_folder_that_takes_no_new_files(forks: Forks) -> None:
         os.chmod(folder / "ours", 0o666)
         os.chmod(folder, 0o555)
         try:
-            new = forks.run(
-                "analyze", "storage", "-o", f"{name}/new", cwd=Path("/"), lost_without_culprit=True
-            )
+            new = forks.run("analyze", "storage", "-o", f"{name}/new", cwd=Path("/"), nobody=True)
             assert (new.code, new.errors) == (
                 2,
                 f"clusterprof: cannot write {name}/new: permission denied\n",
             )
-            ours = forks.run(
-                "analyze", "storage", "-o", f"{name}/ours", cwd=Path("/"), lost_without_culprit=True
-            )
+            ours = forks.run("analyze", "storage", "-o", f"{name}/ours", cwd=Path("/"), nobody=True)
             assert (ours.code, ours.errors) == (0, "")
         finally:
             os.chmod(folder, 0o755)

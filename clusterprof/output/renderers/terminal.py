@@ -286,11 +286,9 @@ class Terminal:
     def _pointer(self, report: Report) -> str:
         """Return the last line of the first screen, which points to what is not on it."""
         findings = wording.select_in_step_findings(report)
-        coverage_gaps = wording.count_coverage_gaps(report)
-        hidden = (
-            f"Not seen: {coverage_gaps} {'gap' if coverage_gaps == 1 else 'gaps'}, listed below."
-        )
-        hidden = hidden if coverage_gaps else "Not seen: no known gaps."
+        gaps = wording.count_coverage_gaps(report)
+        hidden = f"Not seen: {gaps} {'gap' if gaps == 1 else 'gaps'}, listed below."
+        hidden = hidden if gaps else "Not seen: no known gaps."
         if not findings:
             return hidden
         more = f"More: clusterprof explain {escape_text(findings[0].cause.id, 60)}"

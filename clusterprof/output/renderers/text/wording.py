@@ -1,16 +1,9 @@
-"""Sentences shared by all text outputs: verdict, warnings, culprits, evidence.
+"""Sentences shared by all text outputs: verdict, warnings, evidence, confidence, coverage gaps.
 
-Every foreign string passes through `escape_text` here. Numbers
-are rounded here and nowhere earlier.
+Every foreign string passes through `escape_text` here. Numbers are rounded here and nowhere
+earlier. Confidence has the kind of evidence where there is room:
 
-Formatting of the numbers that support a claim.
-
-Confidence in a cause: a percentage, with the kind of evidence where there is room.
-
-98 %                                        in a column
-98 %: a marker and a counter agree (class A)    where there is room
-
-Coverage gaps, and the reasons why lost time has no cause, as sentences.
+    98 %: a marker and a counter agree (class A)
 """
 
 from __future__ import annotations
