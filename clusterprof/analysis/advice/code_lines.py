@@ -286,7 +286,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
     KnownCall(
         "parse-json-once",
         "parsing of JSON",
-        _READING,
+        _LOADING,
         "parse JSON once, not per sample",
         "convert the data set to Arrow, Parquet or arrays; a drop-in that is faster is"
         " `orjson.loads(line)`",

@@ -122,8 +122,8 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     """Estimate the share of each segment inside a step that blocked reads of files explain.
 
     Returns float64[n] for local disks and for network or user-space file systems; None if the main
-    thread was hardly ever blocked in a read. It counts only where the process read more than it
-    wrote meanwhile.
+    thread was hardly ever blocked in a read. Waits for a disk count only where the process read
+    more than it wrote meanwhile.
     """
     thread = rank.main.threads.get(rank.pid)
     if thread is None:
@@ -132,9 +132,12 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     kind = context.wchan_kind[
         np.where(thread.wchan < len(context.wchan_kind) - 1, thread.wchan, -1)
     ]
-    remote = kind == BLOCKED_REMOTE
-    local = ((kind == BLOCKED_LOCAL) | (kind == BLOCKED_PAGE)) & (thread.state == ord("D"))
-    samples = (local | remote) & _find_reading_samples(rank, thread.t_ns)
+    is_page = (kind == BLOCKED_PAGE) & (thread.state == ord("D"))
+    local = ((kind == BLOCKED_LOCAL) & (thread.state == ord("D"))) | is_page
+    is_reading, is_idle = _compare_bytes(rank, thread.t_ns)
+    # A page that no device of this machine gives is read by the server of a file system.
+    remote = (kind == BLOCKED_REMOTE) | (is_page & is_idle & context.remote_mounts)
+    samples = (local & is_reading) | remote
     for written in _classify_samples(rank):
         samples &= ~written
     if np.count_nonzero(samples) < _MIN_READ_SAMPLES:
@@ -142,23 +145,29 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     share = estimate_blocked_share(rank, lost, samples, _MIN_READ_RATIO)
     if not share.any():
         return None
-    counts = count_blocked_samples(thread, samples, context)
+    counts = count_blocked_samples(thread, samples & ~remote, context)
     shares = estimate_blocked_shares(counts, context, _sum_read_bytes(rank), 0.0)
-    remote_ratio = shares.remote_io / max(shares.block_io + shares.remote_io, 1e-9)
-    return share * (1.0 - remote_ratio), share * remote_ratio
+    remote_samples = np.count_nonzero(samples & remote)
+    local_ratio = shares.block_io / max(shares.block_io + shares.remote_io, 1e-9)
+    local_ratio *= 1.0 - remote_samples / np.count_nonzero(samples)
+    return share * local_ratio, share * (1.0 - local_ratio)
 
 
-def _find_reading_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
-    """Find the samples around which the process read more than it wrote: bool[n]."""
+def _compare_bytes(rank: Rank, t_ns: Int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Compare what the process read and wrote around each sample: bool[n] each.
+
+    Whether it read more than it wrote, and whether it read from no device and wrote to none.
+    """
     io = rank.main.io
     if io is None or io.t_ns.size < 2:
-        return np.zeros(t_ns.size, np.bool_)
+        return np.zeros(t_ns.size, np.bool_), np.zeros(t_ns.size, np.bool_)
     row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
     read, written = np.diff(io.read_bytes)[row], np.diff(io.write_bytes)[row]
     # Characters also count what mounts deliver. Those that are written go to sockets, too.
     chars = np.diff(io.read_chars)[row]
     is_reading = (read > np.maximum(written, 0)) | ((written <= 0) & (chars >= _MIN_READ_CHARS))
-    return np.asarray(is_reading, np.bool_)
+    is_known = (io.read_bytes[row] >= 0) & (io.write_bytes[row] >= 0)
+    return is_reading, is_known & (read <= 0) & (written <= 0)
 
 
 def _sum_read_bytes(rank: Rank) -> float:

@@ -14,7 +14,7 @@ from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, ProcessIo
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, io, lost, process, rank, spans, thread
+from tests.support.builders import activity, header, io, lost, process, rank, spans, thread
 from tests.support.data_waits import feeding
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -156,3 +156,17 @@ def test_a_training_loop_that_reads_by_itself_is_blocked_in_reads() -> None:
 def test_what_is_written_is_not_read() -> None:
     piece = (0, 3, 2.0, PHASE_COMPUTE)
     assert read_shares("U1 F1 U1", piece, io_=written(0, 0, MIB, MIB)) == []
+
+
+@pytest.mark.parametrize(("read", "local_s", "remote_s"), [(0, 0.0, 0.8), (MIB, 0.8, 0.0)])
+def test_pages_that_no_device_gives_the_main_thread_come_from_a_server(
+    read: int, local_s: float, remote_s: float
+) -> None:
+    # blocked for 0.8 s of [1, 2) in the pages of a file
+    rows = activity("U1 D0.8 U0.2")
+    main = process(100, thread=thread(rows, 2), io=written(0, 0, 0, read=read))
+    node = header(mounts=[{"point": "/config", "type": "fuse.sshfs"}])
+    timeline, pieces = rank(2, main, node=node), lost((1, 2, 1.0, PHASE_COMPUTE), source=2, step=3)
+    shares = estimate_read_shares(timeline, pieces)
+    assert shares is not None
+    np.testing.assert_allclose([shares[0][0], shares[1][0]], [local_s, remote_s])

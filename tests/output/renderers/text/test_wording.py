@@ -21,7 +21,8 @@ MS = 1_000
         (2, "The accelerators were kept busy; 2.0 % was lost, mostly without a known cause."),
         (
             4,
-            "No main cause: the loss is small and spread out. The largest part, 4.0 %, has no known cause",
+            "No main cause: the loss is small and spread out. The largest part, 4.0 %, has no known"
+            " cause",
         ),
         (6, "Not known: 100.0 % of the loss has no known cause"),
     ],
