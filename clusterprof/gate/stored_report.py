@@ -254,7 +254,7 @@ def _convert_report(stored: document.Report, title: str) -> Report:
         notes=stored.notes,
         job=stored.job and _build_model(model.JobFacts, stored.job),
         steps=stored.steps and _convert_steps(stored.steps),
-        fingerprint=stored.fingerprint and _build_model(model.RunFingerprint, stored.fingerprint),
+        fingerprint=stored.likeness and _build_model(model.RunFingerprint, stored.likeness),
     )
 
 

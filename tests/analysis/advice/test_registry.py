@@ -185,7 +185,7 @@ def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set()
 
 def test_a_process_of_the_job_that_takes_the_cpus_is_named() -> None:
     late = numbers(thread__runnable_ratio=0.7)
-    busy = {"side_users": (("burner", 4711, 3.4),), "others_cpu_ratio": 0.0}
+    busy = {"busy_side_processes": (("burner", 4711, 3.4),), "other_processes_cpu_ratio": 0.0}
     advice = named(scene("cpu-contention", late, nodes=1, ranks=8, **busy), "find-the-neighbour")
     assert advice.what == (
         "Move burner (pid 4711) of the job: it keeps 3.4 CPUs busy and does not train"
