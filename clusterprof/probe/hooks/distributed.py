@@ -125,9 +125,9 @@ def _replace_function(c10d: Any, name: str, original: Any, wrapper: Any) -> None
 def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> Any:
     """Wrap one collective, all in one function: with cold caches each further call costs 1 µs."""
     group_at, async_at, source_at, input_name = _locate_arguments(original, operation, input_at)
-    world, inside, find = (c10d._world, other_calls.active_threads, process_groups.find_group)
+    world, inside, find = c10d._world, other_calls.active_threads, process_groups.find_group
     coalescing, by_object = getattr(world, "pg_coalesce_state", {}), process_groups.by_object
-    tensor = other_calls.get_tensor_class()
+    tensor, sum_bytes = other_calls.get_tensor_class(), other_calls.sum_tensor_bytes
     collective, issue_code = layout.COLLECTIVE, operation | layout.ISSUE << layout.FORM_SHIFT
 
     @functools.wraps(original)
@@ -148,11 +148,7 @@ def wrap_collective(c10d: Any, original: Any, operation: int, input_at: int) -> 
                 if input_name:
                     tensors = arguments[input_at] if count > input_at else keywords.get(input_name)
                     single = tensors if type(tensors) is tensor else None
-                    size = (
-                        single.nbytes
-                        if single is not None
-                        else other_calls.sum_tensor_bytes(tensors)
-                    )
+                    size = single.nbytes if single is not None else sum_bytes(tensors)
                 if source_at != ABSENT:
                     size = _get_broadcast_bytes(size, group, source_at, arguments, keywords)
                 if coalescing and hooks_coalescing.append_to_batch(operation, size, group):

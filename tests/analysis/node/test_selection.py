@@ -59,7 +59,7 @@ def part(run: Path, **bounds: int | Instant) -> Report:
 def test_ten_of_thirty_steps_by_hand(run: Path, bounds: dict) -> None:
     report = part(run, **bounds)
     assert report.notes[0].startswith("only a part of the run was analyzed, --so and so: ")
-    assert report.part == "--so and so"
+    assert report.selection_text == "--so and so"
     for rank in report.ranks:
         assert (rank.steps, rank.in_step_ns) == (10, 10 * SECOND)
         assert rank.lost_ns == 5 * SECOND  # 0.4 s for data or rank 0, 0.1 s transfer

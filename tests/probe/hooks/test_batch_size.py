@@ -47,7 +47,7 @@ for batch in DataLoader(["a", "b"], batch_size=2):
 for batch in DataLoader(torch.ones(3, 5), batch_size=3):
     step()
 
-from _clusterprof_probe.hooks import batch as batches_hook
+from _clusterprof_probe.hooks import batch_size as batches_hook
 
 asked = []
 
@@ -92,9 +92,9 @@ class Trainer:
     def save_model(self):
         torch.save([1], folder + "/model")
 
-from _clusterprof_probe.hooks import marks
+from _clusterprof_probe.hooks import outermost_calls
 for name in ("checkpoint", "save_model"):
-    marks.wrap_outermost(Trainer, name, 5, lambda *arguments: -1)
+    outermost_calls.wrap_outermost(Trainer, name, 5, lambda *arguments: -1)
 Trainer().checkpoint()
 print(os.path.getsize(folder + "/model") + os.path.getsize(folder + "/rest"))
 print(os.path.getsize(folder + "/file"), len(os.listdir(folder + "/later")))

@@ -54,8 +54,8 @@ dist.all_reduce(torch.ones(1))
 
 
 BROKEN = """
-from _clusterprof_probe.hooks import calls, process_groups, works, wrap
-works.ring.enter(0, 0, 0, 0)  # opens the ring, which sets `emit`
+from _clusterprof_probe.hooks import other_calls, process_groups, pending_work, wrap
+pending_work.ring.enter(0, 0, 0, 0)  # opens the ring, which sets `emit`
 def broken(*arguments, **keywords):
     raise SystemExit("ours")
 {where} = broken
@@ -66,7 +66,7 @@ work.wait()
 dist.all_reduce(t)
 print(t.tolist())
 import _clusterprof_probe
-print(_clusterprof_probe.on, calls.active_threads)
+print(_clusterprof_probe.on, other_calls.active_threads)
 """
 
 

@@ -192,8 +192,8 @@ def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, where: str
 ) -> None:
     code = f"""
-from _clusterprof_probe.hooks import functional, process_groups
-functional.ring.enter(0, 0, 0, 0)  # opens the ring, which sets `emit`
+from _clusterprof_probe.hooks import functional_collectives, process_groups
+functional_collectives.ring.enter(0, 0, 0, 0)  # opens the ring, which sets `emit`
 def broken(*arguments, **keywords): raise SystemExit("ours")
 {where} = broken
 for _ in range(3): out = funcol.all_reduce(torch.ones(1), "sum", world).tolist()

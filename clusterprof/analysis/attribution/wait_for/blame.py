@@ -354,9 +354,8 @@ def _attribute_waits(
     waiting, late, wait = waits
     rows = index.rows
     width = len(rows.at_arrive) - 1 + len(BLAME_CAUSES)
-    wait_pairs = late_rank_excess.WaitPairs(
-        waiting, late, *find_last_common_leave(index, waiting, late)
-    )
+    leaves = find_last_common_leave(index, waiting, late)
+    wait_pairs = late_rank_excess.WaitPairs(waiting, late, *leaves)
     point_to_point = is_point_to_point(ops.operation)[rows.op[waiting] - carry_over.operations]
     propagated_ns, skew_ns, shares = _split_waits_by_excess(
         index, usual_work, wait_pairs, wait, point_to_point
