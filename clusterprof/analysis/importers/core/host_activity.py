@@ -155,13 +155,15 @@ def build_host_activity(
     steps_end_ns: Int,
     operators: Mapping[int, Intervals],
     samples: HostWork = NO_HOST_WORK,
+    ranges: HostWork = NO_HOST_WORK,
 ) -> HostActivity:
     """Build the activity of the host of one device.
 
     copies: blocking copies to the device, and from it, which wait for the device. residues: parts
     of copy calls that their copies do not explain: such a call waits for the device. steps_end_ns:
     int64[n], ends of the steps. operators: thread -> times inside its operators, disjoint.
-    samples: in which function a sampler saw the host; everything else goes first.
+    samples: in which function a sampler saw the host; everything else goes first. ranges: those
+    that the program marked itself: they name the time of which nothing else is known.
     """
     loading = _find_loading(calls, steps_end_ns)
     sync = subtract_intervals(_join([calls.of(SYNC), copies[1], residues]), loading)
@@ -190,7 +192,7 @@ def build_host_activity(
         CoverageIndex(*_join(memory)),
         CoverageIndex(*copy),
         CoverageIndex(*loading),
-        _mark_computation(work, counted),
+        overlay_work(_mark_computation(work, counted), _remove_times(ranges, counted)),
     )
 
 
