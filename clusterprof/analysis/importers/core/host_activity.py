@@ -239,7 +239,9 @@ def _split_operators(
 def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
     """Find the times of what happens once: loading calls, captures, and slow calls of first use.
 
-    The first call of a process creates the context, whatever it asks for (`cudaFree(0)`).
+    A slow launch loads its kernel. A slow call that allocates, frees or pins memory shows nothing
+    of that kind, except as the first call of the process: it creates the context, whatever it asks
+    for (`cudaFree(0)`).
     """
     start, end = calls.of(LOAD)
     long_enough = end - start >= MIN_LOAD_NS
@@ -252,7 +254,9 @@ def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
         closed = at < ends.size
         parts.append((begins[closed], ends[at[closed]]))
     launches = calls.of(LAUNCH)[0]
-    for kind in (LAUNCH, ALLOC, FREE, PIN, CREATE):
+    if np.isin(calls.kind[:1], (ALLOC, FREE, PIN)).any():
+        parts.append((calls.start[:1], calls.end[:1]))
+    for kind in (LAUNCH, CREATE):
         start, end = calls.of(kind)
         slow = end - start >= LONG_LAUNCH_NS
         parts.append(_select_early(start[slow], end[slow], launches, steps_end_ns))
