@@ -282,7 +282,8 @@ def _locate_cause(report: Report, finding: Finding) -> Iterator[ScreenRow]:
     """Yield the line of code, then the culprits and how they differ from the other ranks."""
     line = code.describe_where(report, finding)
     comparison = culprits.describe_peer_comparison(finding)
-    who = culprits.summarize_main_culprits(finding) if finding.culprits else "All ranks alike"
+    everywhere = "All ranks alike" if len(report.ranks) > 1 else ""
+    who = culprits.summarize_main_culprits(finding) if finding.culprits else everywhere
     onset = culprits.describe_onset(finding)
     if not onset and len(finding.culprits) < len(report.ranks):
         onset = culprits.summarize_persistence(finding)

@@ -100,6 +100,26 @@ def test_memory_that_is_freed_in_every_step_is_a_cause_of_its_own(tmp_path: Path
     }
 
 
+@pytest.mark.parametrize(("frees", "is_uncached"), [(60, True), (49, False)])
+def test_an_allocator_that_keeps_no_block_is_switched_on(
+    frees: int, is_uncached: bool, tmp_path: Path
+) -> None:
+    """Each step obtains 60 blocks; growing segments help only an allocator that keeps blocks."""
+
+    def churns(number: int, at: float) -> Events:
+        yield from (call("hipMalloc", at + 11 * MS + 10 * n, 10) for n in range(60))
+        length = 66 * MS / frees
+        yield from (call("hipFree", at + 12 * MS + length * n, length) for n in range(frees))
+
+    events = [item for repeat in range(5) for item in _shift(steps(churns), repeat)]
+    finding = named(report_of(events, tmp_path), "memory-free")
+    ratios = [item.value for item in finding.evidence if item.name == "allocator.returned_ratio"]
+    assert ratios == ([pytest.approx(1.0)] if is_uncached else [])
+    change = next(item.change for item in finding.advice if item.id == "keep-segments")
+    assert ("PYTORCH_NO_HIP_MEMORY_CACHING" in change) == is_uncached
+    assert ("expandable_segments" in change) != is_uncached
+
+
 WARM = {
     "module": [call("cuModuleLoadData", 20 * MS, 40 * MS)],
     "attributes": [call("cudaFuncGetAttributes", (20 + 4 * n) * MS, 4 * MS) for n in range(10)],
