@@ -18,10 +18,10 @@ An imported trace of a profiler names the calls: `cuModuleLoadData`, `cudaLibrar
 `cudaFuncGetAttributes`, `cudaGraphInstantiate`, everything from `cudaStreamBeginCapture` to
 `cudaStreamEndCapture`. A launch or the creation of a stream that takes a millisecond or more on an
 idle device counts if most of the time in such calls lies in the first of several steps (of one
-step: in its first half). A call that allocates, frees or pins memory counts only as the first call
-of the process, which creates the context; others are `memory-free` or `launch-alloc`. In a
-recording of clusterprof the time inside `clusterprof.span("warm_up")` counts, as far as the device
-was idle; the first step is `startup`.
+step: in its first half). A call that allocates, frees or pins memory counts only before the tenth
+launch of the trace, while contexts and libraries are set up; others are `memory-free` or
+`launch-alloc`. In a recording of clusterprof the time inside `clusterprof.span("warm_up")` counts,
+as far as the device was idle; the first step is `startup`.
 
 ## What to do
 

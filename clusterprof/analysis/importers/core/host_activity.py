@@ -69,6 +69,10 @@ NAME_CHARACTERS = 120
 MIN_WORK_NS = 10_000
 """Shortest part of a gap that gets a `host_work` span, ns."""
 _MIN_EARLY_RATIO = 0.6
+_FIRST_LAUNCHES = 10
+"""Launches of a trace in which the process still makes its first use of the device: a training step
+has hundreds.
+"""
 MAX_OVERHEAD_NS = 20_000_000
 """Longest stretch in ns without a call into the device runtime that is overhead of launching:
 Python hooks of a large model need 5 to 10 ms, an operator 5 to 100 us.
@@ -240,8 +244,8 @@ def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
     """Find the times of what happens once: loading calls, captures, and slow calls of first use.
 
     A slow launch loads its kernel. A slow call that allocates, frees or pins memory shows nothing
-    of that kind, except as the first call of the process: it creates the context, whatever it asks
-    for (`cudaFree(0)`).
+    of that kind, except before the first launches of the trace: it creates the context or sets a
+    library up, whatever it asks for (`cudaFree(0)`).
     """
     start, end = calls.of(LOAD)
     long_enough = end - start >= MIN_LOAD_NS
@@ -254,11 +258,11 @@ def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
         closed = at < ends.size
         parts.append((begins[closed], ends[at[closed]]))
     launches = calls.of(LAUNCH)[0]
-    if np.isin(calls.kind[:1], (ALLOC, FREE, PIN)).any():
-        parts.append((calls.start[:1], calls.end[:1]))
-    for kind in (LAUNCH, CREATE):
+    for kind in (LAUNCH, ALLOC, FREE, PIN, CREATE):
         start, end = calls.of(kind)
         slow = end - start >= LONG_LAUNCH_NS
+        if kind in (ALLOC, FREE, PIN):
+            slow &= np.searchsorted(launches, start) < _FIRST_LAUNCHES
         parts.append(_select_early(start[slow], end[slow], launches, steps_end_ns))
     return _join(parts)
 

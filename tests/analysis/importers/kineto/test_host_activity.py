@@ -156,18 +156,21 @@ def test_memory_calls_in_the_first_step_of_the_trace_are_no_warm_up(
     """The allocator runs out of memory once: the device has worked before, nothing is loaded."""
 
     def allocates(number: int, at: float) -> Events:
-        return [] if number else [call(name, at + (15 + 2 * n) * MS, 2 * MS) for n in range(20)]
+        yield from (call("cudaLaunchKernel", at + 20 + 10 * n, 5) for n in range(10))
+        if not number:
+            yield from (call(name, at + (15 + 2 * n) * MS, 2 * MS) for n in range(20))
 
     lost = ms_of(report_of(steps(allocates), tmp_path))
     assert lost[MEMORY[name]] == pytest.approx(40.0)
     assert "warm-up" not in lost
 
 
-def test_the_first_call_of_a_process_creates_the_context(tmp_path: Path) -> None:
+def test_memory_calls_before_the_first_launches_set_the_device_up(tmp_path: Path) -> None:
     trace = [
         step(1, 0, 100 * MS),
         call("cudaFree", 1 * MS, 40 * MS),
-        call("cudaFree", 42 * MS, 20 * MS),
+        *(call("cudaLaunchKernel", 42 * MS + 10 * n, 5) for n in range(10)),
+        call("cudaFree", 45 * MS, 20 * MS),
         call("cudaLaunchKernel", 70 * MS, 10, 1),
         on_device("gemm", 70 * MS + 20, 30 * MS - 20, 1),
     ]
@@ -439,10 +442,10 @@ def test_memory_calls_of_every_step_are_a_cause(
     assert notes_of(named(report, cause)) == [note]
 
 
-def test_pinning_in_the_first_step_alone_is_no_warm_up(tmp_path: Path) -> None:
+def test_pinning_before_the_first_launches_is_warm_up(tmp_path: Path) -> None:
     pins = [call("cudaHostRegister", 20 * MS, 40 * MS)]
     report = report_of(steps(lambda number, at: () if number else pins), tmp_path)
-    assert ms_of(report) == {"memory-free": 40.0, "unattributed": 240.0}
+    assert ms_of(report) == {"warm-up": 40.0, "unattributed": 240.0}
 
 
 def test_communication_that_outlasts_the_steps_counts_until_their_end(tmp_path: Path) -> None:
