@@ -290,6 +290,17 @@ def _fill_expandable_segments(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(command, _describe_free_memory(context))
 
 
+def _fill_kept_segments(context: AdviceContext) -> FilledRecommendation:
+    if (context.value("allocator.returned_ratio") or 0.0) >= 0.8:  # it keeps none
+        change = mark_command("unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING")
+        return FilledRecommendation(change, what="Switch the cache of PyTorch's allocator on")
+    return FilledRecommendation(
+        mark_command("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+        + f"; where that is not supported, {mark_command('max_split_size_mb:512')} instead, if"
+        " memory is freed because it is fragmented"
+    )
+
+
 def _fill_smaller_batch(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(
         "batch_size a tenth smaller, or torch.utils.checkpoint for activations",
@@ -420,12 +431,8 @@ LAUNCH_RECOMMENDATIONS = (
         ("memory-free",),
         "Let the allocator keep and grow its blocks",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else max_split_size_mb",
-        FilledRecommendation(
-            mark_command("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-            + f"; where that is not supported, {mark_command('max_split_size_mb:512')} instead, if"
-            " memory is freed because it is fragmented"
-        ),
-        evidence_names=("freeing_ratio",),
+        _fill_kept_segments,
+        evidence_names=("freeing_ratio", "returned_ratio"),
         published="cases only (ByteDance, OSDI 2025)",
         expected_change="num_device_free of torch.cuda.memory_stats() stays constant",
         worse="not with CUDA IPC of some versions: shared tensors may fail",

@@ -15,6 +15,7 @@ EVIDENCE_NAMES: dict[str, str] = {
     "allocator.frees_total": "Blocks that the allocator of device memory gave back to the driver.",
     "allocator.mallocs_total": "Blocks that the allocator of device memory took from the driver.",
     "allocator.retries_total": "Times that the allocator emptied its cache as memory was full.",
+    "allocator.returned_ratio": "Share of the blocks from the driver that were given back to it.",
     "memory.refaulted_bytes_total": "Bytes read again that had been in the page cache before.",
     "process.write_chars_total": "Bytes that the processes of the rank wrote to files and pipes.",
     "checkpoint.mean_bytes": "Bytes written by a rank in one checkpoint, on average.",

@@ -18,6 +18,8 @@ next step. Pinning locks each page of a buffer: about a quarter of a second for 
 An imported trace of a profiler has each call, with its time; its share is the part of the idle time
 inside them. In a recording of clusterprof, `torch.cuda.empty_cache()` is marked while it runs. If
 blocks are both obtained and returned in every step, and no call was marked, it is `launch-alloc`.
+If 50 blocks or more per step are returned, the evidence says which part of those obtained they are:
+nearly all of them where the allocator does not keep any.
 
 ## What to do
 
@@ -25,6 +27,10 @@ Take `torch.cuda.empty_cache()` out of the loop. Let the allocator keep its bloc
 (`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or `max_split_size_mb` against fragmentation),
 and keep pinned buffers instead of registering and unregistering them. Pin a buffer once, before the
 first step, and use it again for each copy.
+
+If nearly all blocks are returned at once, the allocator's cache is off
+(`PYTORCH_NO_CUDA_MEMORY_CACHING`, `PYTORCH_NO_HIP_MEMORY_CACHING`, an allocator of one's own): no
+option of the cache helps then.
 
 ## Where it is blind
 
@@ -35,8 +41,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from clusterprof.analysis.detectors.base import Claims, measure_host_work, sum_claimed_ns
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, LostTime, Rank
+from clusterprof.analysis.timeline.spans import AllocatorSpans
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
 
@@ -67,6 +76,9 @@ class MemoryFree:
 
         freeing_at_least_ratio: float = 0.0
         """A smaller share of a segment is left unattributed; 0 = none is too small."""
+        uncached_frees_per_step_at_least_count: float = 50.0
+        """Blocks returned to the driver per step from which it is reported which part of all blocks
+        they are: an allocator that keeps its blocks flushes some dozens once, not in each step."""
 
     def claim(
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
@@ -86,4 +98,23 @@ class MemoryFree:
                 ratio = min(sum_claimed_ns(lost, part) / sum_claimed_ns(lost, share), 1.0)
                 note = f"of that time, the host {what}"
                 evidence.append(Evidence(f"host.{name}_ratio", ratio, "ratio", note))
+        evidence[1:1] = _measure_returned_blocks(rank, limits)
         return Claims(share, "A", tuple(evidence))
+
+
+def _measure_returned_blocks(rank: Rank, limits: MemoryFree.Limits) -> list[Evidence]:
+    """Measure which part of the blocks from the driver went back to it, where they are many.
+
+    An allocator that keeps its blocks returns few, and not in each step.
+    """
+    readings, steps = rank.main.get_spans(AllocatorSpans), rank.main.spans.get(layout.STEP)
+    if readings is None or steps is None or not steps.end_ns.size:
+        return []
+    obtained, returned = (
+        float(np.maximum(column, 0).sum()) for column in (readings.mallocs, readings.frees)
+    )
+    if returned < limits.uncached_frees_per_step_at_least_count * steps.end_ns.size:
+        return []
+    ratio = min(returned / max(obtained, returned), 1.0)
+    note = "of the blocks that were obtained from the driver were returned to it at once"
+    return [Evidence("allocator.returned_ratio", ratio, "ratio", note)]

@@ -16,10 +16,12 @@ takes milliseconds to seconds, once.
 
 An imported trace of a profiler names the calls: `cuModuleLoadData`, `cudaLibraryLoadData`,
 `cudaFuncGetAttributes`, `cudaGraphInstantiate`, everything from `cudaStreamBeginCapture` to
-`cudaStreamEndCapture`. A launch, an allocation, a free or the creation of a stream that takes a
-millisecond or more on an idle device counts if most of the time in such calls lies in the first of
-several steps (of one step: in its first half). In a recording of clusterprof the time inside
-`clusterprof.span("warm_up")` counts, as far as the device was idle; the first step is `startup`.
+`cudaStreamEndCapture`. A launch or the creation of a stream that takes a millisecond or more on an
+idle device counts if most of the time in such calls lies in the first of several steps (of one
+step: in its first half). A call that allocates, frees or pins memory counts only before the tenth
+launch of the trace, while contexts and libraries are set up; others are `memory-free` or
+`launch-alloc`. In a recording of clusterprof the time inside `clusterprof.span("warm_up")` counts,
+as far as the device was idle; the first step is `startup`.
 
 ## What to do
 

@@ -69,6 +69,10 @@ NAME_CHARACTERS = 120
 MIN_WORK_NS = 10_000
 """Shortest part of a gap that gets a `host_work` span, ns."""
 _MIN_EARLY_RATIO = 0.6
+_FIRST_LAUNCHES = 10
+"""Launches of a trace in which the process still makes its first use of the device: a training step
+has hundreds.
+"""
 MAX_OVERHEAD_NS = 20_000_000
 """Longest stretch in ns without a call into the device runtime that is overhead of launching:
 Python hooks of a large model need 5 to 10 ms, an operator 5 to 100 us.
@@ -155,13 +159,15 @@ def build_host_activity(
     steps_end_ns: Int,
     operators: Mapping[int, Intervals],
     samples: HostWork = NO_HOST_WORK,
+    ranges: HostWork = NO_HOST_WORK,
 ) -> HostActivity:
     """Build the activity of the host of one device.
 
     copies: blocking copies to the device, and from it, which wait for the device. residues: parts
     of copy calls that their copies do not explain: such a call waits for the device. steps_end_ns:
     int64[n], ends of the steps. operators: thread -> times inside its operators, disjoint.
-    samples: in which function a sampler saw the host; everything else goes first.
+    samples: in which function a sampler saw the host; everything else goes first. ranges: those
+    that the program marked itself: they name the time of which nothing else is known.
     """
     loading = _find_loading(calls, steps_end_ns)
     sync = subtract_intervals(_join([calls.of(SYNC), copies[1], residues]), loading)
@@ -190,7 +196,7 @@ def build_host_activity(
         CoverageIndex(*_join(memory)),
         CoverageIndex(*copy),
         CoverageIndex(*loading),
-        _mark_computation(work, counted),
+        overlay_work(_mark_computation(work, counted), _remove_times(ranges, counted)),
     )
 
 
@@ -237,7 +243,9 @@ def _split_operators(
 def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
     """Find the times of what happens once: loading calls, captures, and slow calls of first use.
 
-    The first call of a process creates the context, whatever it asks for (`cudaFree(0)`).
+    A slow launch loads its kernel. A slow call that allocates, frees or pins memory shows nothing
+    of that kind, except before the first launches of the trace: it creates the context or sets a
+    library up, whatever it asks for (`cudaFree(0)`).
     """
     start, end = calls.of(LOAD)
     long_enough = end - start >= MIN_LOAD_NS
@@ -253,6 +261,8 @@ def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
     for kind in (LAUNCH, ALLOC, FREE, PIN, CREATE):
         start, end = calls.of(kind)
         slow = end - start >= LONG_LAUNCH_NS
+        if kind in (ALLOC, FREE, PIN):
+            slow &= np.searchsorted(launches, start) < _FIRST_LAUNCHES
         parts.append(_select_early(start[slow], end[slow], launches, steps_end_ns))
     return _join(parts)
 

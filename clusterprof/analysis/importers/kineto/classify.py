@@ -36,6 +36,7 @@ TORCH_FUNCTION, FUNCTION, LOADING_FUNCTION, DATA_FUNCTION = 32, 33, 34, 35
 READ_FUNCTION, SLEEP_FUNCTION, LOCK_FUNCTION, LOG_FUNCTION = 36, 37, 38, 39
 LIBRARY_FUNCTION, BLOCKED_FUNCTION = 40, 41  # of the training code or a library; JAX's wait
 BUILT_IN_FUNCTION = 42  # of no known purpose: only its name in a stack is of use
+ANNOTATED_RANGE = 43  # a range that the program marked itself (`record_function`)
 IGNORED = 0
 
 # Categories of most events, as they are written; `CommonEventDecoder` has a type for each.
@@ -142,7 +143,7 @@ def _label_host_event(name: str) -> int:
 def _label_annotation(name: str) -> int:
     kind = _label_host_event(name)
     if kind == OPERATOR:  # a user annotation is not work by itself
-        return HOST_COMM if _HOST_COMM.match(name) else IGNORED
+        return HOST_COMM if _HOST_COMM.match(name) else ANNOTATED_RANGE
     return kind
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account
 from clusterprof.analysis.importers.core.columns import select_dtype
@@ -243,6 +244,9 @@ def _select_starved_gaps(
     return StarvedGaps(start, end, *amounts)
 
 
+_MAX_EARLY = 1 << 20
+"""Numbers of operations that were launched before the trace end here: they are counted backwards.
+"""
 _COMPLETE_LIST = re.compile(r"\[?\s*\d{1,9}(?:\s*,\s*\d{1,9})*\s*\]?$")
 _MAX_MEMBERS = 1 << 17
 
@@ -341,6 +345,16 @@ class ProcessGroups:
             known = self._known[key] = self._find(comm)
         return known
 
+    def split_early(self, group: Int, is_early: NDArray[np.bool_]) -> Int:
+        """Return the groups with numbers of their own for the early operations, int64[n]."""
+        group = group.copy()
+        for label in np.unique(group[is_early]).tolist():
+            number = compute_group_number(f"{label}:launched before the trace")
+            group[is_early & (group == label)] = number
+            if label in self.members:
+                self.members[number] = self.members[label]
+        return group
+
     def _find(self, comm: CommDescription) -> int:
         ranks = self._ranks_by_name.get(comm.group or "", [])
         if comm.ranks and _COMPLETE_LIST.match(comm.ranks.strip()):
@@ -364,10 +378,12 @@ def add_collectives(
     descriptions: list[CommDescription],
     groups: ProcessGroups,
     account: Account,
+    is_launched: NDArray[np.bool_],
 ) -> None:
     """Add the communication operations of one process to the node.
 
-    descriptions: one for each row of `collectives`.
+    descriptions: one for each row of `collectives`. is_launched: bool[n], the call that launched
+    the kernel is in the trace.
     """
     if not collectives.row.size:
         return
@@ -377,7 +393,10 @@ def add_collectives(
     sequence = np.array([description.sequence for description in descriptions], np.int64)
     peer = np.array([_get_peer(description, groups.rank) for description in descriptions], np.int64)
     message = (operation == layout.SEND) | (operation == layout.RECV)
+    is_early = (sequence < 0) & ~message & _find_early_operations(group, is_launched)
+    group = groups.split_early(group, is_early)
     number = _compute_numbers(group, sequence, operation, peer, message)
+    number = _count_back_early(group, number, is_early)
     row = node.spans(
         pid,
         layout.COLLECTIVE,
@@ -405,6 +424,35 @@ def add_collectives(
             "the trace does not number communication operations: those of one kind are matched"
             " across ranks by their order"
         )
+
+
+def _find_early_operations(group: Int, is_launched: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Find the operations that were launched before the profiler began to record calls: bool[n].
+
+    All ranks start it at the same place of the program, so they agree on the first operation whose
+    launch is recorded. Which earlier kernels still run is different on each rank:
+
+        rank 0     | a===| b==| c=|        a was launched before the trace
+        rank 2           |    | b=| c=|    a had ended
+
+    In each group it is the kernels before the first one with a recorded launch. group: int64[n], in
+    order of time.
+    """
+    is_early = np.zeros(group.size, np.bool_)
+    for label in np.unique(group).tolist():
+        rows = np.flatnonzero(group == label)
+        launched = np.flatnonzero(is_launched[rows])
+        is_early[rows[: launched[0] if launched.size else 0]] = True
+    return is_early
+
+
+def _count_back_early(group: Int, number: Int, is_early: NDArray[np.bool_]) -> Int:
+    """Number the early operations of each group backwards from the last of them, int64[n]."""
+    number = number.copy()
+    for label in np.unique(group[is_early]).tolist():
+        rows = np.flatnonzero(group == label)
+        number[rows] += _MAX_EARLY - rows.size
+    return np.maximum(number, -1)
 
 
 def _get_peer(description: CommDescription, rank: int | None) -> int:

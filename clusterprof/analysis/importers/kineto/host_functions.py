@@ -48,6 +48,7 @@ ACTIVITIES = {
     classify.TORCH_FUNCTION: layout.RUNNING_MODEL,
     classify.LIBRARY_FUNCTION: layout.RUNNING_MODEL,
     classify.BLOCKED_FUNCTION: layout.COMPUTING_ON_HOST,
+    classify.ANNOTATED_RANGE: layout.COMPUTING_ON_HOST,  # only where nothing else is known
 }
 """Kind of a function -> activity of the host in it; operators that launch are counted before."""
 _MIN_ENCLOSED_RATIO = 0.9

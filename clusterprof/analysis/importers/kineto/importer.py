@@ -62,7 +62,10 @@ without them it is not known how busy the accelerator was.
   and `outfeed` of a TPU, are idle time. Of nested XLA operations each instant counts for the
   innermost. Overlap Analysis and other derived tracks are not counted.
 * **Collective operations** are matched by process group and sequence number. Kernels without these
-  are matched by their order in the group, or by their order among the operations of one kind.
+  are matched by their order in the group, or by their order among the operations of one kind,
+  counted from the first one whose launch is in the trace.
+* **Annotated ranges** (`record_function`) on the thread of the steps name the time in which the
+  trace shows nothing else of the host.
 
 ## What it cannot see
 
@@ -126,7 +129,11 @@ from clusterprof.analysis.importers.kineto.identity import (
     read_identity,
 )
 from clusterprof.analysis.importers.kineto.named_tracks import TrackNames, TrackStream, read_tracks
-from clusterprof.analysis.importers.kineto.stacks import add_function_stacks, find_functions
+from clusterprof.analysis.importers.kineto.stacks import (
+    add_function_stacks,
+    find_annotated_ranges,
+    find_functions,
+)
 from clusterprof.probe import layout
 
 _EVENT_PATTERN = re.compile(
@@ -442,7 +449,8 @@ def _add_process(
     add_function_stacks(node, pid, *own_functions, host_side, process_steps, account)
     if device is not None:
         work = find_functions(host_side, functions, calls, device.work, operators)
-        activity = _find_host_activity(host_side, work, process_steps, operators)
+        ranges = find_annotated_ranges(host_side, functions)
+        activity = _find_host_activity(host_side, work, process_steps, operators, ranges)
         _add_device_activity(
             node, pid, id_, device, calls, host_side, activity, process_steps, identity, gathered
         )
@@ -453,6 +461,7 @@ def _find_host_activity(
     functions: HostWork,
     process_steps: host_spans.Steps,
     operators: dict[int, tuple[Int, Int]],
+    ranges: HostWork,
 ) -> HostActivity:
     """Find what the host was doing."""
     calls = host_side.calls
@@ -463,6 +472,7 @@ def _find_host_activity(
         functions,
         process_steps.end,
         operators,
+        ranges=ranges,
     )
 
 
@@ -568,4 +578,7 @@ def _add_device_activity(
         groups = kineto_device.ProcessGroups(
             identity.distributed, identity.rank, identity.world_size
         )
-        kineto_device.add_collectives(node, pid, exposed, descriptions, groups, gathered.account)
+        is_launched = work.call[exposed.row] >= 0
+        kineto_device.add_collectives(
+            node, pid, exposed, descriptions, groups, gathered.account, is_launched
+        )

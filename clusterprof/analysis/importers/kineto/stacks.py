@@ -76,7 +76,9 @@ def add_function_stacks(
 
     functions: the calls of the process; their numbers are rows of `names`, -1 if unknown.
     """
-    kept = functions.kind >= classify.TORCH_FUNCTION  # operators are no Python functions
+    # Operators and annotated ranges are no Python functions.
+    kept = functions.kind >= classify.TORCH_FUNCTION
+    kept &= functions.kind != classify.ANNOTATED_RANGE
     numbers, inverse = np.unique(functions.number[kept], return_inverse=True)
     if not numbers.size:
         return
@@ -141,7 +143,17 @@ def _select_innermost(functions: Marks, thread: int) -> HostWork:
 
     Built-in functions of no known purpose are left out: the functions around them have one.
     """
-    own = (functions.thread == thread) & (functions.kind != classify.BUILT_IN_FUNCTION)
+    left_out = (classify.BUILT_IN_FUNCTION, classify.ANNOTATED_RANGE)
+    own = (functions.thread == thread) & ~np.isin(functions.kind, left_out)
+    return find_innermost_functions(
+        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
+    )
+
+
+def find_annotated_ranges(host_side: HostTimeline, functions: Marks) -> HostWork:
+    """Find in which range that the program marked itself the thread of the steps was."""
+    own = functions.kind == classify.ANNOTATED_RANGE
+    own &= functions.thread == find_main_thread(host_side)
     return find_innermost_functions(
         functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
     )

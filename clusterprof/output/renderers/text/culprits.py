@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.trend import format_clock_time
-from clusterprof.report.model import Culprit, Finding, PeerComparison, Report
+from clusterprof.report.model import UNATTRIBUTED, Culprit, Finding, PeerComparison, Report
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_host_list, format_number_list
 
 _MAIN_CULPRIT_RATIO = 0.1  # a culprit that caused less than this share of the largest is not named
 _NOTABLE_WAITING_RATIO = 0.4  # of what it caused; from here on the waiting ranks are mentioned
 _AWAITED_RATIO = 0.4  # of all waiting for the culprits; from here on one of many is singled out
+_MIN_LATE_RATIO = 0.5  # of the time without a cause, in which ranks waited for others
+_MAX_LATE_RANKS = 4  # that come last; more are no culprits
 _AWAITED_FACTOR = 1.5  # times the waiting for the second
 _NEGLIGIBLE_PEER_RATIO = 0.001  # of the culprits' value; peers below it have "almost none"
 _UNKNOWN_HOST = "unknown-host"  # node of an imported trace that names no host
@@ -74,6 +76,27 @@ def _describe_awaited_rank(chiefs: Sequence[Culprit]) -> str:
         return ""
     rank = f"rank {order[0].rank}" if order[0].rank is not None else format_culprit(order[0])
     return f"; others waited for {rank} most, {format_quantity(first, 'ns')}"
+
+
+def describe_late_ranks(report: Report) -> str:
+    """Describe for which ranks the others waited without a known cause; "" = not for a few.
+
+    A rank's culprit time beyond its own loss is what others waited for it.
+    """
+    waits_ns = [
+        dict(rank.caused).get(UNATTRIBUTED, 0) - dict(rank.buckets).get(UNATTRIBUTED, 0)
+        for rank in report.ranks
+    ]
+    waited_ns = sum(ns for ns in waits_ns if ns > 0)
+    if waited_ns < _MIN_LATE_RATIO * report.unattributed_ns:
+        return ""
+    late = [row for row, ns in enumerate(waits_ns) if ns > _MAIN_CULPRIT_RATIO * max(waits_ns)]
+    if len(late) > min(_MAX_LATE_RANKS, len(waits_ns) // 2):
+        return ""
+    culprits = [Culprit(report.ranks[row].node, report.ranks[row].rank, "") for row in late]
+    who = ", ".join(_format_group(group) for group in _group_culprits(culprits, 2))
+    summed_ns = format_quantity(sum(waits_ns[row] for row in late), "ns")
+    return f"{who} came last: the other ranks waited {summed_ns} in all"
 
 
 def select_main_culprits(finding: Finding) -> list[Culprit]:

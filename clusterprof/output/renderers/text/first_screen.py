@@ -38,6 +38,10 @@ _MAX_CAUSES, _MAX_EVIDENCE, _MAX_GAP_NAMES = 5, 2, 3
 _HIGH_CONFIDENCE_RATIO, _MEDIUM_CONFIDENCE_RATIO = 0.85, 0.6
 _MIN_SHOWN_RATIO = 0.0005
 """A smaller part of the time in steps would read 0.0 %."""
+_WAITS_FOR_RANKS = ("peers-unknown", "peers", "jitter")
+"""Reasons of time without a cause that lie in another rank."""
+_MIN_PLACE_RATIO = 0.5
+"""Part of the other time without a cause, in which hosts were at one place."""
 _MIN_OTHER_RATIO = 0.01
 """A gain that is larger by this part of the time in steps than the cause itself is explained."""
 _MIN_SENTENCE_WORDS = 6
@@ -161,13 +165,16 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
         if wording.has_small_parts_only(report):
             return
         unknown = code.describe_unknown_where(report)
-        if unknown:
-            yield ScreenRow("Where", f"{unknown}.")
-        what = wording.describe_what_would_tell(report, has_line=bool(unknown))
+        late = culprits.describe_late_ranks(report)
+        places = [*([late] if late else []), *([unknown] if unknown else _list_host_places(report))]
+        for number, text in enumerate(places):
+            yield ScreenRow("" if number else "Where", f"{text}.")
+        place = "that line" if unknown else "the host there" if places else ""
+        what = wording.describe_what_would_tell(report, place)
         yield ScreenRow("Try next", f"{what}.")
         if first is not None:
             yield ScreenRow("", f"Largest known cause: {_describe_cause(first, report)}")
-        if unknown:
+        if places:
             return  # the place of a smaller cause would be taken for its own
     else:
         group = _describe_group(report, report.main_cause)
@@ -183,6 +190,20 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
     grade = wording.describe_evidence_grade(first.grade).partition(" (class")[0]
     certain = f"{wording.format_confidence(first)} ({_name_confidence(first)}): {grade}."
     yield ScreenRow("Confidence", certain)
+
+
+def _list_host_places(report: Report) -> list[str]:
+    """List where hosts were for most of the time without a cause that is not a wait; at most one.
+
+    That it is the largest reason is said already, as the cause.
+    """
+    reasons = [item for item in report.unattributed_reasons if item[0] not in _WAITS_FOR_RANKS]
+    code, ns = next(iter(reasons), ("", 0))
+    if not code.startswith("on-host:") or code == report.unattributed_reasons[0][0]:
+        return []
+    if ns < _MIN_PLACE_RATIO * sum(ns for _, ns in reasons):
+        return []
+    return [f"{format_quantity(ns, 'ns')}: {wording.describe_unattributed_reason(code)}"]
 
 
 def _build_work_row(report: Report) -> Iterator[ScreenRow]:
@@ -261,7 +282,8 @@ def _locate_cause(report: Report, finding: Finding) -> Iterator[ScreenRow]:
     """Yield the line of code, then the culprits and how they differ from the other ranks."""
     line = code.describe_where(report, finding)
     comparison = culprits.describe_peer_comparison(finding)
-    who = culprits.summarize_main_culprits(finding) if finding.culprits else "All ranks alike"
+    everywhere = "All ranks alike" if len(report.ranks) > 1 else ""
+    who = culprits.summarize_main_culprits(finding) if finding.culprits else everywhere
     onset = culprits.describe_onset(finding)
     if not onset and len(finding.culprits) < len(report.ranks):
         onset = culprits.summarize_persistence(finding)

@@ -238,8 +238,8 @@ _NO_SIGNAL = "no-signal"
 _RECORD_HOST = "To learn the cause: record the job with clusterprof, which samples its host, too"
 
 
-def describe_what_would_tell(report: Report, has_line: bool = False) -> str:
-    """Describe what would make an unknown cause known; has_line: a line has most of the time."""
+def describe_what_would_tell(report: Report, place: str = "") -> str:
+    """Describe what would make an unknown cause known; place: where most of the time went."""
     is_imported = all(node.recorder_cpu_ratio is None for node in report.nodes)
     if is_imported and any(code == _NO_SIGNAL for code, _ in report.unattributed_reasons[:1]):
         return _RECORD_HOST
@@ -251,8 +251,8 @@ def describe_what_would_tell(report: Report, has_line: bool = False) -> str:
         count = len(set(remedies)) - 1
         more = f"; {count:,} more under Not seen" if count else ""
         return f"To learn the cause: {escape_text(remedies[0], 300).rstrip('.')}{more}"
-    if has_line:
-        return "To learn the cause: see what that line does or waits for"
+    if place:
+        return f"To learn the cause: see what {place} does or waits for"
     if finding is not None and finding.advice[0].diagnose and finding.advice[0].id != _BY_HAND:
         return f"To learn the cause: {_lower_first(escape_text(finding.advice[0].what, 300))}"
     if is_imported:

@@ -100,6 +100,26 @@ def test_memory_that_is_freed_in_every_step_is_a_cause_of_its_own(tmp_path: Path
     }
 
 
+@pytest.mark.parametrize(("frees", "is_uncached"), [(60, True), (49, False)])
+def test_an_allocator_that_keeps_no_block_is_switched_on(
+    frees: int, is_uncached: bool, tmp_path: Path
+) -> None:
+    """Each step obtains 60 blocks; growing segments help only an allocator that keeps blocks."""
+
+    def churns(number: int, at: float) -> Events:
+        yield from (call("hipMalloc", at + 11 * MS + 10 * n, 10) for n in range(60))
+        length = 66 * MS / frees
+        yield from (call("hipFree", at + 12 * MS + length * n, length) for n in range(frees))
+
+    events = [item for repeat in range(5) for item in _shift(steps(churns), repeat)]
+    finding = named(report_of(events, tmp_path), "memory-free")
+    ratios = [item.value for item in finding.evidence if item.name == "allocator.returned_ratio"]
+    assert ratios == ([pytest.approx(1.0)] if is_uncached else [])
+    change = next(item.change for item in finding.advice if item.id == "keep-segments")
+    assert ("PYTORCH_NO_HIP_MEMORY_CACHING" in change) == is_uncached
+    assert ("expandable_segments" in change) != is_uncached
+
+
 WARM = {
     "module": [call("cuModuleLoadData", 20 * MS, 40 * MS)],
     "attributes": [call("cudaFuncGetAttributes", (20 + 4 * n) * MS, 4 * MS) for n in range(10)],
@@ -110,7 +130,7 @@ WARM = {
         call("cudaGraphInstantiate_v12000", 50 * MS, 10 * MS),
     ],
     "first launches": [call("cudaLaunchKernel", 20 * MS, 40 * MS, 901)],
-    "context": [call("cudaFree", 20 * MS, 40 * MS)],
+    "context": [call("cuDevicePrimaryCtxRetain", 20 * MS, 40 * MS)],
 }
 
 
@@ -124,6 +144,38 @@ def test_what_happens_once_is_warm_up(events: Events, tmp_path: Path) -> None:
         "keep-kernel-caches",
         "warm-up-first",
     }
+
+
+MEMORY = {"cudaFree": "memory-free", "cudaHostAlloc": "memory-free", "cudaMalloc": "launch-alloc"}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_calls_in_the_first_step_of_the_trace_are_no_warm_up(
+    name: str, tmp_path: Path
+) -> None:
+    """The allocator runs out of memory once: the device has worked before, nothing is loaded."""
+
+    def allocates(number: int, at: float) -> Events:
+        yield from (call("cudaLaunchKernel", at + 20 + 10 * n, 5) for n in range(10))
+        if not number:
+            yield from (call(name, at + (15 + 2 * n) * MS, 2 * MS) for n in range(20))
+
+    lost = ms_of(report_of(steps(allocates), tmp_path))
+    assert lost[MEMORY[name]] == pytest.approx(40.0)
+    assert "warm-up" not in lost
+
+
+def test_memory_calls_before_the_first_launches_set_the_device_up(tmp_path: Path) -> None:
+    trace = [
+        step(1, 0, 100 * MS),
+        call("cudaFree", 1 * MS, 40 * MS),
+        *(call("cudaLaunchKernel", 42 * MS + 10 * n, 5) for n in range(10)),
+        call("cudaFree", 45 * MS, 20 * MS),
+        call("cudaLaunchKernel", 70 * MS, 10, 1),
+        on_device("gemm", 70 * MS + 20, 30 * MS - 20, 1),
+    ]
+    lost = ms_of(report_of(trace, tmp_path))
+    assert (lost["warm-up"], lost["memory-free"]) == pytest.approx((40.0, 20.0))
 
 
 def test_slow_launches_in_every_step_are_no_warm_up(tmp_path: Path) -> None:
@@ -390,7 +442,7 @@ def test_memory_calls_of_every_step_are_a_cause(
     assert notes_of(named(report, cause)) == [note]
 
 
-def test_pinning_in_the_first_step_alone_is_warm_up(tmp_path: Path) -> None:
+def test_pinning_before_the_first_launches_is_warm_up(tmp_path: Path) -> None:
     pins = [call("cudaHostRegister", 20 * MS, 40 * MS)]
     report = report_of(steps(lambda number, at: () if number else pins), tmp_path)
     assert ms_of(report) == {"warm-up": 40.0, "unattributed": 240.0}
