@@ -116,6 +116,8 @@ class RankSetup:
     """False if no accelerator of it was measured."""
     has_framework: bool = True
     """False if a trace shows nothing of PyTorch or another framework."""
+    has_xla: bool = False
+    """True if XLA compiled and ran its programs, as in a profile of JAX."""
     has_optimizer: bool = False
     """True if steps of an optimizer or backward passes were seen: the job trains."""
     own_loss_ratio: float | None = None

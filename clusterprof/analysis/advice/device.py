@@ -19,6 +19,7 @@ from clusterprof.analysis.advice.rules import (
     GPU_MEMORY_FREE,
     GPU_MEMORY_FULL,
     NO_FRAMEWORK,
+    XLA_SEEN,
     make_missing_evidence_rule,
 )
 from clusterprof.units import format_quantity
@@ -29,10 +30,8 @@ _PINNED_GAIN = "1.02-1.15x (Gao et al., ICSE 2024)"
 def _fill_pinned_memory(context: AdviceContext) -> FilledRecommendation:
     loader = context.setup.loader
     reasons = ("pin_memory is off",) if loader is not None and loader.pinned is False else ()
-    pinned, copied = (
-        mark_command("DataLoader(pin_memory=True)"),
-        mark_command('batch.to("cuda", non_blocking=True)'),
-    )
+    pinned = mark_command("DataLoader(pin_memory=True)")
+    copied = mark_command('batch.to("cuda", non_blocking=True)')
     return FilledRecommendation(f"{pinned} and {copied}", reasons)
 
 
@@ -43,6 +42,16 @@ def _fill_rare_metrics(context: AdviceContext) -> FilledRecommendation:
         f"{mark_command('total += loss.detach()')} and"
         f" {mark_command('if step % 100 == 0: print(total.item())')}: no"
         f" .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in every step{each}"
+    )
+
+
+def _fill_fewer_bytes(context: AdviceContext) -> FilledRecommendation:
+    if context.setup.has_xla:
+        return FilledRecommendation("offload fewer arrays to the host, only what is used late")
+    return FilledRecommendation(
+        mark_command('batch.to("cuda", non_blocking=True).float().div_(255)')
+        + " of uint8 images instead of float32 copies; keep what does not change, and optimizer"
+        " states if they fit, on the accelerator"
     )
 
 
@@ -86,6 +95,7 @@ COPY_RECOMMENDATIONS = (
         worse="memory of the accelerator for one more batch",
         unless=(
             NO_FRAMEWORK,
+            XLA_SEEN,
             ExclusionRule(
                 "gpu-memory-full",
                 "less than a fifth of the accelerator's memory was free",
@@ -106,6 +116,7 @@ COPY_RECOMMENDATIONS = (
         worse="pinned memory cannot be swapped out: prefetched batches always occupy it",
         unless=(
             NO_FRAMEWORK,
+            XLA_SEEN,
             ExclusionRule(
                 "already-fast",
                 "copies run at 10 GB/s or more, as only pinned memory does",
@@ -119,11 +130,7 @@ COPY_RECOMMENDATIONS = (
         ("h2d-copy-bound",),
         "Copy fewer bytes in each step",
         "smaller types, transforms on the accelerator, tensors that stay there",
-        FilledRecommendation(
-            mark_command('batch.to("cuda", non_blocking=True).float().div_(255)')
-            + " of uint8 images instead of float32 copies; keep what does not change, and optimizer"
-            " states if they fit, on the accelerator"
-        ),
+        _fill_fewer_bytes,
         evidence_names=("bytes_per_second", "to_device_ratio"),
         expected_change="gpu.pcie_receive_bytes_per_second falls",
         worse="work of the accelerator, and its memory",

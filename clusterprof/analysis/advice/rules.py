@@ -290,6 +290,11 @@ NO_FRAMEWORK = ExclusionRule(
 FRAMEWORK_SEEN = ExclusionRule(
     "framework", "the job uses a framework, or that is not known", lambda s: s.setup.has_framework
 )
+XLA_SEEN = ExclusionRule(
+    "xla",
+    "the job runs programs of XLA, to which calls of PyTorch do not apply",
+    lambda s: s.setup.has_xla,
+)
 WORKERS_STAY = ExclusionRule(
     "workers-stay",
     "workers were hardly ever started again",

@@ -163,6 +163,7 @@ def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> Rank
         steps=ledger.steps,
         has_device=bool(ledger.device),
         has_framework=known.has_framework,
+        has_xla=known.has_xla,
         has_optimizer=known.has_optimizer,
         own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
     )

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ class SortedInputs:
     """Files that must be readable and that no importer reads, with the reason."""
     skipped: list[Path] = field(default_factory=list)
     """Other files in the folders."""
+    copies: list[tuple[Path, Path]] = field(default_factory=list)
+    """Files that are left out, each with the file that has the same content."""
 
     def raise_for_unread(self, anyway: bool = False) -> None:
         """Refuse the input if a file that must be readable is not.
@@ -90,13 +93,17 @@ class SortedInputs:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note on the skipped files."""
+        """Return notes on the copies and on the skipped files."""
+        notes = []
+        for copy, original in self.copies[:1]:
+            others = f", and {len(self.copies) - 1:,} more" if len(self.copies) > 1 else ""
+            notes.append(f"{copy.name} is a copy of {original.name}{others}: each is counted once")
         if not self.skipped:
-            return ()
+            return tuple(notes)
         names = ", ".join(path.name for path in self.skipped[:_MAX_NAMED_FILES])
         more = len(self.skipped) - _MAX_NAMED_FILES
         names += f" and {more:,} more" if more > 0 else ""
-        return (f"skipped, not of a known format: {names}",)
+        return (*notes, f"skipped, not of a known format: {names}")
 
 
 def build_partial_input_error(why: ClusterprofError, others: int = 0) -> NoRecording:
@@ -129,8 +136,34 @@ def sort_inputs(paths: Sequence[Path]) -> SortedInputs:
                 inputs.recordings.append(path)
         else:
             inputs.recordings.append(path)
-    inputs.foreign = list(dict.fromkeys(inputs.foreign))
+    _drop_copies(inputs)
     return inputs
+
+
+def _drop_copies(inputs: SortedInputs) -> None:
+    """Drop the foreign files whose bytes are those of an earlier file: a copy is no second node.
+
+    Files of a format that are parts of one job are kept: its importer knows what they mean.
+    """
+    files = list(dict.fromkeys(inputs.foreign))
+    sizes = Counter(file.stat().st_size for file in files)
+    inputs.foreign, originals = [], dict[bytes, Path]()
+    for file in files:
+        importer = find_file_importer(file) if sizes[file.stat().st_size] > 1 else None
+        if importer is not None and not importer.combines_files:
+            original = originals.setdefault(_compute_digest(file), file)
+            if original is not file:
+                inputs.copies.append((file, original))
+                continue
+        inputs.foreign.append(file)
+
+
+def _compute_digest(file: Path) -> bytes:
+    digest = blake2b()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.digest()
 
 
 def _sort_file(path: Path, inputs: SortedInputs, is_required: bool) -> None:

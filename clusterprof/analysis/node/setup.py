@@ -48,6 +48,8 @@ class ProcessSetup:
     """Workers of its loader by the loader's settings, else the most worker processes seen."""
     has_framework: bool = True
     """False if a trace shows nothing of PyTorch or another framework."""
+    has_xla: bool = False
+    """True if XLA compiled and ran its programs, as in a profile of JAX."""
     has_optimizer: bool = False
     """True if steps of an optimizer or backward passes were seen."""
 
@@ -71,6 +73,7 @@ class _RankObservations:
     cores: int | None = None
     most_workers: int = 0
     has_framework: bool = True
+    has_xla: bool = False
     has_optimizer: bool = False
 
 
@@ -130,7 +133,8 @@ class SetupCollector:
 
     def _add_rank(self, chunk: Chunk, process: Process, cpus: CpuTopology) -> None:
         seen = self._ranks.setdefault((process.pid, process.started_ticks), _RankObservations())
-        seen.has_framework = process.registration.get("framework") != "none"
+        framework = process.registration.get("framework")
+        seen.has_framework, seen.has_xla = framework != "none", framework == "xla"
         seen.has_optimizer |= bool({layout.OPTIMIZER, layout.BACKWARD} & process.spans.keys())
         waits = process.get_spans(DataWaitSpans)
         if waits is not None and waits.workers.size:
@@ -285,7 +289,7 @@ def _build_rank_setup(seen: _RankObservations) -> ProcessSetup:
         loader = seen.loaders[max(seen.loaders)] if seen.loaders else None
     workers = loader.workers if loader is not None else seen.most_workers or None
     return ProcessSetup(
-        loader, seen.cpus, seen.cores, workers, seen.has_framework, seen.has_optimizer
+        loader, seen.cpus, seen.cores, workers, seen.has_framework, seen.has_xla, seen.has_optimizer
     )
 
 

@@ -235,6 +235,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "long-enough": ({}, {"lost_ns": 2 * S}),
     "no-framework": ({}, {"has_framework": False}),
     "framework": ({}, {"has_framework": True}),
+    "xla": ({}, {"has_xla": True}),
     "only-pinned": ({"host__pinning_ratio": 0.9, "host__freeing_ratio": 0.05}, {}),
     "no-pinning_ratio": ({"host__pinning_ratio": 0}, {}),
     "ranks-present": ({}, {"cause": "sync-imbalance"}),

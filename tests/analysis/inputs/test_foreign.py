@@ -259,3 +259,13 @@ def test_of_files_that_are_read_together_each_must_be_of_use_to_who_judges(tmp_p
         analyze([good, bad])
     notes = analyze([good, bad], leave_unknown=True).notes
     assert any("the log has no epoch or block with start" in note for note in notes)
+
+
+def test_a_copy_of_a_trace_is_no_second_node(tmp_path: Path) -> None:
+    for name, wait_us in (("a.json", 400), ("b.json", 400), ("c.json", 300), ("d.json", 400)):
+        (tmp_path / name).write_text(json.dumps(trace(wait_us)))
+    with import_inputs([tmp_path]) as imported:
+        assert [account.path.name for account in imported.accounts] == ["a.json", "c.json"]
+        note = "b.json is a copy of a.json, and 1 more: each is counted once"
+        assert note in imported.notes
+    assert len(analyze(tmp_path).nodes) == 2

@@ -148,6 +148,11 @@ class NodeTables:
         """Add that nothing of PyTorch or another framework was seen in a process."""
         self._ranks[pid]["framework"] = "none"
 
+    def with_xla(self) -> None:
+        """Add that the programs of all processes so far were compiled by XLA."""
+        for rank in self._ranks.values():
+            rank["framework"] = "xla"
+
     def group(self, pid: int, group: int, ranks: Sequence[int], name: str = "") -> None:
         """Add the global ranks of a process group; `pid` is one of its processes.
 

@@ -334,6 +334,8 @@ class GatheredEvents:
         self.comm_table = CommTable()
         self._comms: tuple[Column, Column] = (Column(), Column())
         self._rows = self._comm_count = 0
+        self.step_threads: dict[int, int] = {}
+        """Number of a device -> the thread that its own steps are on; empty if all share steps."""
         self.launches = 0
         """Number of calls that launched work."""
         self._pairs = EventPairs(account)

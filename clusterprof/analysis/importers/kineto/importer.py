@@ -293,7 +293,7 @@ def build_node(
     for stretches in (*gathered.busy_host.values(), *gathered.operators.values()):
         stretches.shift(-low)
     text.trim_heap()
-    devices = list(_split_devices(gathered, calls, low))
+    devices = _drop_idle_devices(list(_split_devices(gathered, calls, low)), gathered)
     calls = replace(calls, link=_EMPTY)  # the correlation ids are not needed any more
     text.trim_heap()
     node = NodeTables(
@@ -399,6 +399,20 @@ def _split_devices(gathered: GatheredEvents, calls: RuntimeCalls, low: int) -> I
         thread = count_values(calls.thread[call[call >= 0]])
         pid = threads[int(thread.argmax())] if thread.size else _find_first_pid(threads)
         yield _Device(number, names[number], work, pid)
+
+
+def _drop_idle_devices(devices: list[_Device], gathered: GatheredEvents) -> list[_Device]:
+    """Drop devices that only copy while others compute, and have no steps: they are no ranks."""
+    computing = [
+        device
+        for device in devices
+        if device.number in gathered.step_threads or (device.work.kind < classify.COPY).any()
+    ]
+    if not computing or len(computing) == len(devices):
+        return devices
+    dropped = ", ".join(f"{device.key}" for device in devices if device not in computing)
+    gathered.account.notes.append(f"devices that only copied are no ranks: {dropped[:200]}")
+    return computing
 
 
 def _find_first_pid(threads: list[object]) -> int:
@@ -523,6 +537,10 @@ def _find_steps(
     Raises: CannotImportError when nothing shows when the process worked.
     """
     which = marks.kind == classify.STEP
+    if gathered.step_threads:
+        threads = gathered.step_threads
+        first = next(iter(threads.values()))
+        which &= marks.thread == (first if device is None else threads.get(device.number, first))
     marked = host_spans.select_marked_steps(
         marks.start[which], marks.end[which], marks.number[which], account
     )

@@ -76,8 +76,11 @@ _WAITING_TASK = re.compile(
     r"(?:in|out)feed(?:[-.\d]|$)|capture_(?:wait|record)",
     re.IGNORECASE,
 )
-_COLLECTIVE = re.compile(
-    r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|"
+_AWAITED_WORK = re.compile(r"async-done(?:[.\d]|$)")
+"""An operation in which the core waits for work that it does not name."""
+_MESSAGE = re.compile(r"(?:send|recv)-done(?:[.\d]|$)")
+COLLECTIVE = re.compile(
+    r"async-collective-done|all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|"
     r"hcom_|allreduce|allgather|reducescatter|alltoall",
     re.IGNORECASE,
 )
@@ -177,7 +180,7 @@ class TrackEvents:
             self.base_ns = start_ns
         if role == DEVICE:
             self._add_work(track, name, start_ns, duration_ns, link, size, task)
-        elif role == COMMUNICATION and _COLLECTIVE.search(name):
+        elif role == COMMUNICATION and COLLECTIVE.search(name):
             self._emit("device_comm", track, name, start_ns, duration_ns, link, self._device(track))
         elif role == OPERATIONS:
             self._add_operation(track, name, start_ns, duration_ns)
@@ -241,7 +244,7 @@ class TrackEvents:
             self.skip("tasks in which the device waits")
             return
         category = "kernel"
-        if _COLLECTIVE.search(name) or "COMMUNICATION" in task:
+        if COLLECTIVE.search(name) or "COMMUNICATION" in task:
             category = "device_comm"
         elif _COPY.search(name) or _COPY.search(task):
             category, into = "gpu_memcpy", _TO_DEVICE.search(name)
@@ -312,45 +315,67 @@ class TrackEvents:
             columns = (np.frombuffer(c, np.int64) for c in (nested.start, nested.end, nested.name))
             device = self._device(nested.track)
             for start, end, number in flatten_nested(*columns):
-                name = names[number]
-                if _WAITING_TASK.match(name):
-                    self.skip("operations that wait for the host")
-                    continue
-                is_comm = _COLLECTIVE.search(name) is not None and "-start" not in name
-                kind = "device_comm" if is_comm else "kernel"
-                self._emit(kind, nested.track, name, start, end - start, -1, device)
-        for track, start, end, number in self._find_steps():
-            self._emit("user_annotation", track, f"ProfilerStep#{number}", start, end - start)
+                category, name = _label_operation(names[number])
+                if category is None:
+                    self.skip(name)
+                else:
+                    self._emit(category, nested.track, name, start, end - start, -1, device)
+        for track, rows in self._find_steps():
+            for row, following in zip(rows, [*rows[1:], None]):
+                end = row[1] if following is None else max(following[0], row[0])
+                self._emit("user_annotation", track, f"ProfilerStep#{row[2]}", row[0], end - row[0])
+            self._flush()
+            if track not in self._host_steps and self._device(track) in self._gathered.devices:
+                device = self._gathered.devices[self._device(track)]
+                thread = self._gathered.threads[convert_track_ids(track)]
+                self._gathered.step_threads.setdefault(device, thread)
         self._flush()
 
-    def _find_steps(self) -> Iterator[tuple[Track, int, int, int]]:
-        """Yield the steps of the first device, else of the host, else the runs of a program."""
+    def _find_steps(self) -> Iterator[tuple[Track, list[tuple[int, int, int]]]]:
+        """Yield the steps of each device, else of the host, else the runs of a program."""
         account = self._gathered.account
         for tracks, source in (
-            (self._steps, "the profile's steps of the first device"),
-            (self._host_steps, "the steps that the program marked (step_num)"),
+            (dict(sorted(self._steps.items(), key=_get_process)), "the profile's steps"),
+            (
+                dict(sorted(self._host_steps.items(), key=_get_process)[:1]),
+                "the steps that the program marked (step_num)",
+            ),
         ):
+            for track, marked in tracks.items():
+                yield track, sorted({row[2]: row for row in sorted(marked)}.values())
             if tracks:
-                track = min(tracks, key=lambda track: track.process)
-                rows = sorted({row[2]: row for row in sorted(tracks[track])}.values())
                 account.notes.append(f"steps are {source}; each lasts until the next begins")
-                break
-        else:
-            if not self._programs:
                 return
-            track = min(self._programs, key=lambda track: track.process)
-            runs = self._programs[track]
-            name = max(runs, key=lambda name: sum(end - start for start, end in runs[name]))
-            if len(runs[name]) < _MIN_PROGRAM_RUNS:
-                return
-            rows = [(start, end, i) for i, (start, end) in enumerate(sorted(runs[name]), 1)]
-            account.notes.append(
-                f"no steps are marked: each run of the program {name[:60]} is one step and lasts"
-                " until the next begins"
-            )
-        for row, following in zip(rows, [*rows[1:], None]):
-            end = row[1] if following is None else max(following[0], row[0])
-            yield track, row[0], end, row[2]
+        programs = dict(sorted(self._programs.items(), key=_get_process))
+        runs = next(iter(programs.values()), {})
+        name = max(runs, key=lambda name: sum(end - start for start, end in runs[name]), default="")
+        if len(runs.get(name, ())) < _MIN_PROGRAM_RUNS:
+            return
+        for track, runs in programs.items():
+            if len(runs.get(name, ())) >= _MIN_PROGRAM_RUNS:
+                numbered = enumerate(sorted(runs[name]), 1)
+                yield track, [(start, end, number) for number, (start, end) in numbered]
+        account.notes.append(
+            f"no steps are marked: each run of the program {name[:60]} is one step and lasts"
+            " until the next begins"
+        )
+
+
+def _get_process(item: tuple[Track, Any]) -> str:
+    return item[0].process
+
+
+def _label_operation(name: str) -> tuple[str | None, str]:
+    """Return the category and name of an XLA operation; of a pure wait None and the reason."""
+    if name.endswith((" HtoD", " DtoH")):  # the core waits for a copy from or to the host
+        return "gpu_memcpy", name[-4:]
+    if _WAITING_TASK.match(name):
+        return None, "operations that wait for the host"
+    if _AWAITED_WORK.match(name):
+        return None, "operations that wait for work that the profile does not name (async-done)"
+    if _MESSAGE.match(name) or (COLLECTIVE.search(name) and "-start" not in name):
+        return "device_comm", name
+    return "kernel", name
 
 
 def _is_same_device(pid: int | str, other: int | str) -> bool:

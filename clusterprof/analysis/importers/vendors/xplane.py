@@ -30,12 +30,18 @@ No package is needed: the few fields are read from the bytes, and one plane at a
   innermost operation. The core is busy while an operation runs, except `infeed` and `outfeed`, in
   which it waits for the host.
 * **Communication** are operations named all-reduce, all-gather, reduce-scatter, all-to-all or
-  collective-permute, and kernels of NCCL and RCCL. An operation that ends a concurrent one
-  (`-done`) is the time in which the core waits for it. One that starts it (`-start`) is not
-  communication.
-* **Steps** are the line `Steps` of the first device, else ranges with a step number
-  (`StepTraceAnnotation`), else the runs of the program that takes most time. A step lasts until the
-  next begins, so that the time between two programs counts.
+  collective-permute, `send-done` and `recv-done`, and kernels of NCCL and RCCL. An operation that
+  ends a concurrent one (`-done`) is the time in which the core waits for it. One that starts it
+  (`-start`) is not communication.
+* **Copies between host and device**: `copy-done` and the like, if the HLO text of the operation
+  names the memory of the host (`S(5)`), and the `-done` of a send or receive that is a host
+  transfer. The core waits for the copy in it, so it is lost time. A `copy-done` between memories
+  of the device (a prefetch) counts as work, as a kernel bound by its memory does.
+* Any other `async-done` is idle time: the profile does not show what the core waited for.
+* **Steps** are the line `Steps` of each device, else ranges with a step number
+  (`StepTraceAnnotation`), else the runs of the program that takes most time. A device without steps
+  of its own has those of the first device. A step lasts until the next begins, so that the time
+  between two programs counts. A device that only copied while others computed is left out.
 * **Late host**: calls of CUDA and HIP are matched to kernels by correlation id. A TPU has no such
   calls: its idle time has no cause. What the host did in gaps is shown by the Python functions and
   executions of the thread of the steps, else of the threads that were in one at the launches.
@@ -68,6 +74,7 @@ from clusterprof.analysis.importers.kineto.event_columns import GatheredEvents
 from clusterprof.analysis.importers.kineto.event_stream import Document
 from clusterprof.analysis.importers.kineto.importer import build_node
 from clusterprof.analysis.importers.kineto.tracks import (
+    COLLECTIVE,
     DERIVED,
     DEVICE,
     HOST,
@@ -85,6 +92,15 @@ _PLANE_NAME = re.compile(rb"\x12[\x01-\x40]/(?:host|device):")
 _MAX_HEAD_BYTES = 4096
 _MAX_NAME_BYTES = 256  # the name of an operation may be its whole HLO text
 _HOSTNAME_FIELD = 4
+_MAX_HLO_BYTES = 2048  # the types of the result and the operands precede the rest
+_HLO_NAME = re.compile(r"%(\S+) = ")
+_DONE = re.compile(r"= (.*?) ([a-z-]+)-done\(")
+"""Of the HLO text of an operation that awaits another: the type of its result, and its kind."""
+_HOST_MEMORY = "S(5)"
+"""Memory space of the host in the layout of a type.
+
+Source: xla/layout.h, Layout::kHostMemorySpace.
+"""
 _COPY_SIZE = re.compile(r"size:(\d{1,17})\b")
 _MIN_EPOCH_NS = 10**18
 _MAX_TIME_NS = 1 << 62
@@ -150,6 +166,7 @@ def _import_profile(source: Source, account: Account) -> NodeTables:
     document = Document(base_ns=base_ns if base_ns > _MIN_EPOCH_NS else None)
     node = build_node(gathered, document, source, XPlane.name, STEP_MARKS)
     node.name = hostname
+    node.with_xla()
     return node
 
 
@@ -184,8 +201,11 @@ def _read_plane(data: memoryview, tracks: TrackEvents, account: Account) -> None
 
 
 def _read_metadata(entry: memoryview) -> tuple[int, str]:
-    """Read an entry of a map of names: its id, and the short name where there is one."""
-    id_, names = 0, {}
+    """Read an entry of a map of names: its id, and the short name where there is one.
+
+    The name of an operation that waits for a copy from or to the host ends with its direction.
+    """
+    id_, names, hlo = 0, {}, b""
     for number, value in read_fields(entry):
         if number == 1 and isinstance(value, int):
             id_ = value
@@ -193,7 +213,29 @@ def _read_metadata(entry: memoryview) -> tuple[int, str]:
             for inner, text in read_fields(value):
                 if inner in (2, 4) and not isinstance(text, int):
                     names[inner] = decode_text(text[:_MAX_NAME_BYTES])
-    return id_, names.get(4) or names.get(2, "")
+                    hlo = bytes(text[:_MAX_HLO_BYTES]) if inner == 2 else hlo
+    name = names.get(4) or names.get(2, "")
+    if written := _HLO_NAME.match(name):  # other operations stand in the text as operands
+        name = written[1]
+    direction = _find_host_copy(hlo.decode("utf-8", "replace")) if b"-done(" in hlo else ""
+    return id_, f"{name} {direction}" if direction else name
+
+
+def _find_host_copy(hlo: str) -> str:
+    """Find which way an awaited copy crosses between host and device: `HtoD`, `DtoH` or empty.
+
+    %copy-done.1 = f32[8]{0:T(8)} copy-done((f32[8]{0:T(8)}, f32[8]{0:T(8)S(5)}, …) …)   HtoD
+    """
+    if (done := _DONE.search(hlo)) is None:
+        return ""
+    if done[2] in ("send", "recv"):
+        is_host_transfer = "is_host_transfer=true" in hlo
+        return ("DtoH" if done[2] == "send" else "HtoD") if is_host_transfer else ""
+    if COLLECTIVE.search(done[2]):
+        return ""
+    if _HOST_MEMORY in done[1]:
+        return "DtoH"
+    return "HtoD" if _HOST_MEMORY in hlo[done.end() :] else ""
 
 
 def _read_line_head(line: memoryview) -> tuple[int, str, int]:

@@ -103,10 +103,7 @@ def test_an_operation_of_a_loop_counts_once_and_hides_no_communication(tmp_path:
         (300 * US, 400 * US, 1),
     ]
     assert account.skipped["operations that wait for the host"] == 2
-    assert (
-        "steps are the profile's steps of the first device; each lasts until the next begins"
-        in (account.notes)
-    )
+    assert "steps are the profile's steps; each lasts until the next begins" in (account.notes)
 
 
 def test_runs_of_a_program_are_steps_if_none_are_marked(tmp_path: Path) -> None:

@@ -142,3 +142,87 @@ def test_the_host_plane_shows_what_the_host_did_and_when_the_process_started(
         assert reasons["on-host:PjRtExecutable::Execute"] == 6
     else:  # from 2 to 50; device 1 works from 45 to 46
         assert reasons["on-host:PjRtExecutable::Execute"] == 48 + 47
+
+
+_F32 = "f32[8]{0:T(8)}"
+_HOST = "f32[8]{0:T(8)S(5)}"
+_CHIP = "f32[8]{0:T(8)S(1)}"
+
+
+def done(kind: str, result: str, operand: str, more: str = "") -> str:
+    return f"%{kind}.1 = {result} {kind}(({result}, {operand}, u32[]{{:S(2)}}) %start.1){more}"
+
+
+@pytest.mark.parametrize(
+    ("operation", "busy", "to_device", "communicated"),
+    [
+        (done("copy-done", _F32, _HOST), 100, 10_000, 0),
+        (done("copy-done", _HOST, _F32), 100, 0, 0),
+        (done("copy-done", _CHIP, _F32), 100, None, 0),  # a prefetch of the chip itself
+        (done("slice-done", _F32, _HOST), 100, 10_000, 0),
+        (done("send-done", "token[]", _F32), 100, None, 10_000),
+        (done("recv-done", _F32, "token[]"), 100, None, 10_000),
+        (done("recv-done", _F32, "token[]", ", is_host_transfer=true"), 100, 10_000, 0),
+        (done("send-done", "token[]", _F32, ", is_host_transfer=true"), 100, 0, 0),
+        ("async-done.3", 90, None, 0),  # a wait for work without a name
+        (done("all-gather-done", _F32, _F32), 100, None, 10_000),
+    ],
+)
+def test_in_the_end_of_an_asynchronous_operation_the_core_waits(
+    tmp_path: Path, operation: str, busy: int, to_device: int | None, communicated: int
+) -> None:
+    """A step of 100 us: 40 of work, 10 in the end of the operation, 50 of work."""
+    us = 1_000
+    plane: Lines = {
+        "Steps": [("1", 0, 100 * us, {})],
+        "XLA Ops": [
+            ("fusion.1", 0, 40 * us, {}),
+            (operation, 40 * us, 10 * us, {}),
+            ("fusion.2", 50 * us, 50 * us, {}),
+        ],
+    }
+    (node,), _ = imported([write(tmp_path, xspace({"/device:TPU:0": plane}))])
+    assert busy_ns(node, "tpu0")[-1] == (100 * us, busy * us)
+    copies = [(*span[:2], span[3]) for span in spans(node, layout.EXPOSED_COPY, 1)]
+    assert copies == ([] if to_device is None else [(40 * us, 50 * us, to_device)])
+    waits = spans(node, layout.EXPOSED_COLLECTIVE, 1)
+    assert sum(span[3] for span in waits) == communicated
+
+
+def test_waits_for_host_memory_are_lost_time_and_the_advice_is_for_xla(tmp_path: Path) -> None:
+    """Of each of 40 steps of 10 ms the core waits 9 ms for a copy from the host."""
+    ms = 1_000_000
+    operations, steps = [], []
+    for number in range(40):
+        at = number * 10 * ms
+        steps.append((str(number), at, 10 * ms, {}))
+        operations.append((done("copy-done", _F32, _HOST), at, 9 * ms, {}))
+        operations.append(("fusion.1", at + 9 * ms, ms, {}))
+    plane: Lines = {"Steps": steps, "XLA Ops": operations}
+    report = analyze(write(tmp_path, xspace({"/device:TPU:0": plane})))
+    (finding, *_) = report.findings
+    assert finding.cause.id == "h2d-copy-bound"
+    assert finding.lost_ns == 360 * ms
+    assert "cuda" not in str(finding)
+
+
+def test_each_device_has_its_own_steps_and_copies_alone_are_no_rank(tmp_path: Path) -> None:
+    """Devices 4 and 6 work one after the other, 300 and 400 ns; device 1 only copies."""
+    planes: dict[str, Lines] = {
+        "/device:GPU:1": {"Stream #1(MemcpyH2D)": [("MemcpyH2D", 2000, 10, {})]},
+        "/device:GPU:4": {
+            "Stream #2(Compute)": [("gemm", 0, 270, {})],
+            "Steps": [("0", 0, 300, {})],
+        },
+        "/device:GPU:6": {
+            "Stream #3(Compute)": [("gemm", 1000, 300, {})],
+            "Steps": [("0", 1000, 400, {})],
+        },
+    }
+    (node,), (account,) = imported([write(tmp_path, xspace(planes))])
+    assert [device for *_, device in ranks_of(node)] == ["gpu4", "gpu6"]
+    assert "devices that only copied are no ranks: 1" in account.notes
+    first, second = (
+        [span[:3] for span in spans(node, layout.STEP, pid)] for pid in (1, 1 + (1 << 23))
+    )
+    assert (first, second) == ([(0, 300, 0)], [(1000, 1400, 0)])
