@@ -109,9 +109,15 @@ RULES_OF: dict[str, set[str]] = {
     "equal-batches": {"equal-batches", "nobody-named"},
     "look-at-line": {"nobody-named", "no-line"},
     "compare-devices": {
-        *("device-throttled", "nobody-named", "whole-stage", "no-accelerator", "larger-batches")
+        *("device-throttled", "nobody-named", "whole-stage", "no-accelerator", "larger-batches"),
+        *("heavy-stage", "late-in-turn"),
     },
-    "swap-nodes": {"nobody-named", "one-node"},
+    "count-work": {
+        *("device-throttled", "nobody-named", "whole-stage", "heavy-stage"),
+        *("larger-batches", "as-devices-differ"),
+    },
+    "balance-work": {"heavy-stage", "late-in-all-steps"},
+    "swap-nodes": {"nobody-named", "late-in-turn", "one-node"},
     "look-at-the-stack": {"nobody-named"},
     "same-order": {"rank-named"},
     "first-failure": {"nobody-named"},

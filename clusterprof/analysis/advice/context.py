@@ -122,6 +122,8 @@ class RankSetup:
     """True if steps of an optimizer or backward passes were seen: the job trains."""
     own_loss_ratio: float | None = None
     """Share of its time in steps that it lost to the cause itself."""
+    message_wait_ratio: float = 0.0
+    """Part of the waits for its work that was in messages between two ranks (send, receive)."""
 
 
 @dataclass(frozen=True, slots=True)

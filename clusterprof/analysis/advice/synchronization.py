@@ -12,6 +12,16 @@ from clusterprof.analysis.advice.base import (
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
 from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.detectors.cross_rank import is_late_in_turn
+from clusterprof.units import format_quantity
+
+MAX_DEVICE_SPREAD_RATIO = 1.5
+"""How many times as long one device may take for equal work as another of its kind, if nothing
+throttles it: the outliers of arXiv 2208.11035.
+"""
+MIN_STAGE_WAIT_RATIO = 0.5
+"""Part of the waits for a rank's work in messages from which it is the stage of a pipeline."""
+_MEASURED_WORK = "step.worked_ns"
 
 
 def _quote_main_culprit(context: AdviceContext) -> tuple[str, str, str]:
@@ -24,8 +34,53 @@ def _quote_main_culprit(context: AdviceContext) -> tuple[str, str, str]:
     return shlex.quote(culprit.node) if culprit.node else "NODE", rank, culprit.device
 
 
+def is_heavy_stage(context: AdviceContext) -> bool:
+    """Return whether the rank that others wait for is a pipeline stage with more work."""
+    is_imbalance = context.cause == "sync-imbalance"
+    return is_imbalance and context.setup.message_wait_ratio >= MIN_STAGE_WAIT_RATIO
+
+
+def compute_work_ratio(context: AdviceContext) -> float:
+    """Compute how many times as long as the others the late rank works in a step; 0 = unknown."""
+    comparison = context.finding.peer_comparison
+    if comparison is None or comparison.name != _MEASURED_WORK or not comparison.peers_value:
+        return 0.0
+    return (comparison.value or 0.0) / comparison.peers_value
+
+
+def _describe_work(context: AdviceContext) -> str:
+    """Describe the work of a step on the late rank and on the others; "" if not compared."""
+    comparison = context.finding.peer_comparison
+    if comparison is None or not compute_work_ratio(context):
+        return ""
+    own, others = (
+        format_quantity(value or 0.0, "ns") for value in (comparison.value, comparison.peers_value)
+    )
+    return f"{own} of work in a step against {others}"
+
+
+def _fill_work_count(context: AdviceContext) -> FilledRecommendation:
+    _, rank, _ = _quote_main_culprit(context)
+    ratio = compute_work_ratio(context)
+    return FilledRecommendation(
+        f"print the micro-batches, forward passes and samples of a step on rank {rank} and on"
+        f" another: {ratio:.1f} times the work is more than devices of one kind differ. If the"
+        " counts differ: as many micro-batches on every rank, one token budget shared out over all"
+        " ranks",
+        (_describe_work(context),),
+        what=f"Count what rank {rank} does in a step, and what another rank does",
+    )
+
+
 def _fill_balance(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
+    if is_late_in_turn(context.finding):
+        return FilledRecommendation(
+            "batches of about equal length on all ranks of a step: sort or bucket by length over"
+            " the global batch, then share it out; or batch by tokens (max_tokens), or pack",
+            ("ranks are late in turn and work equally long on the whole: their batches differ",),
+            what="Give all ranks batches of equal length or tokens in each step",
+        )
     return FilledRecommendation(
         f"count tokens (and the sum of their squares) per step on rank {rank} and on another; then"
         " batch by tokens (max_tokens), sort or pack by length, distribute by squared length"
@@ -90,8 +145,10 @@ def _fill_last_stage(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
     group = context.finding.culprit_group
     stage = f"the stage of rank {rank}" if group is None else shlex.quote(group.name).strip("'")
+    work = _describe_work(context)
+    target = f" until all stages take equally long ({work})" if work else ""
     return FilledRecommendation(
-        "one or two layers less in the late stage; if it also computes the loss:"
+        f"one or two layers less in the late stage{target}; if it also computes the loss:"
         " Megatron --decoder-last-pipeline-num-layers",
         what=f"Give {stage} fewer layers" if rank != "RANK" else "",
     )
@@ -160,6 +217,29 @@ WHOLE_STAGE = ExclusionRule(
     "all ranks of a stage are alike slow: it has more work, and no device is at fault",
     lambda s: s.finding.culprit_group is not None,
 )
+LATE_IN_TURN = ExclusionRule(
+    "late-in-turn",
+    "ranks are late in turn and work equally long on the whole: their batches differ, not their"
+    " devices",
+    lambda s: is_late_in_turn(s.finding),
+)
+LATE_IN_ALL_STEPS = ExclusionRule(
+    "late-in-all-steps",
+    "the late rank does not change from step to step, or it works longer on the whole",
+    lambda s: s.cause == "sync-slow-compute" and not is_late_in_turn(s.finding),
+)
+HEAVY_STAGE = ExclusionRule(
+    "heavy-stage",
+    "the others wait in messages (send, receive) for it: it is the stage of a pipeline, and has"
+    " more work",
+    is_heavy_stage,
+)
+AS_DEVICES_DIFFER = ExclusionRule(
+    "as-devices-differ",
+    "it works no longer than a device of the same kind may take for equal work, or that is not"
+    " known",
+    lambda s: compute_work_ratio(s) < MAX_DEVICE_SPREAD_RATIO,
+)
 
 SYNCHRONIZATION_RECOMMENDATIONS = (
     Recommendation(
@@ -191,7 +271,11 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
             ExclusionRule(
                 "no-pipeline",
                 "no time was lost to a pipeline's schedule",
-                lambda s: s.cause != "sync-bubble" and "sync-bubble" not in s.other_causes,
+                lambda s: (
+                    s.cause != "sync-bubble"
+                    and "sync-bubble" not in s.other_causes
+                    and not is_heavy_stage(s)
+                ),
             ),
         ),
         place="job",
@@ -222,14 +306,30 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         effort="code",
     ),
     Recommendation(
-        "balance-work",
+        "count-work",
         ("sync-imbalance",),
+        "Count what the late rank does in a step, and what another rank does",
+        "micro-batches, forward passes and samples of a step",
+        _fill_work_count,
+        evidence_names=(_MEASURED_WORK,),
+        published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
+        expected_change="the counts are equal on all ranks",
+        unless=(
+            *(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE, HEAVY_STAGE, LARGER_BATCHES),
+            AS_DEVICES_DIFFER,
+        ),
+        effort="look",
+    ),
+    Recommendation(
+        "balance-work",
+        ("sync-imbalance", "sync-slow-compute"),
         "Give all ranks the same amount of work per step",
         "batches by tokens, sequences distributed by squared length, equal shards",
         _fill_balance,
         published="+23.9 % by redistributing sequences (ByteDance, OSDI 2025)",
         expected_change="stall.synchronization_ratio falls",
         worse="the order of samples is no longer random across ranks",
+        unless=(HEAVY_STAGE, LATE_IN_ALL_STEPS),
         place="job",
         effort="code",
     ),
@@ -243,7 +343,10 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         published="outliers of 1.5x among like GPUs (arXiv 2208.11035)",
         expected_change="both show the same clocks",
         worse="dcgmi diag stops the job's work on the device",
-        unless=(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE, NO_ACCELERATOR, LARGER_BATCHES),
+        unless=(
+            *(THROTTLED, NO_RANK_NAMED, WHOLE_STAGE, NO_ACCELERATOR, LARGER_BATCHES),
+            *(HEAVY_STAGE, LATE_IN_TURN),
+        ),
         effort="look",
     ),
     Recommendation(
@@ -254,7 +357,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         _fill_node_swap,
         expected_change="the late rank moves with the node, or stays",
         unless=(
-            NO_RANK_NAMED,
+            *(NO_RANK_NAMED, LATE_IN_TURN),
             ExclusionRule("one-node", "the job runs on one node", lambda s: s.nodes < 2),
         ),
         diagnose=True,

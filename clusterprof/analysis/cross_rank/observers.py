@@ -103,6 +103,18 @@ class CulpritObserver:
         """Return how the culprits of some causes change over the run; None = not known."""
         return self.sums.time_bins.persistence(self._cause_numbers(leaves))
 
+    def find_blamed_leaves(self, leaves: Sequence[str], waited_ns: int) -> Sequence[str]:
+        """Find the causes under which the waits of a finding, waited_ns in all, were blamed.
+
+        Most waits of an imbalance may have been blamed as slow work, until all operations showed
+        that work is uneven (Jitter).
+        """
+        if IMBALANCE not in leaves:
+            return leaves
+        both, bins = (*leaves, SLOW_COMPUTE), self.sums.time_bins
+        known_ns, both_ns = (bins.sum_waits(self._cause_numbers(c)) for c in (leaves, both))
+        return both if 2 * known_ns < min(waited_ns, both_ns) else leaves
+
     def victim_count(self, at: int) -> int | None:
         """Return how many other ranks waited for a rank; None where that is not known."""
         return self.sums.victims.count_victims(at)

@@ -44,7 +44,11 @@ from clusterprof.analysis.attribution.wait_for.flight_recorder import (
     build_issue_table,
     describe_comparison,
 )
-from clusterprof.analysis.attribution.wait_for.totals import ALL_TO_ALL_TOTALS, WaitTotals
+from clusterprof.analysis.attribution.wait_for.totals import (
+    ALL_TO_ALL_TOTALS,
+    WORK_WAIT_TOTALS,
+    WaitTotals,
+)
 from clusterprof.analysis.attribution.wait_for.waits_without_culprit import Jitter, PipelineBubbles
 from clusterprof.analysis.cross_rank.implicit_collectives import (
     cap_transfer,
@@ -247,7 +251,9 @@ class _RankWaits:
     jitter_ns: int
     """Waits for arrivals that vary by chance."""
     totals: Mapping[str, int]
-    """What is known of its all-to-all operations, for the accumulator."""
+    """What is known of its all-to-all operations and of the waits for its work, for the
+    accumulator.
+    """
 
     @property
     def all_ns(self) -> int:
@@ -308,7 +314,10 @@ def _measure_rank_waits(
         jitter_ns=jitter.jitter_ns(at),
         totals={
             name: int(column[at])
-            for name, column in zip(ALL_TO_ALL_TOTALS, totals.all_to_all_bytes)
+            for name, column in zip(
+                (*ALL_TO_ALL_TOTALS, *WORK_WAIT_TOTALS),
+                (*totals.all_to_all_bytes, *totals.work_wait_ns),
+            )
             if column[at]
         },
     )

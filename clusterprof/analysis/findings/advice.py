@@ -10,6 +10,7 @@ from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.claims import collect_evidence
 from clusterprof.analysis.attribution.taxonomy import FAMILIES
+from clusterprof.analysis.attribution.wait_for.totals import WORK_WAIT_TOTALS
 from clusterprof.analysis.detectors.cross_rank import PEER_CAUSES
 from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.findings.comparisons import with_worker_counts
@@ -166,7 +167,14 @@ def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> Rank
         has_xla=known.has_xla,
         has_optimizer=known.has_optimizer,
         own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
+        message_wait_ratio=_compute_message_wait_ratio(rank),
     )
+
+
+def _compute_message_wait_ratio(rank: RankResult) -> float:
+    """Compute which part of the waits for a rank's work was in messages; 0 without waits."""
+    in_messages, in_all = (rank.accumulator.totals.get(name, 0) for name in WORK_WAIT_TOTALS)
+    return in_messages / in_all if in_all else 0.0
 
 
 def _get_rank_setup(node: NodeResult, rank: RankResult) -> ProcessSetup:

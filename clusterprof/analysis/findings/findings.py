@@ -121,19 +121,21 @@ def _build_finding(
     sure_ns = sum(bucket.confidence_ratio * bucket.lost_ns for _, bucket in lines)
     bounded = sum(bucket.lost_ns for _, bucket in lines if bucket.upper_bound)
     upper_bound = 2 * bounded > lost_ns
-    leaves = sorted({leaf for _, bucket in lines for leaf in bucket.causes})
+    leaves: Sequence[str] = sorted({leaf for _, bucket in lines for leaf in bucket.causes})
     partials = [rank.accumulator for rank, _ in lines]
     # Last arrival and leaving of each operation are marks, on every rank and in every step.
     marked = sum(rank.ledger.steps for rank, _ in lines) if id_ == TRANSFER else 0
     combined = merge_accumulators(
         *(Accumulator(evidence=partial.evidence, weights=partial.weights) for partial in partials)
     )
-    culprits = _build_culprits(id_, leaves, ranks, totals, observer)
+    waited_ns = sum(total.others.get(id_, 0) for total in totals)
+    blamed = leaves if observer is None else observer.find_blamed_leaves(leaves, waited_ns)
+    culprits = _build_culprits(id_, blamed, ranks, totals, observer)
     gain_ns = compute_recoverable_ns(lost_ns, upper_bound, any(rank.has_peers for rank, _ in lines))
     if observer is not None and not upper_bound:
         alone_ns = sum(culprit.recoverable_ns or 0 for culprit in culprits)
         own_ns = [total.own.get(id_, 0) for total in totals]
-        all_ns = observer.all_recoverable_ns(leaves)
+        all_ns = observer.all_recoverable_ns(blamed)
         if all_ns is None:
             all_ns = alone_ns + compute_common_ns(own_ns)
         gain_ns = min(all_ns, lost_ns) or None
@@ -152,7 +154,7 @@ def _build_finding(
         outside_steps=False,
         culprits=culprits,
         evidence=_select_evidence(combined, leaves),
-        persistence=_evaluate_persistence(culprits, leaves, observer, lost_ns),
+        persistence=_evaluate_persistence(culprits, blamed, observer, lost_ns),
     )
 
 
@@ -209,7 +211,7 @@ def _evaluate_persistence(
     return observer.persistence(leaves)
 
 
-def _select_evidence(combined: Accumulator, leaves: list[str]) -> tuple[Evidence, ...]:
+def _select_evidence(combined: Accumulator, leaves: Sequence[str]) -> tuple[Evidence, ...]:
     evidence = [item for leaf in leaves for item in collect_evidence(combined, leaf)]
     return tuple(evidence[:_MAX_EVIDENCE])
 

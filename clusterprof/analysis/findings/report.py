@@ -34,6 +34,7 @@ from clusterprof.analysis.cross_rank.wait_totals import (
     compute_culprit_totals,
     sum_unblamed_waits,
 )
+from clusterprof.analysis.detectors.cross_rank import with_turns
 from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.findings.code import build_code
 from clusterprof.analysis.findings.comparisons import (
@@ -371,7 +372,8 @@ def add_work_evidence(state: ReportState) -> ReportState:
 def compare_culprits(state: ReportState) -> ReportState:
     """Name the group that the culprits of findings are, and compare them with the other ranks."""
     grouped = with_culprit_groups(state.report.findings, state.across.nodes, state.ranks)
-    return _with_report(state, findings=with_comparisons(grouped, state.ranks))
+    compared = with_comparisons(grouped, state.ranks)
+    return _with_report(state, findings=tuple(map(with_turns, compared)))
 
 
 def add_read_counts(state: ReportState) -> ReportState:

@@ -9,7 +9,7 @@ import pytest
 from clusterprof.analysis.advice.context import AdviceContext, CodePath, LoaderSettings, Mount
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.report.code import Place
-from clusterprof.report.model import Advice, Culprit, Evidence
+from clusterprof.report.model import Advice, Culprit, Evidence, PeerComparison, Persistence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
 
 PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
@@ -395,6 +395,35 @@ def test_what_asks_least_comes_first() -> None:
         ("compare-devices", "look"),
         ("balance-work", "code"),
     ]
+
+
+def test_twice_the_work_is_counted_before_devices_are_compared() -> None:
+    """Devices of one kind differ by a half at most: 84 of 36 ms are more, 50 are not."""
+    worked = PeerComparison("step.worked_ns", "ns", 84e6, 36e6, 1, "rank", "of work a step")
+    shown = numbers(step__worked_ns=84e6)
+    first, second, _ = select_advice(scene("sync-imbalance", shown, peer_comparison=worked))
+    assert (first.id, second.id) == ("count-work", "compare-devices")
+    assert "84.0 ms of work in a step against 36.0 ms" in first.because
+    less = replace(worked, value=50e6)
+    assert ids(scene("sync-imbalance", shown, peer_comparison=less))[0] == "compare-devices"
+
+
+def test_ranks_that_are_late_in_turn_get_equal_batches_and_no_check_of_a_device() -> None:
+    turns = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
+    culprits = tuple(Culprit("node-a", rank, "", "", others_ns=20 * S) for rank in (0, 1))
+    for cause in ("sync-imbalance", "sync-slow-compute"):
+        (advice,) = select_advice(scene(cause, persistence=turns, culprits=culprits))
+        assert advice.what == "Give all ranks batches of equal length or tokens in each step"
+    # One of them caused nearly all: it is late more often, and may be slower.
+    rare = (culprits[0], replace(culprits[1], others_ns=2 * S))
+    assert "compare-devices" in ids(scene("sync-imbalance", persistence=turns, culprits=rare))
+
+
+def test_a_stage_that_the_others_wait_for_in_messages_gets_fewer_layers() -> None:
+    worked = PeerComparison("step.worked_ns", "ns", 72e6, 30e6, 1, "rank", "of work a step")
+    context = scene("sync-imbalance", peer_comparison=worked, message_wait_ratio=0.9)
+    (advice,) = select_advice(context)
+    assert advice.id == "lighter-last-stage" and "72.0 ms of work in a step" in advice.change
 
 
 def test_a_late_rank_with_larger_batches_gets_equal_ones_not_a_check_of_its_device() -> None:

@@ -12,7 +12,7 @@ from clusterprof.analysis.advice.context import AdviceContext, CodePath, Disk, L
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
 from clusterprof.report.code import Place
-from clusterprof.report.model import Culprit, CulpritGroup, Evidence
+from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
 from tests.support.advice_rules import RULES_OF
 
@@ -24,6 +24,8 @@ LUSTRE, CIFS = (Mount("/data", kind, "server:/x") for kind in ("lustre", "cifs")
 MANY_SMALL = {"network__operation_bytes": 1 << 20, "network__operations_per_step_count": 4}
 LARGE = {"network__operation_bytes": 24 << 20, "network__operations_per_step_count": 1}
 MANY = {"ranks": 16, "nodes": 2}
+TURNS = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
+TWICE_THE_WORK = PeerComparison("step.worked_ns", "ns", 84e6, 36e6, 1, "rank", "of work a step")
 SLOW_LINE = CodePath(Place("/job/train.py", 14, "augment"), (), 0.9, 40)
 FASTER = Evidence(
     "network.link_bytes_per_second",
@@ -120,6 +122,8 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "larger-window": ("net-transfer", {"tcp__receiver_limited_ratio": 0.5}, {}),
     "record-counters": ("net-transfer", {"network__beyond_ratio": 0.2}, {}),
     "compare-devices": ("sync-slow-compute", {}, {}),
+    "count-work": ("sync-imbalance", {}, {"peer_comparison": TWICE_THE_WORK}),
+    "balance-work": ("sync-imbalance", {}, {}),
     "equal-batches": ("sync-slow-compute", {"step__samples_excess_ratio": 0.5}, {}),
     "look-at-line": ("sync-slow-compute", {}, {"code": (SLOW_LINE,)}),
     "swap-nodes": ("sync-slow-compute", {}, MANY),
@@ -228,6 +232,10 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "larger-batches": ({"step__tokens_excess_ratio": 0.1}, {}),
     "not-own-code": ({"thread__on_cpu_ratio": 0}, {}),
     "no-line": ({}, {"code": (replace(SLOW_LINE, share_ratio=0.4),)}),
+    "late-in-turn": ({}, {"culprits": BOTH, "persistence": TURNS}),
+    "late-in-all-steps": ({}, {"cause": "sync-slow-compute"}),
+    "heavy-stage": ({}, {"cause": "sync-imbalance", "message_wait_ratio": 0.5}),
+    "as-devices-differ": ({}, {"peer_comparison": replace(TWICE_THE_WORK, value=53e6)}),
     "no-pipeline": ({}, {"other_causes": frozenset()}),
     "rank-named": ({}, {"culprits": ONE}),
     "probe-there": ({}, {"has_probe": True}),

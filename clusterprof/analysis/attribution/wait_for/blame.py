@@ -299,7 +299,7 @@ def blame_waits(
         index, usual_work, ops, (fresh + waiting, late, wait[waiting]), carry_over
     )
     block_deficit = np.where(wait < 0, UNKNOWN_WORK_DEFICIT, 0)
-    block_deficit[waiting] = work_deficit
+    block_deficit[waiting], block_deficit[last] = work_deficit, 0  # 0 also if it worked on inside
     entries = blame_table.concat_entries()
     recoverable_ns, late_peers = measure_last_arrivals(ops, shortest, last)
     new = slice(int(np.searchsorted(entries.row, fresh)), None)

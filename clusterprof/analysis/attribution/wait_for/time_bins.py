@@ -169,6 +169,11 @@ class WaitTimeBins:
             main_culprit_bins=present,
         )
 
+    def sum_waits(self, causes: Collection[int]) -> int:
+        """Sum the waiting for these causes over the run, ns."""
+        rows = np.isin(self._cell // self._ranks % self._causes, list(causes))
+        return int(self._ns[rows].sum())
+
     def _count_present_bins(self, table: Int, total: Int, ranks: Int, main: Int) -> int:
         """Count the bins in which the main culprit, or the node of all main culprits, has its
         usual part.

@@ -34,8 +34,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from clusterprof.analysis.attribution.wait_for.blame import (
+    IMBALANCE,
     NO_CULPRIT,
+    SLOW_COMPUTE,
     TRANSFER,
     BlockBlame,
     list_causes,
@@ -50,6 +53,9 @@ MIN_UNEVEN_RATIO = 1.2
 differ."""
 ALL_TO_ALL_TOTALS = ("all_to_all_bytes", "all_to_all_mean_bytes")
 """Names of the rows of `WaitTotals.all_to_all_bytes` in the accumulator of a rank."""
+
+WORK_WAIT_TOTALS = ("message_work_wait_ns", "work_wait_ns")
+"""Names of the rows of `WaitTotals.work_wait_ns` in the accumulator of a rank."""
 
 
 class WaitTotals:
@@ -75,6 +81,10 @@ class WaitTotals:
         """int64[2, ranks]: bytes that the rank brought to all-to-all operations whose sizes differ,
         and the mean of the members of each, summed.
         """
+        self.work_wait_ns = np.zeros((2, ranks), np.int64)
+        """int64[2, ranks]: waits of others for the work of the rank, in messages between two ranks
+        and in all operations, ns.
+        """
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
         """Add the blame of one block of operations."""
@@ -98,8 +108,18 @@ class WaitTotals:
         known = blamed.last_arrival >= 0
         np.add.at(self.last_arrivals, blamed.last_arrival[known], 1)
         np.add.at(self.late_peers, blamed.last_arrival[known], blamed.late_peers[known])
+        self._add_work_waits(ops, blamed)
         if ops.row_bytes.size:
             self._add_all_to_all(ops)
+
+    def _add_work_waits(self, ops: Operations, blamed: BlockBlame) -> None:
+        work = [self.causes.index(name) for name in (IMBALANCE, SLOW_COMPUTE)]
+        entries = np.flatnonzero(np.isin(blamed.cause, work) & (blamed.culprit >= 0))
+        culprit, ns = blamed.culprit[entries], blamed.ns[entries]
+        message = np.repeat(is_point_to_point(ops.operation), np.diff(ops.first))
+        in_message = np.where(message[blamed.row[entries]], ns, 0)
+        for sums, part_ns in zip(self.work_wait_ns, (in_message, ns)):
+            np.add.at(sums, culprit, part_ns)
 
     def _add_all_to_all(self, ops: Operations) -> None:
         size, heads = np.diff(ops.first), ops.first[:-1]
@@ -115,7 +135,7 @@ class WaitTotals:
     def merge(self, other: WaitTotals) -> None:
         """Add the totals of other operations."""
         names = ("victim_ns", "culprit_ns", "recoverable_ns", "late_peers", "last_arrivals")
-        for name in (*names, "all_to_all_bytes"):
+        for name in (*names, "all_to_all_bytes", "work_wait_ns"):
             sums = getattr(self, name)
             sums += getattr(other, name)
 

@@ -272,3 +272,20 @@ def test_more_work_behind_the_last_message_is_judged_by_the_whole_of_it() -> Non
     milliseconds = in_ms(booked(world.job()))
     assert milliseconds[(1, "sync-imbalance")] == 10 * 60
     assert milliseconds[(1, "sync-slow-compute")] == 2 * 60
+
+
+def test_waits_for_the_work_of_a_stage_are_counted_as_waits_in_messages() -> None:
+    # Rank 1 waits 9 times in a message for rank 0, which works 50 ms longer.
+    world = World(2)
+    for _ in range(10):
+        world.spend(np.array([60, 10]) * MS)
+        world.meet(np.array([[0, 1]]), np.array([SEND]), 5 * MS)
+    books = booked(world.job())
+    in_messages, in_all = books.work_wait_ns
+    assert in_messages.tolist() == in_all.tolist() and in_all[0] > 0 and in_all[1] == 0
+    world = World(2)
+    for _ in range(10):
+        world.spend(np.array([60, 10]) * MS)
+        world.meet(np.array([[0, 1]]), ALL, 5 * MS)
+    in_messages, in_all = booked(world.job()).work_wait_ns
+    assert not in_messages.any() and in_all[0] == 9 * 50 * MS

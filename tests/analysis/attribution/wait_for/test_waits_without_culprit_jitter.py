@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -126,6 +128,19 @@ def test_large_differences_are_an_imbalance_though_they_go_both_ways() -> None:
     left, moved = charged_ms(work)
     assert moved.sum() == 0
     assert left[:, 0].sum() == pytest.approx(waited_ms(work), rel=0.05)
+
+
+def test_batches_of_two_ranks_are_an_imbalance_though_they_work_on_while_they_reduce() -> None:
+    # Gradients are reduced during the backward pass: the last rank to arrive is blocked for 1 ms
+    # less than the reduction takes. The other rank has the longer batch at random.
+    lengths = np.random.default_rng(5).choice([20.0, 40.0, 90.0], (STEPS, 2))
+    work = lengths + noise(6, 0.5)[:, :2]
+    ops, spent = stepping(work)
+    overlapping = replace(ops, blocked_ns=ops.blocked_ns - MS)
+    books, jitter = blame_in_blocks(overlapping, spent, 2)
+    imbalance, slow = (books.culprit_ns[:-1, WORK_COLUMNS] - jitter.culprit_ns).sum(axis=0) / MS
+    assert imbalance == pytest.approx(waited_ms(work), rel=0.05)
+    assert slow < 0.01 * imbalance and jitter.victim_ns.sum() == 0
 
 
 @pytest.mark.parametrize("cut", [1, 7, 64, 100])
