@@ -76,6 +76,9 @@ EVIDENCE_NAMES: dict[str, str] = {
     "job.cpus_needed_count": "CPUs that the runnable threads of the job would have filled.",
     "kernel.cpu_ratio": "Part of one CPU that the busiest kind of kernel thread took.",
     "kernel.kswapd_ratio": f"{_OF_LOST} the kernel thread that frees memory, kswapd, ran.",
+    "loader.own_work_ratio": (
+        f"{_OF_WAITS} the training thread itself computed in the loader, not a worker."
+    ),
     "loader.sample_read_bytes": "Bytes read from storage for one sample, on average.",
     "loader.workers_count": "Workers of the data loader of a rank.",
     "loading.reading_ratio": f"{_OF_WAITS} the loading thread read a file, according to a trace.",
@@ -145,7 +148,12 @@ EVIDENCE_NAMES: dict[str, str] = {
     "thread.on_lock_ratio": f"{_OF_LOST} the training thread waited for a lock.",
     "thread.runnable_ratio": f"{_OF_LOST} the thread was ready to run but had no CPU.",
     "thread.writing_ratio": f"{_OF_LOST} the training thread was blocked in writing or sending.",
+    "worker.balance_ratio": (
+        "CPU time that the workers of a loader spent on batches, the mean of all as a part of the "
+        "busiest one's."
+    ),
     "worker.blocked_ratio": f"{_OF_WAITS} the loading thread read or was blocked on the disk.",
+    "worker.collecting_ratio": f"{_OF_WAITS} the worker of the loader collected garbage.",
     "worker.in_timer_ratio": f"{_OF_LOST} the thread that loads the data slept in a timer.",
     "worker.memory_ratio": f"{_OF_WAITS} the loading thread was blocked on memory.",
     "worker.not_ahead_ratio": (

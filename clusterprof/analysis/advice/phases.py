@@ -1,4 +1,7 @@
-"""Recommendations for checkpoints, evaluation, start-up, and devices below their clock."""
+"""Recommendations for checkpoints, evaluation, start-up, and devices below their clock.
+
+Also for work that is divided badly between the training thread and the workers of its loader.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,13 @@ from clusterprof.analysis.advice.base import (
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
 from clusterprof.analysis.advice.context import AdviceContext
-from clusterprof.analysis.advice.rules import MEMORY_SHORT, ONE_RANK, make_missing_evidence_rule
+from clusterprof.analysis.advice.rules import (
+    MEMORY_SHORT,
+    ONE_RANK,
+    OWN_WORK,
+    WORKERS_UNEVEN,
+    make_missing_evidence_rule,
+)
 from clusterprof.units import format_quantity
 
 _ASYNC_GAIN = "1.02-1.52x (Gao et al., ICSE 2024); saves 3.6-58.7x cheaper (Acme, arXiv 2403.07648)"
@@ -143,6 +152,60 @@ _ALL_SAVE = ExclusionRule(
     "all-save",
     "all ranks spend equally long in saves: these may be shards already",
     lambda s: s.ranks > 1 and bool(s.finding.culprits) and not describe_location(s),
+)
+
+
+def _fill_own_work(context: AdviceContext) -> FilledRecommendation:
+    path = find_dominant_line(context)
+    what = f"Take {format_place(path.place)} off the training thread" if path is not None else ""
+    return FilledRecommendation(
+        "a sampler runs in the training process: draw the indices of a whole epoch at once, ahead"
+        " or in a thread, and yield slices of them; collate and pack batches in the workers",
+        what=what,
+    )
+
+
+DIVISION_RECOMMENDATIONS = (
+    Recommendation(
+        "cheaper-sampler",
+        ("cpu-preprocess",),
+        "Take the work in the loader off the training thread",
+        "draw the indices of an epoch ahead; yield slices of them; collate in workers",
+        _fill_own_work,
+        evidence_names=("loader.own_work_ratio",),
+        expected_change="loader.own_work_ratio falls",
+        worse="indices drawn ahead do not follow weights that change in the epoch",
+        unless=(
+            ExclusionRule(
+                "workers-compute",
+                "the workers compute, not the training thread",
+                lambda s: not OWN_WORK.holds(s),
+            ),
+        ),
+        effort="code",
+    ),
+    Recommendation(
+        "even-shards",
+        ("cpu-preprocess",),
+        "Divide the data evenly among the workers",
+        "every n-th shard or sample instead of a contiguous part; smaller shards; shuffle",
+        FilledRecommendation(
+            f"give each worker every n-th shard: {mark_command('files[info.id::info.num_workers]')}"
+            " (info: get_worker_info()), or shards sorted by size in turn, or smaller and shuffled"
+            " ones; batches are awaited in turn, so the busiest worker sets the pace"
+        ),
+        evidence_names=("worker.balance_ratio",),
+        expected_change="worker.balance_ratio rises towards 100 %",
+        worse="the order of the samples changes",
+        unless=(
+            ExclusionRule(
+                "workers-even",
+                "the workers are about equally busy, or that is not known",
+                lambda s: not WORKERS_UNEVEN.holds(s),
+            ),
+        ),
+        effort="code",
+    ),
 )
 
 PHASE_RECOMMENDATIONS = (

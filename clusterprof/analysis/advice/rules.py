@@ -242,6 +242,23 @@ ONE_NUMA_NODE = ExclusionRule(
 NO_WORKERS = ExclusionRule(
     "no-workers", "the loader has no workers (num_workers=0)", lambda s: s.workers == 0
 )
+OWN_WORK = ExclusionRule(
+    "own-work",
+    "the training thread itself computes in the loader, and workers cannot help it",
+    lambda s: (
+        (own := s.value("loader.own_work_ratio")) is not None
+        and own >= 0.5 * (s.value("worker.on_cpu_ratio") or 0.0)
+    ),
+)
+MAX_WORKER_BALANCE = 0.75
+"""Mean load of the workers, of the busiest one's, below which their shares are uneven."""
+WORKERS_UNEVEN = ExclusionRule(
+    "workers-uneven",
+    "one worker has most of the work: divide it evenly first",
+    lambda s: (
+        (balance := s.value("worker.balance_ratio")) is not None and balance < MAX_WORKER_BALANCE
+    ),
+)
 WORKERS_UNKNOWN = ExclusionRule(
     "workers-unknown",
     "the loader is not PyTorch's, or its settings are unknown",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
+from clusterprof.analysis.timeline.data_wait.fetches import estimate_collection_share
 from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
 from clusterprof.analysis.timeline.device_sync import (
     find_drained_rows,
@@ -291,14 +292,16 @@ def estimate_compute_wait(
 ) -> tuple[Float, Float]:
     """Estimate the share of each segment in which the awaited batch was being computed.
 
-    float64[n] each. The second array is the part of it that a larger prefetch would have avoided
-    (`analysis.timeline.data_wait.split`).
+    float64[n] each, without collections of garbage. The second array is the part of it that a
+    larger prefetch would have avoided (`analysis.timeline.data_wait.split`).
     """
     cached = lost.shared.get(_COMPUTE_WAIT_KEY)
     if cached is None or cached[0] is not breakdown:
-        share = limit_to_data_wait(lost, breakdown.user_cpu)
+        collecting = estimate_collection_share(rank, lost.start_ns, lost.end_ns, breakdown)
+        share = limit_to_data_wait(lost, breakdown.user_cpu - collecting)
         avoidable = np.zeros(share.size)
-        rows = np.flatnonzero(share > 0)
+        # No worker can do ahead of time what the training thread itself does in a wait.
+        rows = np.flatnonzero((share > 0) & (breakdown.worker_pid != rank.pid))
         if rows.size and rank.workers:
             avoidable[rows] = share[rows] * estimate_prefetch_savings(rank, lost.end_ns[rows])
         cached = lost.shared[_COMPUTE_WAIT_KEY] = breakdown, (share, avoidable)

@@ -213,6 +213,23 @@ def test_the_training_process_is_profiled_as_what_it_is() -> None:
     )
 
 
+def test_no_worker_is_advised_for_work_of_the_training_thread_in_the_loader() -> None:
+    own = numbers(worker__on_cpu_ratio=0.8, loader__own_work_ratio=0.7, loader__workers_count=4)
+    advised = ids(scene("cpu-preprocess", own))
+    assert advised[0] == "cheaper-sampler"
+    assert not {"more-workers", "prepare-on-gpu"} & set(advised)
+    assert "cheaper-sampler" not in ids(scene("cpu-preprocess", PREPARING))
+
+
+def test_uneven_shares_of_workers_are_evened_before_anything_moves() -> None:
+    def advise(balance: float) -> list[str]:
+        known = numbers(worker__on_cpu_ratio=0.8, worker__balance_ratio=balance)
+        return ids(scene("cpu-preprocess", known, has_device=True))
+
+    assert "even-shards" in advise(0.56) and "prepare-on-gpu" not in advise(0.56)
+    assert "even-shards" not in advise(0.9)
+
+
 def test_milliseconds_of_a_job_change_nothing_but_the_next_recording() -> None:
     brief = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=S // 1000, steps=20)
     assert first(brief).id == "record-longer"

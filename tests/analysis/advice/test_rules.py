@@ -42,6 +42,8 @@ UNUSED = Evidence(
 NOTED = {"fast-interface": (FASTER,), "use-rdma": (UNUSED,)}
 
 # By remedy: a cause, numbers and settings with which it is advised.
+OWN_WORK = {"worker__on_cpu_ratio": 0.8, "loader__own_work_ratio": 0.7}
+UNEVEN = {"worker__balance_ratio": 0.5}
 ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "nconnect": ("storage-client-queue", {"nfs__queued_ratio": 0.5}, {"resource": "/data"}),
     "more-slots": ("storage-client-queue", {"nfs__backlog_count": 9}, {"resource": "/data"}),
@@ -60,6 +62,8 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "shard-over-nodes": ("storage-cold-cache", {}, {"nodes": 4}),
     "raise-quota": ("cpu-preprocess", {}, {"throttled_ratio": 0.5}),
     "prefetch-more": ("cpu-loader-config", {"worker__not_ahead_ratio": 0.6}, {}),
+    "cheaper-sampler": ("cpu-preprocess", OWN_WORK, {}),
+    "even-shards": ("cpu-preprocess", UNEVEN, {}),
     "more-workers": ("cpu-preprocess", {}, {}),
     "persistent-workers": ("cpu-loader-config", {"worker__starting_ratio": 0.1}, {}),
     "prepare-on-gpu": ("cpu-preprocess", {}, {}),
@@ -140,6 +144,10 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
 }
 # By rule, or by remedy and rule: what makes it hold, and no other rule of the remedy.
 HOLDS: dict[str | tuple[str, str], Case] = {
+    "own-work": (OWN_WORK, {}),
+    "workers-uneven": (UNEVEN, {}),
+    "workers-compute": ({"loader__own_work_ratio": 0.1}, {}),
+    "workers-even": ({"worker__balance_ratio": 0.9}, {}),
     "not-nfs": (
         {"nfs__queued_ratio": -1, "nfs__backlog_count": -1, "nfs__metadata_ratio": -1},
         {"mounts": (LUSTRE,)},

@@ -6,6 +6,7 @@ import numpy as np
 
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.cpu.contention import CpuContention
+from clusterprof.analysis.detectors.cpu.gc import CpuGc
 from clusterprof.analysis.detectors.cpu.loader_config import CpuLoaderConfig
 from clusterprof.analysis.detectors.cpu.memory import CpuMemory
 from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
@@ -13,7 +14,7 @@ from clusterprof.analysis.detectors.storage.local import StorageLocal
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
-from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START
+from clusterprof.probe.layout import DATA_WAIT, FETCH, GC, LOADER_START
 from clusterprof.report.model import Evidence
 from tests.support.builders import (
     SECOND,
@@ -184,6 +185,59 @@ def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_t
     # While the first batches are made both workers are busy: that is computing.
     assert shares(prefetch=1) == [[1.0, 0.0], [0.0, 0.8]]
     assert shares(prefetch=4) == [[1.0, 0.8], [0.0, 0.0]]  # it may work that far ahead
+
+
+def test_what_the_training_thread_computes_itself_no_worker_can_make_ahead() -> None:
+    main = process(
+        100, spans={DATA_WAIT: spans((0, 1, 0, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))}
+    )
+    made = {FETCH: fetches(activity("U0.1"), (0, 0.1, 0))}
+    timeline = rank(6, main, [process(201, 100, made), process(202, 100)])
+    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=3)
+
+    def claim_own(worker: int) -> list[Claims]:
+        rows = feeding({"user_cpu": 0.8}, worker=worker)
+        return [
+            d.claim(timeline, pieces, rows, d.Limits())
+            for d in (CpuPreprocess(), CpuLoaderConfig())
+        ]
+
+    computes, is_idle = claim_own(100)
+    assert (computes.share.tolist(), is_idle.share.tolist()) == ([0.8], [0.0])
+    assert values(computes)["loader.own_work_ratio"] == 0.8
+    assert computes.resource == "training process pid 100"
+    computes, is_idle = claim_own(201)
+    assert is_idle.share[0] > 0.7 and computes.share[0] + is_idle.share[0] == 0.8
+    assert "loader.own_work_ratio" not in values(computes)
+
+
+def test_shares_of_workers_are_compared_by_their_cpu_time() -> None:
+    def measure(*busy: float) -> float | None:
+        """Workers that compute this long in each of 20 fetches of a second."""
+        workers = []
+        for pid, length in enumerate(busy, 201):
+            doing = activity(" ".join(f"U{length} S{1 - length}" for _ in range(20)))
+            made = fetches(doing, *((at, at + 1, 0) for at in range(20)))
+            workers.append(process(pid, 100, {FETCH: made}))
+        got = claim(CpuPreprocess(), [{"user_cpu": 0.5}, {}, {}], workers=workers)
+        return values(got).get("worker.balance_ratio")
+
+    assert np.isclose(measure(0.8, 0.2) or 0.0, 0.625)  # 0.5 in the mean, of 0.8
+    assert np.isclose(measure(0.5, 0.5) or 0.0, 1.0)
+    assert measure(0.8) is None
+
+
+def test_garbage_that_a_worker_collects_is_its_part_of_the_wait() -> None:
+    # Of the first wait the worker computes for 0.6 s and has no CPU for 0.3 s; it collects for
+    # 0.3 s, of which 0.2 s are on a CPU.
+    worker = process(201, 100, {GC: spans((0.1, 0.3, 2), (0.8, 0.9, 2), (4, 5, 2))})
+    rows = [{"user_cpu": 0.6, "runnable": 0.3}, {"user_cpu": 0.5}, {}]
+    got = claim(CpuGc(), rows, workers=[worker])
+    np.testing.assert_allclose(got.share, [0.2, 0.0, 0.0])
+    assert got.resource == "worker pid 201"
+    assert np.isclose(values(got)["worker.collecting_ratio"], 0.2)
+    computing = claim(CpuPreprocess(), rows, workers=[worker])
+    np.testing.assert_allclose(computing.share, [0.4, 0.5, 0.0])
 
 
 def test_what_all_workers_together_could_not_have_made_in_time_is_computing() -> None:

@@ -16,20 +16,24 @@ It examines the worker that owned the awaited batch (the main thread if it loads
 Its share is the part of that thread's time spent on a CPU, without the kernel's work on reads from
 a device. The thread reports its own CPU time with each batch, in addition to the kernel's count for
 that thread. Time in which a finished batch is delayed because the worker's interpreter is busy with
-the next one counts too. In a trace with stacks the time counts in which the training thread itself
-was in functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`), and
-its device had nothing to do. In a job without a known data loader, the time counts in which the
-training thread computed and the GPU did nothing for whole samples, or in which sampled stacks show
-functions outside of PyTorch that keep the interpreter lock (grade C). If workers are idle
-most of the time and a larger prefetch would have let them make the batch ahead of time, it is
-`cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
+the next one counts too, and so does time in which the training
+thread itself computes in the loader while no worker works on the awaited batch: a sampler that
+draws the next indices, or the unpickling of the batch. In a trace with stacks the time counts in
+which the training thread itself was in functions that prepare data (by file and name: `preprocess`,
+`collate`, `torchvision`), and its device had nothing to do. In a job without a known data loader,
+the time counts in which the training thread computed and the GPU did nothing for whole samples, or
+in which sampled stacks show functions outside of PyTorch that keep the interpreter lock (grade C).
+If workers are idle most of the time and a larger prefetch would have let them make the batch ahead
+of time, it is `cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
 evidence says how many, and how many cores those are: two busy hyper-threads do little more work
 than one.
 
 ## What to do
 
 If CPUs are free, add workers. If not, do the work once instead of in every epoch (decode and resize
-ahead, cache), use a cheaper transform, or move it to the GPU.
+ahead, cache), use a cheaper transform, or move it to the GPU. If one worker has most of the work
+(`worker.balance_ratio`), divide the shards evenly. If the training thread computes itself
+(`loader.own_work_ratio`), draw the indices of an epoch at once.
 
 ## Where it is blind
 
@@ -57,11 +61,14 @@ from clusterprof.analysis.detectors.base import (
     sum_claimed_ns,
 )
 from clusterprof.analysis.detectors.pauses import find_whole_pauses, has_loader, measure_own_code
-from clusterprof.analysis.timeline.data_wait.split import count_live_workers
+from clusterprof.analysis.timeline.data_wait.split import count_live_workers, select_fetches
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence
+
+_MIN_FETCHES = 16
+"""Number of batches of a worker that show how much work it has."""
 
 
 class CpuPreprocess:
@@ -122,7 +129,9 @@ class CpuPreprocess:
                 "ratio",
                 "of the waits, the loading thread was computing",
             ),
+            *_describe_own_work(rank, lost, breakdown, share),
             *_count_workers(rank),
+            *_measure_balance(rank),
             *_describe_affinity(rank),
         )
         who = "training process" if pids.size and pids[0] == rank.pid else "worker"
@@ -157,6 +166,40 @@ def _claim_traced_functions(rank: Rank, lost: LostTime, share: Float, traced: Fl
 def _has_unknown_workers(rank: Rank) -> bool:
     """Return whether worker count and pids are unknown, as in imported traces without workers."""
     return not rank.workers and "importer" in rank.chunk.header.versions
+
+
+def _describe_own_work(
+    rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, share: Float
+) -> list[Evidence]:
+    """Describe what the training thread itself computed in waits for its workers."""
+    own = np.where(breakdown.worker_pid == rank.pid, share, 0.0)
+    if not rank.workers or not own.any():
+        return []
+    note = "of the waits, the training thread itself computed in the loader, not a worker"
+    ratio = compute_claimed_mean(lost, share, own)
+    return [Evidence("loader.own_work_ratio", ratio, "ratio", note)]
+
+
+def _measure_balance(rank: Rank) -> list[Evidence]:
+    """Measure how evenly the workers of the loader share the work.
+
+    Batches are awaited in turn, so the busiest worker sets the pace.
+    """
+    loads_ns = []
+    for worker in rank.workers:
+        fetches = select_fetches(worker)
+        if fetches is None or fetches.start_ns.size < _MIN_FETCHES:
+            continue
+        cpu_ns = fetches.user_cpu_ns + fetches.system_cpu_ns
+        if (fetches.user_cpu_ns < 0).any() or (fetches.system_cpu_ns < 0).any():
+            return []
+        loads_ns.append(float(cpu_ns.mean()))
+    # Workers of finished epochs did another part of the data.
+    if len(loads_ns) < 2 or len(loads_ns) != count_live_workers(rank.workers):
+        return []
+    ratio = sum(loads_ns) / len(loads_ns) / max(*loads_ns, 1.0)
+    note = "load of the workers, the mean of all compared with the busiest"
+    return [Evidence("worker.balance_ratio", ratio, "ratio", note)]
 
 
 def _count_workers(rank: Rank) -> list[Evidence]:

@@ -54,8 +54,16 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
     estimate_blocked_shares,
     estimate_remote_ratio,
 )
-from clusterprof.analysis.timeline.model import Float, Int, Process, ThreadTable
+from clusterprof.analysis.timeline.model import (
+    DataWaitBreakdown,
+    Float,
+    Int,
+    Process,
+    Rank,
+    ThreadTable,
+)
 from clusterprof.analysis.timeline.spans import FetchSpans
+from clusterprof.probe import layout
 
 EXCESS_WINDOWS_NS = (1_000_000_000, 4_000_000_000, 16_000_000_000)
 """Windows in ns within which excess runnable time is moved to other fetches, smallest
@@ -340,3 +348,30 @@ def _allocate_growth(spans: FetchSpans, t_ns: Int, counter: Int) -> Float:
     return np.asarray(
         np.bincount(overlaps.segment, share, minlength=len(spans.start_ns)), np.float64
     )
+
+
+def estimate_collection_share(
+    rank: Rank, start_ns: Int, end_ns: Int, breakdown: DataWaitBreakdown
+) -> Float:
+    """Estimate which share of each interval the awaited worker collected garbage: float64[n].
+
+    A collection computes, so it gets CPU time and waits for a CPU like the rest of the batch. The
+    share is a part of `breakdown.user_cpu`. start_ns, end_ns: int64[n].
+    """
+    share = np.zeros(len(start_ns))
+    computing = breakdown.user_cpu > 0
+    active = np.maximum(breakdown.user_cpu + breakdown.runnable, 1e-9)
+    for pid in np.unique(breakdown.worker_pid[computing]).tolist():
+        process = rank.chunk.processes.get(pid)
+        pauses = process.spans.get(layout.GC) if process is not None else None
+        if pauses is None or pid == rank.pid:
+            continue
+        rows = computing & (breakdown.worker_pid == pid)
+        collecting_ns = intervals.measure_overlap(
+            (start_ns[rows], end_ns[rows]),
+            intervals.merge_intervals((pauses.start_ns, pauses.end_ns)),
+        )
+        ratio = collecting_ns / np.maximum(end_ns[rows] - start_ns[rows], 1)
+        on_cpu = ratio * breakdown.user_cpu[rows] / active[rows]
+        share[rows] = np.minimum(on_cpu, breakdown.user_cpu[rows])
+    return share

@@ -9,6 +9,8 @@ with that thread's activity and is one of:
     no work       between two fetches, before the awaited batch was ready: prefetch ran dry
     delivery      after the fetch that made the awaited batch had ended, except while the worker's
                   interpreter was busy: computing or faulting pages in for its next batch
+    own work      the part of the last two in which the waiting thread itself computed: it draws the
+                  next indices (a sampler), or unpickles the batch
 
     main    |---------------- wait for worker 1 ----------------|
     worker 1   started   |==== fetch ====|   |=== fetch ===|
@@ -51,7 +53,14 @@ from clusterprof.analysis.timeline.data_wait.samples import (
     select_busiest_thread,
     view_thread,
 )
-from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, Int, Process, Rank
+from clusterprof.analysis.timeline.model import (
+    DataWaitBreakdown,
+    Float,
+    Int,
+    Process,
+    Rank,
+    ThreadTable,
+)
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import DataWaitSpans, FetchSpans, LoaderStartSpans
 from clusterprof.probe.layout import FETCH, WORKER_START
@@ -60,6 +69,8 @@ UNKNOWN_PID = 0
 _RUNNING, _KNOWN_STATES = ord("R"), (ord("R"), ord("S"), ord("D"))
 _MIN_STATES = 8
 """Number of samples that show what a waiting thread does."""
+_IDLE_COLUMNS = [kinds.DELIVERY, kinds.NO_WORK]
+"""Activities in which no worker works on the awaited batch."""
 LONG_AGO_NS = np.iinfo(np.int64).min
 
 
@@ -228,9 +239,12 @@ def split_data_wait(rank: Rank, start_ns: Int, end_ns: Int) -> DataWaitBreakdown
             (overlaps.start_ns[rows], overlaps.end_ns[rows]),
             (waits.start_ns[wait_row], waits.end_ns[wait_row]),
         )
-        if pid != rank.pid and pid not in fetches:
+        if pid != rank.pid:
             own = _claim_own_computation(
-                rank, segment_ns, (overlaps.start_ns[rows], overlaps.end_ns[rows])
+                rank,
+                segment_ns,
+                (overlaps.start_ns[rows], overlaps.end_ns[rows]),
+                _IDLE_COLUMNS if pid in fetches else [kinds.UNKNOWN],
             )
             critical[rows[own]] = rank.pid
         kinds.add_to_rows(table_ns, overlaps.segment[rows], segment_ns)
@@ -249,27 +263,42 @@ def split_data_wait(rank: Rank, start_ns: Int, end_ns: Int) -> DataWaitBreakdown
 
 
 def _claim_own_computation(
-    rank: Rank, segment_ns: Float, segment: intervals.Pair
+    rank: Rank, segment_ns: Float, segment: intervals.Pair, columns: list[int]
 ) -> NDArray[np.bool_]:
-    """Move unknown time of waits to computation, as far as the waiting thread itself was on a CPU.
+    """Move idle time of waits to computation, as far as the waiting thread itself was active.
 
-    It unpickles what another process has sent. Its samples in all these waits together show it.
-    Changes segment_ns, float64[m, 11]. Returns the rows of which most is such time: bool[m].
+    It unpickles what another process has sent, or draws the next indices for its workers: they
+    have no task then, and no batch is in transfer. Its samples in all these waits together show it.
+    Changes segment_ns, float64[m, 11]. columns: those that are idle time.
+    Returns the rows of which most is such time: bool[m].
     """
     thread = rank.main.threads.get(rank.pid)
     if thread is None:
         return np.zeros(len(segment_ns), np.bool_)
-    inside = intervals.find_containing(thread.t_ns, intervals.merge_intervals(segment)) >= 0
+    waits = intervals.merge_intervals(segment)
+    inside = intervals.find_containing(thread.t_ns, waits) >= 0
     known = inside & np.isin(thread.state, _KNOWN_STATES)
     count = int(known.sum())
     if count < _MIN_STATES:
         return np.zeros(len(segment_ns), np.bool_)
     ratio = int((thread.state[known] == _RUNNING).sum()) / count
     length_ns = segment[1] - segment[0]
-    moved_ns = np.minimum(ratio * length_ns, segment_ns[:, kinds.UNKNOWN])
-    segment_ns[:, kinds.USER_CPU] += moved_ns
-    segment_ns[:, kinds.UNKNOWN] -= moved_ns
+    idle_ns = segment_ns[:, columns].sum(axis=1)
+    moved_ns = np.minimum(ratio * length_ns, idle_ns)
+    segment_ns[:, columns] *= (1.0 - moved_ns / np.maximum(idle_ns, 1.0))[:, None]
+    on_cpu_ratio = _compute_on_cpu_ratio(thread, waits)
+    segment_ns[:, kinds.USER_CPU] += on_cpu_ratio * moved_ns
+    segment_ns[:, kinds.RUNNABLE] += (1.0 - on_cpu_ratio) * moved_ns
     return np.asarray(2 * moved_ns > length_ns, np.bool_)
+
+
+def _compute_on_cpu_ratio(thread: ThreadTable, waits: intervals.Pair) -> float:
+    """Compute which part of its runnable time a thread was on a CPU; 1 where it is not known."""
+    on_cpu_ns, delay_ns = (
+        float(np.nansum(compute_column_increase(thread.t_ns, column, *waits)))
+        for column in (thread.on_cpu_ns, thread.run_delay_ns)
+    )
+    return on_cpu_ns / (on_cpu_ns + delay_ns) if on_cpu_ns > 0 else 1.0
 
 
 def _build_traced_breakdown(rank: Rank, traced: dict[str, Float]) -> DataWaitBreakdown:

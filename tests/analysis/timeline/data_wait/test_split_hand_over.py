@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
+from clusterprof.analysis.timeline.model import DataWaitBreakdown
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.probe.layout import DATA_WAIT, FETCH, GC, STEP, WORKER_START
 from tests.support.builders import activity, fetches, ints, process, rank, spans, thread
@@ -28,6 +29,34 @@ def test_a_worker_hands_nothing_over_while_its_interpreter_makes_the_next_batch(
     assert breakdown.memory[0] == pytest.approx(0.8 / 6, abs=1e-3)
     assert breakdown.delivery[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
     assert breakdown.block_io[0] == 0
+
+
+def split_wait_with_own_work(main: str) -> DataWaitBreakdown:
+    """The batch is ready a second after the wait has begun; until the first fetch there is none."""
+    rows = activity("S1 U1 S8")
+    marks = {FETCH: fetches(rows, (1, 2, 0), (8, 9, 0)), WORKER_START: spans((-1, -1, 0, 1))}
+    worker = process(WORKER, MAIN, marks, thread(rows, end=10))
+    waits = {DATA_WAIT: spans((0, 8, 0, WORKER, 1)), STEP: spans((0, 20))}
+    trains = process(MAIN, spans=waits, thread=thread(activity(main), end=10))
+    return split_data_wait(rank(30, trains, [worker]), ints([0]), ints([8]))
+
+
+def test_a_batch_is_not_in_transfer_while_the_training_thread_draws_the_next_indices() -> None:
+    # It computes for 5 of the 8 s, and for one of them has no CPU. The worker had no task for one
+    # second, and was done after another one. Of its 7 idle seconds 5 are the training thread's.
+    breakdown = split_wait_with_own_work("S1 S1 U3 R1 U1 S3")
+    assert breakdown.user_cpu[0] == pytest.approx((1 + 4) / 8, abs=0.02)
+    assert breakdown.runnable[0] == pytest.approx(1 / 8, abs=0.02)
+    assert breakdown.delivery[0] == pytest.approx(6 / 8 * 2 / 7, abs=0.02)
+    assert breakdown.no_work[0] == pytest.approx(1 / 8 * 2 / 7, abs=0.02)
+    assert breakdown.worker_pid[0] == MAIN
+
+
+def test_a_training_thread_that_sleeps_in_the_wait_has_no_work_of_its_own() -> None:
+    breakdown = split_wait_with_own_work("S10")
+    assert breakdown.delivery[0] == pytest.approx(6 / 8)
+    assert breakdown.user_cpu[0] == pytest.approx(1 / 8)
+    assert breakdown.worker_pid[0] == WORKER
 
 
 @pytest.mark.parametrize(("is_recorded", "delivery"), [(True, 1.0), (False, 0.0)])
