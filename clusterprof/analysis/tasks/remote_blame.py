@@ -69,7 +69,7 @@ class RemoteSlices:
         self._client, self._outputs, self._is_canceled = client, outputs, is_canceled
 
     def map(self, function: object, tasks: Sequence[SliceTask]) -> Iterator[SliceBlame]:
-        """Yield the blame of each slice, in order; function: blame_slab."""
+        """Yield the blame of each slice, in order; function: blame_slice."""
         assert function is blame_slice, "nothing else is divided"
         groups = self._group_by_worker()
         futures = [self._submit(task, groups) for task in tasks]

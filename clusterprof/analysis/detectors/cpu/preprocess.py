@@ -16,15 +16,15 @@ It examines the worker that owned the awaited batch (the main thread if it loads
 Its share is the part of that thread's time spent on a CPU, without the kernel's work on reads from
 a device. The thread reports its own CPU time with each batch, in addition to the kernel's count for
 that thread. Time in which a finished batch is delayed because the worker's interpreter is busy with
-the next one counts too, and so does time in which the training
-thread itself computes in the loader while no worker works on the awaited batch: a sampler that
-draws the next indices, or the unpickling of the batch. In a trace with stacks the time counts in
-which the training thread itself was in functions that prepare data (by file and name: `preprocess`,
-`collate`, `torchvision`), and its device had nothing to do. In a job without a known data loader,
-the time counts in which the training thread computed and the GPU did nothing for whole samples, or
-in which sampled stacks show functions outside of PyTorch that keep the interpreter lock (grade C).
-If workers are idle most of the time and a larger prefetch would have let them make the batch ahead
-of time, it is `cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
+the next one counts too, and so does time in which the training thread itself computes in the loader
+while no worker works on the awaited batch: a sampler that draws the next indices, or the unpickling
+of the batch. In a trace with stacks the time counts in which the training thread itself was in
+functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`), and its
+device had nothing to do. In a job without a known data loader, the time counts in which the
+training thread computed and the GPU did nothing for whole samples, or in which sampled stacks show
+functions outside of PyTorch that keep the interpreter lock (grade C). If workers are idle most of
+the time and a larger prefetch would have let them make the batch ahead of time, it is
+`cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
 evidence says how many, and how many cores those are: two busy hyper-threads do little more work
 than one.
 

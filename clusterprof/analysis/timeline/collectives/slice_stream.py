@@ -125,7 +125,7 @@ class SliceStream(OperationStream):
     ) -> None:
         """Set up the stream.
 
-        ranks: as select_slab_entries returns them. look_back: number of rows of a rank before the
+        ranks: as select_slice_entries returns them. look_back: number of rows of a rank before the
         slice, the cut included, that the context may come from.
         """
         super().__init__(ranks, {}, categories, get, directory)
