@@ -88,13 +88,10 @@ class StorageColdCache:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim reading time in the proportion of refaulted bytes."""
-        reading = get_read_breakdown(rank, lost, breakdown)
-        cold_ratio = reading.cold_ratio
-        share = limit_to_reads(lost, breakdown.block_io)
+        share = limit_to_reads(lost, breakdown.block_io + breakdown.remote_io)
         share = share + limit_to_data_wait(lost, breakdown.reading_cpu)
-        if reading.remote_cold_ratio:
-            share = share + limit_to_reads(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
+        cold_ratio = get_read_breakdown(rank, lost, breakdown).cold_ratio
         share *= cold_ratio
         if not share.any():
             return Claims(share, "B")

@@ -189,10 +189,6 @@ class ReadBreakdown:
 
     cold_ratio: float
     """Fraction of the bytes read that had been read before and evicted. 0 if small or unknown."""
-    remote_cold_ratio: float
-    """The same of bytes from file servers. 0 if none was counted: refaults are of the whole node,
-    and a file system in user space counts no bytes.
-    """
     other_traffic: OtherTraffic
     """Bytes that a local disk transferred for processes outside the job."""
     queue_ratio: float
@@ -249,13 +245,11 @@ def _build_read_breakdown(
         + limit_to_data_wait(lost, breakdown.reading_cpu)
     )
     if not share.any():
-        return ReadBreakdown(0.0, 0.0, NO_OTHER_TRAFFIC, 0.0, 0.0, "", 0.0, False)
-    cold = _estimate_cold_ratio(rank, lost, share), 0.0
-    if remote.any() and _has_server_reads(rank, lost, remote):
-        cold = cold[0], cold[0]
+        return ReadBreakdown(0.0, NO_OTHER_TRAFFIC, 0.0, 0.0, "", 0.0, False)
+    cold = _estimate_cold_ratio(rank, lost, share)
     other_traffic = measure_other_traffic(rank, lost, local) if local.any() else NO_OTHER_TRAFFIC
     if not remote.any():
-        return ReadBreakdown(*cold, other_traffic, 0.0, 0.0, "", 0.0, False)
+        return ReadBreakdown(cold, other_traffic, 0.0, 0.0, "", 0.0, False)
     spent = [
         *_measure_nfs_requests(rank, lost, remote),
         *_measure_lustre_requests(rank, lost, remote),
@@ -270,7 +264,7 @@ def _build_read_breakdown(
     if whole <= 0:
         has_counters = any(name == signals.NFS_EXECUTE.name for name, _ in rank.chunk.series)
         return ReadBreakdown(
-            *cold, other_traffic, 0.0, 0.0, "", 0.0, not has_counters and _has_nfs_mount(rank)
+            cold, other_traffic, 0.0, 0.0, "", 0.0, not has_counters and _has_nfs_mount(rank)
         )
     by_part = [
         sum(requests.queue_ns for requests in spent),
@@ -281,7 +275,7 @@ def _build_read_breakdown(
     kind, mount = max(sorted(by_mount), key=lambda name: by_mount[name])
     operations = sum(requests.operations for requests in spent)
     queue, metadata = float(parts[0]), float(parts[1])
-    return ReadBreakdown(*cold, other_traffic, queue, metadata, mount, operations, False, kind)
+    return ReadBreakdown(cold, other_traffic, queue, metadata, mount, operations, False, kind)
 
 
 def _measure_nfs_requests(rank: Rank, lost: LostTime, share: Float) -> Iterator[_RequestTime]:
@@ -431,16 +425,6 @@ def _estimate_cold_ratio(rank: Rank, lost: LostTime, share: Float) -> float:
         return 0.0
     ratio = min(1.0, refaults * PAGE_BYTES / read)
     return ratio if ratio >= MIN_COLD_RATIO else 0.0
-
-
-def _has_server_reads(rank: Rank, lost: LostTime, share: Float) -> bool:
-    """Return whether a file server sent bytes during the claimed waits."""
-    names = {signal.name for signal in SERVER_READ_SIGNALS}
-    return any(
-        measure_claimed_growth(rank, name, device, lost, share)
-        for name, device in rank.chunk.series
-        if name in names
-    )
 
 
 def _has_nfs_mount(rank: Rank) -> bool:

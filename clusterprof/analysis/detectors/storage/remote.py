@@ -98,9 +98,7 @@ class StorageRemote:
         share = limit_to_reads(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
-        share *= (1 - reading.queue_ratio - reading.metadata_ratio) * (
-            1 - reading.remote_cold_ratio
-        )
+        share *= (1 - reading.queue_ratio - reading.metadata_ratio) * (1 - reading.cold_ratio)
         np.maximum(share, 0.0, out=share)
         if not share.any():
             return Claims(share, "B")

@@ -231,8 +231,6 @@ _REMOTE_FILESYSTEMS = (
     "afs",
     "glusterfs",
 )
-_SYSTEM_FILESYSTEMS = ("fusectl", "fuse.lxcfs", "fuse.gvfsd", "fuse.portal")
-"""File systems in user space that describe the machine or a desktop, and hold no data set."""
 _REMOTE_BYTES = (signals.NFS_READ_BYTES, signals.LUSTRE_FETCHED_BYTES, signals.CIFS_READ_BYTES)
 _READ_CONTEXT_KEY = "surroundings"
 _MIN_RECEIVED_BYTES_PER_SECOND = 100_000  # less than this cannot feed a data loader
@@ -246,11 +244,9 @@ class ReadContext:
     wchan_kind: Int
     """int64[w + 1]: blocked kind of each wchan index; the last row is for the index -1."""
     remote_mounts: bool
-    """True if a network or user-space file system with data was mounted."""
+    """True if a network or user-space file system was mounted."""
     disk_bytes: float
     """Bytes read from local disks in this chunk; NaN if unknown."""
-    reads_devices: bool
-    """Whether the job's processes read enough from disks and servers; True if unknown."""
     remote_bytes: float
     """Bytes read from NFS, Lustre and CIFS mounts in this chunk; NaN if unknown."""
     swap_in_bytes: float
@@ -282,7 +278,6 @@ def _measure_read_context(chunk: Chunk) -> ReadContext:
         disk_bytes=_sum_counter_growth(
             chunk, signals.DISK_READ_BYTES.name, find_bottom_disks(chunk)
         ),
-        reads_devices=_reads_from_devices(chunk),
         remote_bytes=_sum_remote_bytes(chunk, mounts),
         swap_in_bytes=0.0 if np.isnan(swapped) else swapped,
         polls_sockets=_has_received_data(chunk) and not _has_loader_children(chunk),
@@ -290,13 +285,10 @@ def _measure_read_context(chunk: Chunk) -> ReadContext:
 
 
 def _sum_remote_bytes(chunk: Chunk, mounts: Sequence[object]) -> float:
-    """Sum the bytes that file servers sent, as far as processes count them as read.
+    """Sum the bytes that file servers sent.
 
-    NaN if unknown, or if Lustre is mounted but not recorded. A file system in user space has none.
+    NaN if unknown, or if Lustre is mounted but not recorded.
     """
-    remote = [mount for mount in mounts if isinstance(mount, dict) and _is_remote_mount(mount)]
-    if remote and all(str(mount.get("type", "")).startswith("fuse") for mount in remote):
-        return 0.0
     increases = [_sum_counter_growth(chunk, signal.name) for signal in _REMOTE_BYTES]
     known = [part for part in increases if not np.isnan(part)]
     lustre = any(isinstance(mount, dict) and mount.get("type") == "lustre" for mount in mounts)
@@ -312,20 +304,6 @@ def _has_received_data(chunk: Chunk) -> bool:
         received = _sum_counter_growth(chunk, signals.NET_RECEIVE.name)
     seconds = (chunk.end_ns - chunk.start_ns) / 1e9
     return bool(received >= _MIN_RECEIVED_BYTES_PER_SECOND * seconds > 0)
-
-
-def _reads_from_devices(chunk: Chunk) -> bool:
-    """Return whether the job's processes read enough from devices to load from; True if unknown.
-
-    Linux counts the bytes of disks and NFS for the process that reads, and none of a file system
-    in user space, whose server may read them from a disk.
-    """
-    tables = [process.io for process in chunk.processes.values() if process.io is not None]
-    readings = [table.read_bytes[table.read_bytes >= 0] for table in tables]  # -1 = unknown
-    known = [values for values in readings if values.size > 1]
-    read_bytes = sum(int(np.ptp(values)) for values in known)
-    seconds = (chunk.end_ns - chunk.start_ns) / 1e9
-    return not known or read_bytes >= _MIN_RECEIVED_BYTES_PER_SECOND * seconds
 
 
 def _has_loader_children(chunk: Chunk) -> bool:
@@ -362,8 +340,7 @@ def _is_remote_mount(mount: object) -> bool:
     if not isinstance(mount, dict):
         return False
     types = [str(mount.get(key, "")) for key in ("type", "fstype", "filesystem", "fs")]
-    has_data = [fstype for fstype in types if not fstype.startswith(_SYSTEM_FILESYSTEMS)]
-    return any(fstype.startswith(_REMOTE_FILESYSTEMS) for fstype in has_data)
+    return any(fstype.startswith(_REMOTE_FILESYSTEMS) for fstype in types if fstype)
 
 
 def _sum_counter_growth(chunk: Chunk, name: str, among: frozenset[str] | None = None) -> float:
@@ -496,13 +473,11 @@ def estimate_remote_ratio(context: ReadContext, read_bytes: float) -> float:
 
     At least what local disks cannot have read, at most what mounts did read; the middle of
     the two where both are possible. Example: 100 MB read, disks 10 MB, NFS 95 MB: between
-    90 and 95. read_bytes: by the waiting processes from devices; FUSE and cached NFS count none.
+    90 and 95.
     """
     if not context.remote_mounts and not context.remote_bytes > 0:
         return 0.0
-    if not context.reads_devices:  # what a few reads leave is read for the job by another process
-        return 1.0
-    if read_bytes <= 0:
+    if read_bytes <= 0:  # FUSE and cached NFS: bytes that no device counted
         return 1.0 if not context.disk_bytes > 0 else 0.0
     least = 0.0 if np.isnan(context.disk_bytes) else max(0.0, read_bytes - context.disk_bytes)
     most = read_bytes if np.isnan(context.remote_bytes) else min(read_bytes, context.remote_bytes)

@@ -126,21 +126,6 @@ def test_pages_that_were_evicted_and_read_again() -> None:
     }
 
 
-def test_refaults_of_the_node_are_none_of_a_file_system_without_counters() -> None:
-    # the disk is read for something else; of the file system in user space no bytes are counted
-    series = {
-        ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 1 << 20, 1 << 20]),
-        ("memory.refaults_total", ""): counter([0, 1, 3], [0, 256, 256]),
-    }
-    assert shares(claims(series, {"remote_io": 0.6})) == {"storage-remote": 0.6}
-    both = claims(series, {"remote_io": 0.6, "block_io": 0.2})
-    assert shares(both) == {"storage-remote": 0.6, "storage-cold-cache": 0.2}
-    # a file server sent the same bytes again
-    series |= {("nfs.read_bytes_total", "/data"): counter([0, 1, 3], [0, 1 << 20, 1 << 20])}
-    server = claims(series, {"remote_io": 0.6})
-    assert shares(server) == {"storage-remote": 0.3, "storage-cold-cache": 0.3}
-
-
 @pytest.mark.parametrize("pages", [0, 7000, np.nan])  # 7000 pages are 0.27 of 100 MiB
 def test_few_refaults_are_what_every_cache_has(pages) -> None:
     series = {

@@ -354,29 +354,3 @@ def test_reads_of_a_page_go_to_the_mount_when_no_disk_read_them() -> None:
     node = header(mounts=[{"point": "/data", "type": "nfs4"}])
     given = rank(5, main, [worker], series=series, node=node)
     assert row(fed(given, 0, 4)) == {"remote_io": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("mounts", "read_by_job", "answer"),
-    [
-        ("fuse.sshfs", 4096, "remote_io"),  # the disk is read by the server of the file system
-        ("fuse.sshfs", 100 * MIB, "block_io"),
-        ("fuse.lxcfs", 4096, "block_io"),  # describes the machine, and has no data set
-        ("ext4", 4096, "block_io"),
-    ],
-)
-def test_pages_that_the_job_reads_from_no_device_come_from_a_server_in_user_space(
-    mounts: str, read_by_job: int, answer: str
-) -> None:
-    from tests.support.builders import counter
-
-    rows = activity("D4")
-    marks = {FETCH: fetches(rows, (0, 4, 4096)), WORKER_START: spans((-1, -1))}
-    worker = process(
-        WORKER, MAIN, marks, thread(rows, 5), io=io([0, 5], read_bytes=[0, read_by_job])
-    )
-    main = process(MAIN, spans={DATA_WAIT: spans((0, 4, 0, WORKER, 1))})
-    series = {("disk.read_bytes_total", "vda"): counter([0, 5], [0, 100 * MIB])}
-    node = header(mounts=[{"point": "/data", "type": mounts}])
-    given = rank(5, main, [worker], series=series, node=node)
-    assert row(fed(given, 0, 4)) == {answer: 1.0}
