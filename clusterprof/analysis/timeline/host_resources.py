@@ -19,6 +19,8 @@ the path. Sums therefore use only the devices at the bottom of the stack:
 
 The header describes the stacking (`host.disks`, "on" and "partition_of"); NVMe paths
 are recognized by their names. A volume without known devices below it counts itself.
+
+What disks did for the job in every 10 seconds, to tell which waits for pages they explain.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import numpy as np
 
 from clusterprof import signals
 from clusterprof.analysis.timeline import series
-from clusterprof.analysis.timeline.model import Chunk, Int, Process, Rank
+from clusterprof.analysis.timeline.model import Chunk, Float, Int, Process, Rank
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.trace.schema import Header
 from clusterprof.util.ranges import parse_cpulist
@@ -246,3 +248,79 @@ def _collect_bottom_disks(
         if below not in above:  # a device table with a cycle is malformed; ignore the cycle
             bottom |= _collect_bottom_disks(below, direct_below, recorded, above | {name})
     return bottom or ({name} & recorded)
+
+
+DISK_BIN_NS = 10_000_000_000
+"""Length of the bins of `measure_disk_bins`, ns: about a hundred samples of a thread."""
+_MIN_REQUEST_BYTES = 4096  # a page: no read of a file is smaller
+
+
+def measure_disk_bins(chunk: Chunk, has_mounts: bool) -> tuple[Float, Float]:
+    """Measure what disks did for the job in each bin of 10 s, as two ratios, float64[bins].
+
+    A mount's server may read from the same disk: the job's own requests are at most as many as
+    the pages that it read, and each took the disk's mean time of a read.
+    """
+    count = max(-(-(chunk.end_ns - chunk.start_ns) // DISK_BIN_NS), 1)
+    edges = np.minimum(chunk.start_ns + DISK_BIN_NS * np.arange(count + 1), chunk.end_ns)
+    length = np.maximum(np.diff(edges), 1).astype(np.float64)
+    active_ns = _measure_disk_activity(chunk, edges)
+    job_bytes, job_chars = _sum_job_bytes(chunk, edges)
+    disk_bytes, reads, read_ns = (
+        np.sum(_measure_disk_growth(chunk, signal, edges), axis=0)
+        for signal in (signals.DISK_READ_BYTES, signals.DISK_READS, signals.DISK_READ_TIME)
+    )
+    if np.ndim(disk_bytes) == 0 or np.isnan(job_bytes).any():
+        return active_ns / length, np.zeros(count)
+    if not has_mounts:
+        return active_ns / length, np.where(job_bytes > 0, 1.0, 0.0)
+    if np.ndim(reads) and np.ndim(read_ns):
+        requests = np.minimum(job_bytes / _MIN_REQUEST_BYTES, reads)
+        active_ns = np.minimum(active_ns, requests * read_ns / np.maximum(reads, 1))
+    read_bytes = np.minimum(job_bytes, disk_bytes)
+    requested = np.maximum(job_chars, job_bytes)
+    return active_ns / length, read_bytes / np.maximum(requested, 1)
+
+
+def _measure_disk_activity(chunk: Chunk, edges: Int) -> Float:
+    """Measure for how long the busiest disk had requests in each bin, ns; NaN if unknown.
+
+    The kernel counts busy time, which some versions cut short, and the sum of all reads' times.
+    """
+    most = np.full(len(edges) - 1, np.nan)
+    for signal in (signals.DISK_BUSY, signals.DISK_READ_TIME):
+        for grown in _measure_disk_growth(chunk, signal, edges):
+            most = np.fmax(most, grown)
+    return np.minimum(most, np.diff(edges))
+
+
+def _measure_disk_growth(chunk: Chunk, signal: signals.Signal, edges: Int) -> list[Float]:
+    """Measure by how much a counter of each disk grew between the edges, float64[bins]."""
+    out = []
+    for (name, _), readings in chunk.series.items():
+        if name == signal.name and len(readings.t_ns) > 1:
+            inside = np.clip(edges, readings.t_ns[0], readings.t_ns[-1])
+            out.append(series.compute_increase(readings, inside[:-1], inside[1:]))
+    return out
+
+
+def _sum_job_bytes(chunk: Chunk, edges: Int) -> tuple[Float, Float]:
+    """Sum what all processes of the job read between the edges, float64[bins] each.
+
+    Returns bytes from devices and bytes requested by calls; NaN if no process is known, or an
+    active one is not.
+    """
+    total = np.zeros((2, len(edges) - 1))
+    is_known = False
+    for process in chunk.processes.values():
+        io = process.io
+        if io is None or not io.t_ns.size:
+            if process.spans or process.threads:
+                return np.full(total.shape[1], np.nan), np.full(total.shape[1], np.nan)
+            continue
+        is_known = True
+        inside = np.clip(edges, io.t_ns[0], io.t_ns[-1])
+        for row, column in enumerate((io.read_bytes, io.read_chars)):
+            grown = series.compute_column_increase(io.t_ns, column, inside[:-1], inside[1:])
+            total[row] += np.nan_to_num(grown)
+    return (total[0], total[1]) if is_known else (total[0] * np.nan, total[1] * np.nan)

@@ -16,12 +16,14 @@ again.
 The kernel remembers what it evicted recently: a page that returns too soon is a refault
 (`memory.refaults_total`). Its share is the time the loading thread was reading or blocked on reads,
 times refaulted bytes over all bytes that disks and mounts read during those waits, if that is at
-least 0.3. The evidence says which part of the reads a cache would save, and what the disk gave: if
-that is little, first reads are as slow, and a faster disk saves more than a cache. The rest stays
-with `storage-local` or the causes of a network file system. The evidence also includes the part of
-the requested bytes that the cache did not hold (bytes read from devices and file servers over bytes
-read by calls, `/proc/<pid>/io`), and the bytes read per sample: a cached data set reads nothing
-after its first epoch.
+least 0.3. A file system in user space counts no bytes: there refaulted bytes beyond those from
+disks are compared with the bytes that calls requested beyond those from devices. The evidence says
+which part of the reads a cache would save, and what the disk gave: if that is little, first reads
+are as slow, and a faster disk saves more than a cache. The rest stays with `storage-local` or the
+causes of a network file system. The evidence also includes the part of the requested bytes that the
+cache did not hold (bytes read from devices and file servers over bytes read by calls,
+`/proc/<pid>/io`), and the bytes read per sample: a cached data set reads nothing after its first
+epoch.
 
 ## What to do
 
@@ -50,8 +52,13 @@ from clusterprof.analysis.detectors.base import (
     limit_to_data_wait,
     limit_to_reads,
     measure_claimed_growth,
+    sum_claimed_ns,
 )
-from clusterprof.analysis.detectors.storage.evidence import PAGE_BYTES, get_read_breakdown
+from clusterprof.analysis.detectors.storage.evidence import (
+    PAGE_BYTES,
+    find_most_read_mount,
+    get_read_breakdown,
+)
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.analysis.timeline.spans import FetchSpans
@@ -88,16 +95,19 @@ class StorageColdCache:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim reading time in the proportion of refaulted bytes."""
-        share = limit_to_reads(lost, breakdown.block_io + breakdown.remote_io)
+        reading = get_read_breakdown(rank, lost, breakdown)
+        remote = limit_to_reads(lost, breakdown.remote_io)
+        share = limit_to_reads(lost, breakdown.block_io + breakdown.remote_io) - remote
         share = share + limit_to_data_wait(lost, breakdown.reading_cpu)
-        share[share < limits.blocked_at_least_ratio] = 0.0
-        cold_ratio = get_read_breakdown(rank, lost, breakdown).cold_ratio
-        share *= cold_ratio
+        is_small = share + remote < limits.blocked_at_least_ratio
+        remote = np.where(is_small, 0.0, remote * reading.remote_cold_ratio)
+        share = np.where(is_small, 0.0, share * reading.cold_ratio) + remote
         if not share.any():
             return Claims(share, "B")
+        claimed, from_mount = sum_claimed_ns(lost, share), sum_claimed_ns(lost, remote)
+        is_mount = from_mount > claimed / 2
+        cold_ratio = reading.remote_cold_ratio if is_mount else reading.cold_ratio
         pages = measure_claimed_growth(rank, signals.MEMORY_REFAULTS.name, "", lost, share) or 0.0
-        disk, read_bytes = find_busiest_device(rank, signals.DISK_READ_BYTES.name, lost, share)
-        waited_ns = max(float((lost.end_ns - lost.start_ns)[share > 0].sum()), 1.0)
         evidence = [
             Evidence(
                 "memory.refaulted_ratio",
@@ -106,24 +116,18 @@ class StorageColdCache:
                 "of the bytes read were read again after the page cache had dropped them",
             ),
             Evidence(
-                "disk.read_bytes_per_second",
-                read_bytes / waited_ns * 1e9,
-                "bytes/s",
-                "read from the disk in those waits, first reads included",
-            ),
-            Evidence(
                 "memory.refaulted_bytes_total",
                 pages * PAGE_BYTES,
                 "bytes",
                 "had been in memory and were read again",
             ),
-            Evidence(
-                "disk.read_bytes_total",
-                read_bytes,
-                "bytes",
-                "read from the disk during those waits",
-            ),
         ]
+        if is_mount:
+            _, resource, _ = find_most_read_mount(rank, lost, share)
+        else:
+            resource, rates = _describe_disk(rank, lost, share)
+            evidence[1:1] = rates[:1]
+            evidence += rates[1:]
         missed = _compute_missed_ratio(rank, lost, share)
         if missed is not None:
             note = "of the bytes the loaders requested were not in the page cache"
@@ -132,7 +136,19 @@ class StorageColdCache:
         if per_sample is not None:
             note = "were read for each sample; a data set that is cached needs none after an epoch"
             evidence.append(Evidence("loader.sample_read_bytes", per_sample, "bytes", note))
-        return Claims(share, "B", tuple(evidence), disk)
+        return Claims(share, "B", tuple(evidence), resource)
+
+
+def _describe_disk(rank: Rank, lost: LostTime, share: Float) -> tuple[str, list[Evidence]]:
+    """Return the disk that most bytes came from, and what it gave in the claimed waits."""
+    disk, read_bytes = find_busiest_device(rank, signals.DISK_READ_BYTES.name, lost, share)
+    waited_ns = max(float((lost.end_ns - lost.start_ns)[share > 0].sum()), 1.0)
+    rate, note = read_bytes / waited_ns * 1e9, "read from the disk during those waits"
+    rate_note = "read from the disk in those waits, first reads included"
+    return disk, [
+        Evidence("disk.read_bytes_per_second", rate, "bytes/s", rate_note),
+        Evidence("disk.read_bytes_total", read_bytes, "bytes", note),
+    ]
 
 
 def _compute_sample_bytes(rank: Rank, lost: LostTime, share: Float) -> float | None:

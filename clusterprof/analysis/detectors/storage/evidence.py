@@ -24,11 +24,13 @@ import numpy as np
 
 from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
+    find_busiest_device,
     limit_to_data_wait,
     limit_to_reads,
     measure_claimed_growth,
 )
 from clusterprof.analysis.timeline import series
+from clusterprof.analysis.timeline.data_wait.blocked import get_remote_type
 from clusterprof.analysis.timeline.host_resources import find_bottom_disks
 from clusterprof.analysis.timeline.model import (
     Chunk,
@@ -189,6 +191,10 @@ class ReadBreakdown:
 
     cold_ratio: float
     """Fraction of the bytes read that had been read before and evicted. 0 if small or unknown."""
+    remote_cold_ratio: float
+    """The same for reads from mounts: the bytes of one without counters are those that calls
+    requested beyond the bytes from devices.
+    """
     other_traffic: OtherTraffic
     """Bytes that a local disk transferred for processes outside the job."""
     queue_ratio: float
@@ -245,11 +251,14 @@ def _build_read_breakdown(
         + limit_to_data_wait(lost, breakdown.reading_cpu)
     )
     if not share.any():
-        return ReadBreakdown(0.0, NO_OTHER_TRAFFIC, 0.0, 0.0, "", 0.0, False)
+        return ReadBreakdown(0.0, 0.0, NO_OTHER_TRAFFIC, 0.0, 0.0, "", 0.0, False)
     cold = _estimate_cold_ratio(rank, lost, share)
+    remote_cold = 0.0
+    if cold and remote.any():
+        remote_cold = _estimate_cold_ratio(rank, lost, remote, from_mount=True)
     other_traffic = measure_other_traffic(rank, lost, local) if local.any() else NO_OTHER_TRAFFIC
     if not remote.any():
-        return ReadBreakdown(cold, other_traffic, 0.0, 0.0, "", 0.0, False)
+        return ReadBreakdown(cold, remote_cold, other_traffic, 0.0, 0.0, "", 0.0, False)
     spent = [
         *_measure_nfs_requests(rank, lost, remote),
         *_measure_lustre_requests(rank, lost, remote),
@@ -264,7 +273,14 @@ def _build_read_breakdown(
     if whole <= 0:
         has_counters = any(name == signals.NFS_EXECUTE.name for name, _ in rank.chunk.series)
         return ReadBreakdown(
-            cold, other_traffic, 0.0, 0.0, "", 0.0, not has_counters and _has_nfs_mount(rank)
+            cold,
+            remote_cold,
+            other_traffic,
+            0.0,
+            0.0,
+            "",
+            0.0,
+            not has_counters and _has_nfs_mount(rank),
         )
     by_part = [
         sum(requests.queue_ns for requests in spent),
@@ -275,7 +291,9 @@ def _build_read_breakdown(
     kind, mount = max(sorted(by_mount), key=lambda name: by_mount[name])
     operations = sum(requests.operations for requests in spent)
     queue, metadata = float(parts[0]), float(parts[1])
-    return ReadBreakdown(cold, other_traffic, queue, metadata, mount, operations, False, kind)
+    return ReadBreakdown(
+        cold, remote_cold, other_traffic, queue, metadata, mount, operations, False, kind
+    )
 
 
 def _measure_nfs_requests(rank: Rank, lost: LostTime, share: Float) -> Iterator[_RequestTime]:
@@ -413,18 +431,63 @@ def _merge_small_parts(parts: Float) -> Float:
     return out
 
 
-def _estimate_cold_ratio(rank: Rank, lost: LostTime, share: Float) -> float:
-    """Estimate which fraction of all bytes from disks and file servers were pages read again."""
+def _estimate_cold_ratio(
+    rank: Rank, lost: LostTime, share: Float, from_mount: bool = False
+) -> float:
+    """Estimate which fraction of all bytes from disks and file servers were pages read again.
+
+    share: float64[n]. from_mount: these reads came from a mount.
+    """
     refaults = measure_claimed_growth(rank, signals.MEMORY_REFAULTS.name, "", lost, share)
-    read = 0.0
     disks, mounts = find_bottom_disks(rank.chunk), {signal.name for signal in SERVER_READ_SIGNALS}
+    from_disks = from_servers = 0.0
     for name, device in rank.chunk.series:
-        if name in mounts or (name == signals.DISK_READ_BYTES.name and device in disks):
-            read += measure_claimed_growth(rank, name, device, lost, share) or 0.0
-    if not refaults or read <= 0:
+        if name in mounts:
+            from_servers += measure_claimed_growth(rank, name, device, lost, share) or 0.0
+        elif name == signals.DISK_READ_BYTES.name and device in disks:
+            from_disks += measure_claimed_growth(rank, name, device, lost, share) or 0.0
+    refaulted, read = (refaults or 0.0) * PAGE_BYTES, from_disks + from_servers
+    if from_mount and from_servers <= 0:  # pages that came from a disk are not this mount's
+        refaulted, read = refaulted - from_disks, _sum_uncounted_bytes(rank, lost, share)
+    if refaulted <= 0 or read <= 0:
         return 0.0
-    ratio = min(1.0, refaults * PAGE_BYTES / read)
+    ratio = min(1.0, refaulted / read)
     return ratio if ratio >= MIN_COLD_RATIO else 0.0
+
+
+def _sum_uncounted_bytes(rank: Rank, lost: LostTime, share: Float) -> float:
+    """Sum what the rank's processes requested in the claimed segments beyond bytes from devices."""
+    rows = np.flatnonzero(share > 0)
+    start, end = lost.start_ns[rows], lost.end_ns[rows]
+    total = 0.0
+    for process in (rank.main, *rank.workers):
+        io = process.io
+        if io is None or not io.t_ns.size:
+            continue
+        low, high = np.clip(start, io.t_ns[0], io.t_ns[-1]), np.clip(end, io.t_ns[0], io.t_ns[-1])
+        requested, read = (
+            series.compute_column_increase(io.t_ns, column, low, high)
+            for column in (io.read_chars, io.read_bytes)
+        )
+        total += float(np.nansum(np.maximum(requested - read, 0.0)))
+    return total
+
+
+def find_most_read_mount(rank: Rank, lost: LostTime, share: Float) -> tuple[str, str, float]:
+    """Find the kind and name of the mount that most bytes came from, and the number of bytes.
+
+    Without any bytes: the only mounted file system in user space, which has no counters.
+    """
+    best = ("", "", 0.0)
+    for signal in SERVER_READ_SIGNALS:
+        mount, read_bytes = find_busiest_device(rank, signal.name, lost, share)
+        if read_bytes > best[2]:
+            best = (signal.name.partition(".")[0], mount, read_bytes)
+    if best[1]:
+        return best
+    mounts = rank.chunk.header.host.get("mounts") or ()
+    points = {str(m.get("point", "")) for m in mounts if get_remote_type(m).startswith("fuse")}
+    return ("fuse", points.pop(), 0.0) if len(points) == 1 else best
 
 
 def _has_nfs_mount(rank: Rank) -> bool:

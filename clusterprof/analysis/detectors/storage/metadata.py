@@ -74,7 +74,7 @@ class StorageMetadata:
         share = limit_to_reads(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
-        share *= reading.metadata_ratio * (1 - reading.cold_ratio)
+        share *= reading.metadata_ratio * (1 - reading.remote_cold_ratio)
         if not share.any():
             return Claims(share, "A")
         evidence = (

@@ -44,14 +44,13 @@ from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
-    find_busiest_device,
     limit_to_reads,
     measure_claimed_growth,
 )
 from clusterprof.analysis.detectors.storage.evidence import (
-    SERVER_READ_SIGNALS,
     compute_gauge_integral,
     describe_read_latency,
+    find_most_read_mount,
     get_read_breakdown,
 )
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
@@ -98,11 +97,13 @@ class StorageRemote:
         share = limit_to_reads(lost, breakdown.remote_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
-        share *= (1 - reading.queue_ratio - reading.metadata_ratio) * (1 - reading.cold_ratio)
+        share *= (1 - reading.queue_ratio - reading.metadata_ratio) * (
+            1 - reading.remote_cold_ratio
+        )
         np.maximum(share, 0.0, out=share)
         if not share.any():
             return Claims(share, "B")
-        kind, mount, read_bytes = _find_most_read_mount(rank, lost, share)
+        kind, mount, read_bytes = find_most_read_mount(rank, lost, share)
         note = "of the waits, the loading thread was blocked on the file system"
         evidence = [
             Evidence("worker.remote_ratio", compute_claimed_mean(lost, share), "ratio", note)
@@ -117,16 +118,6 @@ class StorageRemote:
             if kind == "lustre" and (slow := _find_slow_target(rank, lost, share)):
                 mount = f"{mount} ({slow})"
         return Claims(share, grade, tuple(evidence), mount)
-
-
-def _find_most_read_mount(rank: Rank, lost: LostTime, share: Float) -> tuple[str, str, float]:
-    """Find the kind and name of the mount that most bytes came from, and the number of bytes."""
-    best = ("", "", 0.0)
-    for signal in SERVER_READ_SIGNALS:
-        mount, read_bytes = find_busiest_device(rank, signal.name, lost, share)
-        if read_bytes > best[2]:
-            best = (signal.name.partition(".")[0], mount, read_bytes)
-    return best
 
 
 def _describe_retransmissions(

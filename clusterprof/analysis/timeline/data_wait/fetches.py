@@ -172,7 +172,7 @@ class FetchTimes:
     reads: Int
     """int64[n]: 1 where the fetch read from a device, else 0."""
     counts: Int
-    """int64[2, 2, 9]: blocked samples by group (`reads`), state and kind."""
+    """int64[2, 2, 10]: blocked samples by group (`reads`), state and kind."""
 
 
 def measure_fetches(
@@ -245,7 +245,7 @@ def _count_states(
 
 
 def combine_counts(all_fetching: list[FetchTimes]) -> Int:
-    """Combine the samples of all threads that fetch: int64[2, 2, 9].
+    """Combine the samples of all threads that fetch: int64[2, 2, 10].
 
     Used for threads with too few.
     """
@@ -258,7 +258,7 @@ def split_fetches(
 ) -> Float:
     """Split each fetch's wall time into shares, float64[n, 11].
 
-    pool: int64[2, 2, 9], samples of all threads. read_bytes: bytes that all fetches of the
+    pool: int64[2, 2, 10], samples of all threads. read_bytes: bytes that all fetches of the
     rank read from devices in this chunk.
     """
     n = len(fetching.wall_ns)

@@ -12,7 +12,7 @@ from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.object import StorageObject
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
-from tests.support.builders import counter, header, lost, process, rank
+from tests.support.builders import counter, header, io, lost, process, rank
 from tests.support.data_waits import feeding
 
 DETECTORS = (
@@ -24,6 +24,7 @@ DETECTORS = (
 )
 PIECES = ((0, 1, 1.0, PHASE_DATA_WAIT), (2, 3, 1.0, PHASE_COLLECTIVE))
 MS = 1e6
+MIB = 1 << 20
 
 
 def mount(point: str = "/data", **operations: tuple[int, float, float]) -> dict:
@@ -36,10 +37,11 @@ def mount(point: str = "/data", **operations: tuple[int, float, float]) -> dict:
     return out
 
 
-def claims(series: dict, *rows: dict[str, float], mounts: tuple = ()) -> dict:
+def claims(series: dict, *rows: dict[str, float], mounts: tuple = (), main_io=None) -> dict:
     """What each cause of storage claims of the wait; the segment of computing has no cause."""
     fed = feeding(*rows, {"remote_io": 1.0, "block_io": 0.0})
-    timeline = rank(3, process(100), series=series, node=header(mounts=list(mounts)))
+    main = process(100, io=main_io)
+    timeline = rank(3, main, series=series, node=header(mounts=list(mounts)))
     pieces = lost(*PIECES, step=3)
     by_key = {d.cause.id: d.claim(timeline, pieces, fed, d.Limits()) for d in DETECTORS}
     assert all(claim.share[1] == 0 for claim in by_key.values())
@@ -133,6 +135,34 @@ def test_few_refaults_are_what_every_cache_has(pages) -> None:
         ("memory.refaults_total", ""): counter([0, 1, 3], [0, pages, pages]),
     }
     assert shares(claims(series, {"block_io": 0.6})) == {"storage-local": 0.6}
+
+
+FUSE = ({"point": "/mnt/data", "type": "fuse"},)
+
+
+@pytest.mark.parametrize(
+    ("disk_mib", "cold"),
+    [
+        (1, 0.594),  # 76 - 1 MiB read again of 101 that calls requested: 75 / 101 of 0.8
+        (80, 0.0),  # a disk read more than was read again: it may be the server's own cache
+    ],
+)
+def test_pages_of_a_mount_without_counters_are_compared_with_what_calls_requested(
+    disk_mib, cold
+) -> None:
+    series = {
+        ("disk.read_bytes_total", "vda"): counter([0, 3], [0, disk_mib * MIB * 3]),
+        ("memory.refaults_total", ""): counter([0, 3], [0, 76 * 256 * 3]),
+    }
+    read = io((0, 3), read_bytes=(0, 0), read_chars=(0, 303 * MIB))
+    claimed = claims(series, {"remote_io": 0.8}, mounts=FUSE, main_io=read)
+    expected = {"storage-remote": pytest.approx(0.8 - cold, abs=1e-3)}
+    if cold:
+        expected["storage-cold-cache"] = pytest.approx(cold, abs=1e-3)
+    assert shares(claimed) == expected
+    for id_ in expected:
+        assert claimed[id_].resource == "/mnt/data"
+        assert not [name for name in evidence(claimed[id_]) if name.startswith("disk.")]
 
 
 def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:

@@ -15,7 +15,18 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
 )
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.probe.layout import DATA_WAIT, FETCH
-from tests.support.builders import activity, fetches, ns, process, rank, spans, thread
+from tests.support.builders import (
+    activity,
+    counter,
+    fetches,
+    header,
+    io,
+    ns,
+    process,
+    rank,
+    spans,
+    thread,
+)
 
 WORKER = 201
 MAIN = 100
@@ -43,3 +54,65 @@ def test_io_that_only_delay_accounting_saw_is_remote_where_the_bytes_were() -> N
     assert (unseen.block_io, unseen.remote_io, unseen.unknown) == (0.0, 0.0, 1.0)
     got = ensure_min_io(unseen, 0.6, 0.9)
     assert (got.block_io, got.remote_io, got.unknown) == pytest.approx((0.06, 0.54, 0.4))
+
+
+MIB = 1 << 20
+FUSE = ({"point": "/mnt/data", "type": "fuse.sshfs"},)
+
+
+def split_page_waits(
+    busy_s: float, disk_mib: int, job_mib: int, mounts: tuple = FUSE, chars_mib: int = 400
+) -> dict[str, float]:
+    """Split 20 s of which a worker waits 16 for pages, in fetches of 5 s, and computes 4.
+
+    busy_s, disk_mib: what the disk worked and read in 1,000 requests; job_mib: the worker's part.
+    """
+    rows = activity("D4 U1 " * 4)
+    read = job_mib * MIB // 4
+    span = fetches(rows, *((at, at + 5, read) for at in (0, 5, 10, 15)))
+    series = {
+        (f"disk.{name}", "vda"): counter([0, 20], [0, grown])
+        for name, grown in (
+            ("busy_ns_total", busy_s * 1e9),
+            ("read_ns_total", busy_s * 1e9),
+            ("read_bytes_total", disk_mib * MIB),
+            ("reads_total", 1000),
+        )
+    }
+    # The loop of the loader reads the rest of what it requests from the page cache or a mount.
+    ios = io((0, 20), read_bytes=(0, job_mib * MIB), read_chars=(0, chars_mib * MIB))
+    worker = process(WORKER, MAIN, {FETCH: span}, thread(rows, 20), io=ios)
+    waits = spans(*((at, at + 5, i, WORKER) for i, at in enumerate((0, 5, 10, 15))))
+    main = process(MAIN, spans={DATA_WAIT: waits}, io=io((0, 20), read_bytes=(0, 0)))
+    timeline = rank(20, main, [worker], series=series, node=header(mounts=list(mounts)))
+    got = split_data_wait(timeline, span.start_ns, span.end_ns)
+    names = ("block_io", "remote_io", "unknown")
+    return {name: round(float(getattr(got, name).mean()), 2) for name in names}
+
+
+def test_a_disk_that_works_all_the_time_for_the_job_explains_waits_for_pages() -> None:
+    # 64 MiB in 1,000 reads of 16 ms; a mounted file system in user space changes nothing
+    expected = {"block_io": 0.8, "remote_io": 0.0, "unknown": 0.0}
+    assert split_page_waits(16, 64, 64) == expected
+    assert split_page_waits(16, 64, 64, mounts=()) == expected
+
+
+def test_an_idle_disk_explains_no_waits_for_pages() -> None:
+    # busy 0.2 of 20 s: 1 of 100 samples in 10 s, with scatter 1 + 2 + 1 = 4 of 80 that waited
+    got = split_page_waits(0.2, 4, 4)
+    assert (got["block_io"], got["remote_io"]) == pytest.approx((0.04, 0.76), abs=0.02)
+    assert split_page_waits(0.2, 2, 0, mounts=())["unknown"] == pytest.approx(0.76, abs=0.02)
+
+
+def test_a_disk_that_the_server_of_a_mount_reads_from_explains_no_waits_of_the_job() -> None:
+    # the disk is busy all the time and gives 400 MiB, none of them to the job
+    assert split_page_waits(20, 400, 0) == {"block_io": 0.0, "remote_io": 0.8, "unknown": 0.0}
+
+
+def test_reads_that_a_limit_holds_back_are_the_disks_by_their_bytes() -> None:
+    # the disk is idle between the few requests that a cgroup lets pass: all bytes came from it
+    assert split_page_waits(1, 400, 400)["block_io"] == 0.8
+
+
+def test_mounts_of_the_system_hold_no_data() -> None:
+    assert split_page_waits(0.2, 2, 0, mounts=({"type": "fusectl"},))["remote_io"] == 0.0
