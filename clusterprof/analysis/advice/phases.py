@@ -1,6 +1,7 @@
 """Recommendations for checkpoints, evaluation, start-up, and devices below their clock.
 
-Also for work that is divided badly between the training thread and the workers of its loader.
+Also for work that is divided badly between the training thread and the workers of its loader, and
+for an imported trace that shows late data without the reason.
 """
 
 from __future__ import annotations
@@ -394,5 +395,72 @@ PHASE_RECOMMENDATIONS = (
         unless=(_EVERYWHERE,),
         place="node",
         effort="site",
+    ),
+)
+
+
+_PLUMBER = "up to 47x for pipelines that were set up wrongly (Plumber, MLSys 2022)"
+
+
+def _has_no_workers(context: AdviceContext) -> bool:
+    """Return whether the training process makes its batches itself."""
+    workers = context.find_evidence("loader.workers_count")
+    if context.cause == "cpu-preprocess":  # with a data loader, `more-workers` applies
+        return context.workers is None and context.resource.startswith("training process")
+    return workers is not None and workers.value == 0
+
+
+def _fill_workers(context: AdviceContext) -> FilledRecommendation:
+    if context.cause == "cpu-preprocess":
+        return FilledRecommendation(
+            mark_command("DataLoader(num_workers=4, persistent_workers=True)")
+            + " over the code that makes a batch, in place of the loop's own thread",
+            (
+                "the training process makes its batches itself, and Python runs one of its threads"
+                " at a time",
+            ),
+        )
+    return FilledRecommendation(
+        mark_command("DataLoader(num_workers=4, persistent_workers=True)")
+        + " instead of num_workers=0",
+        ("the training process loads its batches itself, between steps",),
+    )
+
+
+INPUT_RECOMMENDATIONS = (
+    Recommendation(
+        "load-in-workers",
+        ("input-wait", "cpu-preprocess"),
+        "Load batches in worker processes",
+        "DataLoader(num_workers=N)",
+        _fill_workers,
+        evidence_names=("loader.workers_count",),
+        published=_PLUMBER,
+        expected_change="the wait for data falls",
+        worse="each worker needs memory for its copy of the data set and the batches it holds",
+        unless=(
+            ExclusionRule(
+                "has-workers",
+                "the loader has workers, or that is not known",
+                lambda s: not _has_no_workers(s),
+            ),
+        ),
+        effort="setting",
+    ),
+    Recommendation(
+        "record-the-loader",
+        ("input-wait",),
+        "Learn what the loader waits for",
+        "record with clusterprof: threads, disks and connections show it",
+        FilledRecommendation(
+            f"{mark_command('clusterprof record -- COMMAND')} for a minute: it splits the same"
+            " wait among disks, servers, CPUs and loader settings",
+            ("a profiler trace shows the wait but not what the loader did",),
+        ),
+        evidence_names=("input.unseen_ratio",),
+        expected_change="the wait has a cause",
+        diagnose=True,
+        place="job",
+        effort="setting",
     ),
 )

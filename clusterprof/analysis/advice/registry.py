@@ -8,7 +8,6 @@ whether the waits disappear shows whether the cause was right.
 from __future__ import annotations
 
 from clusterprof.analysis.advice import cpu, device, network, phases, storage, synchronization
-from clusterprof.analysis.advice import device as input_
 from clusterprof.analysis.advice.base import ExclusionRule, Recommender
 from clusterprof.analysis.advice.code_lines import select_line_advice
 from clusterprof.analysis.advice.context import AdviceContext
@@ -25,7 +24,7 @@ RECOMMENDATIONS: tuple[Recommender, ...] = (
     *phases.DIVISION_RECOMMENDATIONS,
     *cpu.CPU_RECOMMENDATIONS,
     *cpu.CPU_TIME_RECOMMENDATIONS,
-    *input_.INPUT_RECOMMENDATIONS,
+    *phases.INPUT_RECOMMENDATIONS,
     *device.COPY_RECOMMENDATIONS,
     *device.NATIVE_RECOMMENDATIONS,
     *device.LAUNCH_RECOMMENDATIONS,
