@@ -25,8 +25,8 @@ One file may contain both. A log has no times, so it shows no steps and no waits
 
 The data take a slow path (`net-path`) in these cases: ranks communicate through `NET/Socket`, that
 is TCP, whether NCCL found RDMA devices, was instructed not to use them (`NCCL_IB_DISABLE=1`,
-`NCCL_NET=Socket`), or says nothing of them; RDMA runs without GPUDirect (`GDRDMA`); GPUs of one node communicate through
-host memory (`SHM`) because `NCCL_P2P_DISABLE` is set.
+`NCCL_NET=Socket`), or says nothing of them; RDMA runs without GPUDirect (`GDRDMA`); GPUs of one
+node communicate through host memory (`SHM`) because `NCCL_P2P_DISABLE` is set.
 
 A table shows how long an operation takes on an undisturbed network. At each size the shorter of the
 two times counts; between sizes the time is interpolated. If the rate of the links is unknown,
