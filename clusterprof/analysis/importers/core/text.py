@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.probe import layout
 
 MAX_LINE_BYTES = 1 << 20
 MAX_JSON_BYTES = 64 << 20
@@ -49,6 +50,23 @@ _ENDING = re.compile(
     re.IGNORECASE,
 )
 """Ending of a file of some format, or a timestamp before it."""
+
+
+_NETWORK_PATH = re.compile(
+    r"lustre|gpfs|(^|[/_-])nfs|beegfs|ceph|weka|panfs|daos|juicefs|glusterfs|/afs/", re.IGNORECASE
+)
+_LOCAL_PATH = re.compile(
+    r"^/(tmp|dev/shm|local|raid|l/ssd|mnt/(nvme|ssd)|nvme|scratch/local)\d*(/|$)"
+)
+
+
+def guess_file_system(path: str) -> int:
+    """Guess the file system from a path: `layout.STORAGE_LOCAL` and so on, 0 = unknown."""
+    if re.match(r"(s3|gs|az|abfss?|hf)://", path):
+        return layout.STORAGE_OBJECT
+    if _NETWORK_PATH.search(path):
+        return layout.STORAGE_NETWORK
+    return layout.STORAGE_LOCAL if _LOCAL_PATH.match(path) else 0
 
 
 def name_trace(path: Path) -> str:

@@ -23,10 +23,10 @@ One file may contain both. A log has no times, so it shows no steps and no waits
 
 ## How the numbers are computed
 
-The data take a slow path (`net-path`) in these cases: ranks on different nodes communicate through
-`NET/Socket` although NCCL found RDMA devices, or was instructed not to search for them
-(`NCCL_IB_DISABLE=1`); RDMA runs without GPUDirect (`GDRDMA`); GPUs of one node communicate through
-host memory (`SHM`) because `NCCL_P2P_DISABLE` is set.
+The data take a slow path (`net-path`) in these cases: ranks communicate through `NET/Socket`, that
+is TCP, whether NCCL found RDMA devices, was instructed not to use them (`NCCL_IB_DISABLE=1`,
+`NCCL_NET=Socket`), or says nothing of them; RDMA runs without GPUDirect (`GDRDMA`); GPUs of one
+node communicate through host memory (`SHM`) because `NCCL_P2P_DISABLE` is set.
 
 A table shows how long an operation takes on an undisturbed network. At each size the shorter of the
 two times counts; between sizes the time is interpolated. If the rate of the links is unknown,
@@ -102,6 +102,10 @@ class NcclText:
     no_rdma: set[str] = field(default_factory=set)
     """Hosts on which NCCL found no RDMA device."""
     hosts: set[str] = field(default_factory=set)
+    interfaces: set[str] = field(default_factory=set)
+    """Network interfaces that NCCL uses for TCP sockets."""
+    cards: set[str] = field(default_factory=set)
+    """Names of the GPUs, as nccl-tests writes them."""
     socket_hosts: set[str] = field(default_factory=set)
     """Hosts with channels through TCP."""
     channels: Counter[str] = field(default_factory=Counter)
@@ -142,45 +146,21 @@ def build_facts(content: NcclText) -> dict[str, Any]:
 def find_slow_paths(content: NcclText) -> list[tuple[str, int, str, str]]:
     """Find slow data paths in a log: name, number of channels, problem, action."""
     slow = []
-    sockets, disabled = content.channels["NET/Socket"], content.variables.get("NCCL_IB_DISABLE")
-    socket = sockets or (content.networks["Socket"] and content.nodes > 1)
-    where = _format_hosts(content.socket_hosts)
-    if socket and disabled == "1":
-        slow.append(
-            (
-                "nccl.socket_channels_count",
-                sockets,
-                f"go through TCP sockets because NCCL_IB_DISABLE=1 is set{where}",
-                "remove NCCL_IB_DISABLE from the job's environment",
-            )
-        )
-    elif socket and content.rdma:
-        slow.append(
-            (
-                "nccl.socket_channels_count",
-                sockets,
-                f"go through TCP sockets although NCCL saw {_format_names(content.rdma)}{where}",
-                "find out why NCCL ignores it: NCCL_NET, NCCL_IB_HCA, link state (ibv_devinfo)",
-            )
-        )
-    elif socket and content.no_rdma:
-        slow.append(
-            (
-                "nccl.socket_channels_count",
-                sockets,
-                f"go through TCP sockets because NCCL found no RDMA device{where}",
-                "if the node has one (ibv_devinfo), give the container /dev/infiniband, rdma-core"
-                " and an unlimited memlock; otherwise nothing is wrong",
-            )
-        )
+    sockets = content.channels["NET/Socket"]
     rdma = content.network_channels - sockets
+    if sockets or (content.networks["Socket"] and content.nodes > 1):
+        problem, action = _explain_sockets(content, sockets, rdma)
+        if problem:
+            where = _format_hosts(content.socket_hosts)
+            problem = f"go through TCP sockets{problem}{where}"
+            slow.append(("nccl.socket_channels_count", sockets, problem, action))
     if rdma and not content.gpudirect_channels and "GDRDMA" not in content.networks:
         slow.append(
             (
                 "nccl.staged_channels_count",
                 rdma,
                 "use RDMA without GPUDirect: every byte passes through host memory",
-                "load nvidia-peermem, or use a kernel with DMA-BUF; check NCCL_NET_GDR_LEVEL",
+                _advise_gpudirect(content),
             )
         )
     if content.channels["SHM"] and content.variables.get("NCCL_P2P_DISABLE") == "1":
@@ -193,6 +173,61 @@ def find_slow_paths(content: NcclText) -> list[tuple[str, int, str, str]]:
             )
         )
     return slow
+
+
+def _explain_sockets(content: NcclText, sockets: int, rdma: int) -> tuple[str, str]:
+    """Explain why channels go through TCP sockets: reason and action; empty if nothing tells.
+
+    sockets, rdma: number of such channels.
+    """
+    if content.variables.get("NCCL_IB_DISABLE") == "1":
+        reason = " because NCCL_IB_DISABLE=1 is set"
+        return reason, "remove NCCL_IB_DISABLE from the job's environment"
+    if content.rdma:
+        return (
+            f" although NCCL saw {_format_names(content.rdma)}",
+            "find out why NCCL ignores it: NCCL_NET, NCCL_IB_HCA, link state (ibv_devinfo)",
+        )
+    if content.variables.get("NCCL_NET", "").lower() == "socket":
+        return " because NCCL_NET=Socket is set", "remove NCCL_NET from the job's environment"
+    if content.no_rdma:
+        return (
+            " because NCCL found no RDMA device",
+            "if the node has one (ibv_devinfo), give the container /dev/infiniband, rdma-core"
+            " and an unlimited memlock; otherwise nothing is wrong",
+        )
+    if not sockets:
+        return "", ""
+    interfaces = f" on {_format_names(content.interfaces)}" if content.interfaces else ""
+    beside = f"and {rdma:,} others through RDMA" if rdma else "and no RDMA"
+    return f"{interfaces}, {beside}", _advise_fabric(content)
+
+
+def _advise_fabric(content: NcclText) -> str:
+    """Return how to leave TCP sockets, by the interfaces that carry them."""
+    if any(name.startswith("hsn") for name in content.interfaces):
+        return (
+            "these are interfaces of Slingshot: give the job or container libfabric and the"
+            ' aws-ofi-nccl plugin (NCCL_NET="AWS Libfabric")'
+        )
+    return (
+        "if the nodes have InfiniBand, RoCE or EFA (ibv_devinfo, fi_info), find out why NCCL does"
+        " not use it: NET/ lines of the log, NCCL_NET, the plugin of the fabric; otherwise nothing"
+        " is wrong"
+    )
+
+
+def _advise_gpudirect(content: NcclText) -> str:
+    """Return how to get GPUDirect with the cards of the log."""
+    consumer = {name for name in content.cards if _WITHOUT_GPUDIRECT.search(name)}
+    if consumer:
+        return f"nothing: {_format_names(consumer)} has no GPUDirect RDMA"
+    if content.rdma and all(name.startswith("hfi1") for name in content.rdma):
+        return (
+            "Omni-Path (hfi1) has GPUDirect only through PSM2: use the plugin psm2-nccl, or"
+            " libfabric with aws-ofi-nccl"
+        )
+    return "load nvidia-peermem, or use a kernel with DMA-BUF; check NCCL_NET_GDR_LEVEL"
 
 
 def build_notes(content: NcclText) -> list[str]:
@@ -208,8 +243,7 @@ def build_notes(content: NcclText) -> list[str]:
     for _, count, problem, action in find_slow_paths(content):
         counted = f"{count:,} channels" if count else "channels between nodes"
         notes.append(f"net-path: {counted} {problem}. To do: {action}")
-    rdma = {name: n for name, n in content.channels.items() if name.startswith("NET/")}
-    if rdma and not find_slow_paths(content):
+    if content.network_channels and not find_slow_paths(content):
         direct = (
             f", {content.gpudirect_channels:,} of them with GPUDirect"
             if content.gpudirect_channels
@@ -265,6 +299,10 @@ _VIA = re.compile(r"(P2P|SHM|NET|COLLNET|NVLS)(?:/(.+))?")
 _USING = "Using network "
 _NETWORK = re.compile(r"\w[\w .-]{0,63}")
 _RDMA_DEVICE = re.compile(r"\[\d+\] ?([A-Za-z][\w.-]*):\d+/(?:IB|RoCE|IB/SHARP|uverbs)")
+_INTERFACE = re.compile(r"\[\d+\] ?([A-Za-z][\w.-]{0,31}):")
+_CARD = re.compile(r"\bdevice\s+\d+ \[[\w:.]+\] (\S.{0,79})$")
+_WITHOUT_GPUDIRECT = re.compile(r"GeForce|TITAN", re.IGNORECASE)
+"""Cards without GPUDirect RDMA. Source: docs.nvidia.com, "GPUDirect RDMA", supported systems."""
 _SIZE = re.compile(r"\bn[rR]anks (\d+) n[nN]odes (\d+)")
 _TABLE_HEAD = re.compile(r"#\s+size\s+count\s+type(?:\s+redop)?(?:\s+root)?\s+time\s+algbw\s+busbw")
 _TABLE_ROW = re.compile(
@@ -389,6 +427,8 @@ def _parse_log_line(content: NcclText, host: str, level: str, text: str) -> None
             content.socket_hosts.add(host)
     elif network := _NETWORK.fullmatch(text.partition(_USING)[2].strip()):
         content.networks[network[0]] += 1
+    elif text.startswith("NET/Socket") and "Using" in text:
+        content.interfaces |= set(_INTERFACE.findall(text)[:_MAX_NAMES])
     elif text.startswith("NET/IB"):
         if "No device found" in text:
             content.no_rdma.add(host)
@@ -416,6 +456,8 @@ def _parse_table_line(content: NcclText, line: str, operation: int) -> bool:
             content.tables[-1].average_gbps = parse_number(average[1])
     elif rank := _RANK.search(line):
         content.test_ranks = max(content.test_ranks, int(rank[1]) + 1)
+        if (card := _CARD.search(line)) and len(content.cards) < _MAX_NAMES:
+            content.cards.add(card[1])
     row = _TABLE_ROW.search(line)
     if row is None or len(row[1]) > 18:
         return False

@@ -41,8 +41,7 @@ import numpy as np
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import MAX_RANKS, NodeTables
-from clusterprof.analysis.importers.core.text import convert_number
-from clusterprof.analysis.importers.workloads.dftracer import guess_file_system
+from clusterprof.analysis.importers.core.text import convert_number, guess_file_system
 from clusterprof.analysis.timeline.intervals import merge_intervals
 from clusterprof.probe import layout
 

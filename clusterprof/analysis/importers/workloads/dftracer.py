@@ -21,9 +21,9 @@ the job.
   event (`hostname`, `fname`). Rank and size of the job come
   from a file name as DLIO writes it (`trace-3-of-8.pfw`); with other names the rank is unknown.
 * Reads, opens and status calls on files (categories POSIX and STDIO), items (`__getitem__`,
-  `data.item`) and waits for batches (`loop.iter`, `fetch.iter`).
-* Computation (`TorchFramework.compute`; `forward`, `backward` and `step` of the AI annotations),
-  epochs, evaluations, checkpoints and copies to the device.
+  `data.item`) and waits for batches: the `NAME.iter` of a loop (`NAME.yield` is its body).
+* Computation (`TorchFramework.compute`; category `compute`: the words `forward`, `backward`, `step`
+  in the name), epochs, evaluations, checkpoints, copies to the device (`cpu-gpu-transfer`).
 * All functions of the application of 50 us or more, as lines of code.
 
 All other events are counted and left out, among them aggregated ones (`dur_sum`): sums of an
@@ -68,7 +68,7 @@ import numpy as np
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.stacks import TRACER_FILE, CallLog, add_stack_samples
-from clusterprof.analysis.importers.core.text import convert_to_ns, read_lines
+from clusterprof.analysis.importers.core.text import convert_to_ns, guess_file_system, read_lines
 from clusterprof.analysis.timeline.intervals import (
     Intervals,
     find_intersection,
@@ -79,7 +79,6 @@ from clusterprof.analysis.timeline.intervals import (
 from clusterprof.probe import layout
 
 MICROSECOND_NS = 1000
-LOCAL, NETWORK, OBJECT = layout.STORAGE_LOCAL, layout.STORAGE_NETWORK, layout.STORAGE_OBJECT
 MAX_NAMES = 1_000_000
 """Largest number of files and hosts whose names are kept."""
 MAX_CLASSES = MAX_PROCESSES = 65_536
@@ -125,6 +124,7 @@ class _Line(msgspec.Struct):
 _IO = ("POSIX", "STDIO")
 _LOADERS = ("data_loader", "dataloader", "fetch", "data")
 _PHASES = {"compute": COMPUTE, "forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
+_TRANSFER_NAME = re.compile(r"(?:cpu|host)\W?(?:to\W?)?(?:gpu|device)\W?(?:transfer|copy)$", re.I)
 _DLIO = ("dlio_benchmark", "ai_framework")
 _READ_CALLS = frozenset(("read", "pread", "readv", "preadv"))
 _INPUT_CALLS = _READ_CALLS | {
@@ -132,21 +132,6 @@ _INPUT_CALLS = _READ_CALLS | {
     *("stat", "lstat", "fstat", "xstat", "lxstat", "fxstat", "fxstatat"),
     *("opendir", "readdir", "closedir"),
 }
-_NETWORK_PATH = re.compile(
-    r"lustre|gpfs|(^|[/_-])nfs|beegfs|ceph|weka|panfs|daos|juicefs|glusterfs|/afs/", re.IGNORECASE
-)
-_LOCAL_PATH = re.compile(
-    r"^/(tmp|dev/shm|local|raid|l/ssd|mnt/(nvme|ssd)|nvme|scratch/local)\d*(/|$)"
-)
-
-
-def guess_file_system(path: str) -> int:
-    """Guess the file system from a path: LOCAL, NETWORK, OBJECT, 0 = unknown."""
-    if re.match(r"(s3|gs|az|abfss?|hf)://", path):
-        return OBJECT
-    if _NETWORK_PATH.search(path):
-        return NETWORK
-    return LOCAL if _LOCAL_PATH.match(path) else 0
 
 
 @dataclass(slots=True)
@@ -275,6 +260,13 @@ class TracedJob:
             )
         return kind
 
+    def describe_events(self) -> str:
+        """Describe the events, none of which shows a training loop."""
+        names = [f"{name} ({kind})" for kind, name in self._classes if kind != "dftracer"]
+        more = ", …" if len(names) > 6 else ""
+        listed = f"the events are {', '.join(names[:6])[:400]}{more}"
+        return listed if names else "the traces hold only reads"
+
     def _get_process(self, event: _Line, pid: int, account: Account) -> TracedProcess | None:
         host = _check_key(event.args.hhash)
         name = event.args.hostname
@@ -342,16 +334,23 @@ def label_event(category: str, name: str) -> int | None:
     if category == "ai_framework":
         return COMPUTE if last == "compute" else None
     if category == "compute":
-        return _PHASES.get(last)
+        return _find_phase(last)
     if category == "checkpoint":
         return CHECKPOINT if last in ("save_checkpoint", "capture", "checkpoint") else None
-    if category == "device":
-        return TRANSFER if last == "transfer" else None
+    if (category == "device" and last == "transfer") or _TRANSFER_NAME.search(name):
+        return TRANSFER
     if category in ("pipeline", "dlio_benchmark"):
         if last in ("_eval", "evaluate", "test"):
             return EVALUATION
         return EPOCH if last in ("_train", "epoch") or name == "epoch.block" else None
-    return None
+    return WAIT if last == "iter" and last != name else None  # of the loop NAME, as NAME.yield is
+
+
+def _find_phase(name: str) -> int | None:
+    """Find the phase in the name of a computation, like `model-compute-backward-prop`."""
+    words = re.findall(r"[a-z]+", name.lower())
+    phases = (phase for word, phase in _PHASES.items() if word in words and phase != COMPUTE)
+    return next(phases, COMPUTE if "compute" in words else None)
 
 
 def _check_key(value: Value) -> Key | None:
@@ -570,7 +569,8 @@ class Dftracer:
             return False
         arguments = _ARGUMENTS.search(first[1])
         with_host = arguments is not None and _HOST.search(first[1], arguments.end()) is not None
-        return with_host or _CATEGORY.search(first[1]) is not None
+        is_named = path.name.removesuffix(".gz").endswith(".pfw")
+        return is_named or with_host or _CATEGORY.search(first[1]) is not None
 
     def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the hosts of the job.
@@ -591,7 +591,7 @@ class Dftracer:
             )
         if not node_count:
             raise CannotImportError(
-                "no process waited for batches or computed: the traces hold only reads",
+                f"no event is a wait for a batch or a computation: {job.describe_events()}",
                 "annotate the training loop, or trace DLIO: docs/importers/dftracer.md",
             )
         if any(process.emulated for process in job.processes.values()):

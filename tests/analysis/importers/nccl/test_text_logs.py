@@ -184,3 +184,46 @@ def test_tags_of_the_launcher_within_a_row_are_not_part_of_it() -> None:
     assert text(log).rows == [
         TableRow(layout.ALL_REDUCE, 1048576, "float", "sum", 100.0, 10.49, 15.73, 98.0)
     ]
+
+
+_SOCKET = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "problem", "action"),
+    [
+        ("", "go through TCP sockets, and no RDMA (on n1)", "ibv_devinfo, fi_info"),
+        (
+            "n1:1:1 [0] NCCL INFO NET/Socket : Using [0]hsn0:10.0.0.5<0> [1]hsn1:10.0.0.6<0>\n",
+            "go through TCP sockets on hsn0, hsn1, and no RDMA (on n1)",
+            "aws-ofi-nccl",
+        ),
+        (
+            "n1:1:1 [0] NCCL INFO NCCL_NET set by environment to Socket.\n",
+            "go through TCP sockets because NCCL_NET=Socket is set (on n1)",
+            "remove NCCL_NET",
+        ),
+    ],
+)
+def test_sockets_are_never_called_rdma(before: str, problem: str, action: str) -> None:
+    log = before + "n1:1:1 [0] NCCL INFO NET/Plugin: Using internal network plugin.\n" + _SOCKET
+    ((name, count, stated, advised),) = find_slow_paths(text(log))
+    assert (name, count, stated) == ("nccl.socket_channels_count", 1, problem)
+    assert action in advised
+    assert "normal" not in " ".join(build_notes(text(log)))
+
+
+@pytest.mark.parametrize(
+    ("line", "action"),
+    [
+        ("NET/IB : Using [0]hfi1_0:1/IB [1]hfi1_1:1/IB ; OOB ib0:10.0.0.5<0>", "psm2-nccl"),
+        ("NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:10.0.0.5<0>", "load nvidia-peermem"),
+    ],
+)
+def test_the_way_to_gpudirect_is_that_of_the_cards(line: str, action: str) -> None:
+    channel = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+    ((_, _, _, advised),) = find_slow_paths(text(f"n1:1:1 [0] NCCL INFO {line}\n{channel}"))
+    assert action in advised and (action == "load nvidia-peermem" or "peermem" not in advised)
+    rank = "#  Rank  0 Group  0 Pid 1 on n1 device  0 [0000:07:00] NVIDIA GeForce RTX 3090\n"
+    ((_, _, _, advised),) = find_slow_paths(text(rank + channel))
+    assert advised == "nothing: NVIDIA GeForce RTX 3090 has no GPUDirect RDMA"

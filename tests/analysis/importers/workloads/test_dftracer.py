@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.importers.core.base import CannotImportError
-from clusterprof.analysis.importers.workloads.dftracer import (
-    find_steps,
-    guess_file_system,
-    parse_rank,
-)
+from clusterprof.analysis.importers.core.text import guess_file_system
+from clusterprof.analysis.importers.workloads.dftracer import find_steps, parse_rank
 from clusterprof.analysis.timeline.intervals import Intervals
 from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 from tests.support.stacks import list_samples
@@ -216,3 +213,40 @@ def test_aggregated_events_have_no_place_in_time(tmp_path: Path) -> None:
         "the traces hold aggregated events, which have no start and no end: trace again without"
         " aggregation (DFTRACER_ENABLE_AGGREGATION=0)"
     )
+
+
+def profiled(name: str, category: str, at_ms: int, length_ms: int) -> str:
+    times = f'"ts":{at_ms * 1000},"dur":{length_ms * 1000}'
+    return (
+        f'{{"name":"{name}","cat":"{category}","pid":1,"tid":9,{times},"ph":"X",'
+        '"args":{"hostname":"n1","core_affinity": [1],"step":1}}'
+    )
+
+
+def test_a_loop_and_computations_under_names_of_their_own(tmp_path: Path) -> None:
+    """Each step waits 80 ms, copies 2 and computes 5 + 10; the body of the loop is 20 ms."""
+    lines = ["["]
+    for at in (1000, 1100):
+        lines += [
+            profiled("my_loop.iter", "input-of-mine", at, 80),
+            profiled("cpu-gpu-transfer", "communication-except-io", at + 80, 2),
+            profiled("model-compute-forward-prop", "compute", at + 82, 5),
+            profiled("model-compute-backward-prop", "compute", at + 87, 10),
+            profiled("my_loop.yield", "input-of-mine", at + 80, 20),
+        ]
+    path = tmp_path / "dlp_logs-1.pfw"
+    path.write_text("\n".join(lines))
+    (node,), (account,) = imported([path])
+    spans = spans_of(node, 1)
+    assert [span[:2] for span in spans["data_wait"]] == [(1000, 1080), (1100, 1180)]
+    assert [span[:2] for span in spans["step"]] == [(1000, 1097), (1097, 1197)]
+    assert [span[:2] for span in spans["h2d"]] == [(1080, 1082), (1180, 1182)]
+    assert account.read["forward passes"] == account.read["backward passes"] == 2
+
+
+def test_a_trace_of_unknown_names_is_refused_with_these_names(tmp_path: Path) -> None:
+    path = tmp_path / "trace-0-of-2.pfw"
+    event = '{"name":"tick","cat":"mine","pid":1,"tid":9,"ts":1000,"dur":10,"ph":"X"}'
+    path.write_text(f"[\n{event}\n")
+    with pytest.raises(CannotImportError, match=r"computation: the events are tick \(mine\)$"):
+        imported([path])
