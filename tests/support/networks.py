@@ -18,6 +18,7 @@ from clusterprof.analysis.timeline.network_counters import (
     NodeNetworkTotals,
     ValueHistogram,
 )
+from clusterprof.probe.layout import ALL_REDUCE
 from tests.support.synthetic.jobs import CATEGORIES, MS, World
 
 SECOND = 1_000_000_000
@@ -88,8 +89,9 @@ def all_reduces(
     nodes: Sequence[int] = (0, 1),
     size: int = 100_000_000,
     spare: Sequence[int] = (),
+    kind: int = ALL_REDUCE,
 ) -> TransferTotals:
-    """One rank on each of these nodes; each all-reduce takes so long after the last has come.
+    """One rank on each of these nodes; each operation takes so long after the last has come.
 
     `spare`: nodes of further ranks, which take no part.
     """
@@ -97,7 +99,7 @@ def all_reduces(
     world = World(ranks)
     for ns in durations_ns:
         world.spend(MS)
-        world.meet(np.arange(ranks)[None, :], np.array([1]), ns)
+        world.meet(np.arange(ranks)[None, :], np.array([1]), ns, kind)
     job = world.job()
     ops = replace(job.ops, bytes=np.full(len(durations_ns), size))
     totals = TransferTotals(

@@ -60,6 +60,7 @@ from clusterprof.analysis.detectors.cross_rank import (
     TRANSFER_STEADY_SLOW,
 )
 from clusterprof.analysis.node.analyze import NodeResult
+from clusterprof.analysis.timeline.model import Int
 from clusterprof.report.model import Cause, Culprit, Evidence, Finding, PeerComparison
 from clusterprof.units import format_quantity
 
@@ -299,6 +300,12 @@ class NetworkResult:
     culprits: Mapping[str, tuple[Culprit, ...]] = field(default_factory=dict)
     evidence: Mapping[str, tuple[Evidence, ...]] = field(default_factory=dict)
     comparisons: Mapping[str, PeerComparison | None] = field(default_factory=dict)
+    message_excess_ns: Int | None = None
+    """int64[ranks]: transfer time in small messages for no known reason, ns; None = none."""
+
+    def get_message_excess_ns(self, at: int) -> int:
+        """Return how much of a rank's transfer time in small messages has no known reason, ns."""
+        return 0 if self.message_excess_ns is None else int(self.message_excess_ns[at])
 
     def with_transfer_causes(self, at: int, victim_ns: Mapping[str, int]) -> dict[str, int]:
         """Return a rank's waits (ns by cause) with its transfers split; the sum stays."""
@@ -391,6 +398,7 @@ class TransferObserver:
                 },
             },
             {cause: outlier[1] for cause, outlier in outliers.items()},
+            transfer_split.message_excess_ns,
         )
 
 

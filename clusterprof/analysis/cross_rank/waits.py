@@ -303,9 +303,11 @@ def _measure_rank_waits(
         victim_ns.pop(name, 0)
         for name in (UNEXPLAINED, UNKNOWN, *((UNKNOWN_PEER,) if complete else ()))
     )
-    victim_ns = bubbles.add_causes(
-        network.with_transfer_causes(at, victim_ns), bubbles.victim_change(at)
-    )
+    victim_ns = network.with_transfer_causes(at, victim_ns)
+    message_ns = min(network.get_message_excess_ns(at), victim_ns.get(TRANSFER, 0))
+    victim_ns = bubbles.add_causes(victim_ns, {TRANSFER: -message_ns})
+    unknown_ns += message_ns
+    victim_ns = bubbles.add_causes(victim_ns, bubbles.victim_change(at))
     culprit_ns = bubbles.add_causes(culprit_ns, bubbles.culprit_change(at))
     return _RankWaits(
         victim_ns=bubbles.add_causes(victim_ns, jitter.victim_change(at)),

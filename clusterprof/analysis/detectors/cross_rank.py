@@ -201,7 +201,8 @@ The operation ends when the data have crossed the slowest link between its membe
 
 The transfer time of an operation is the shortest time that any member spent in it, measured on its
 own clock; any longer time of a member was a wait for a peer. The evidence says how much of it these
-transfers need, and how much is excess for a reason that no counter shows.
+transfers need, and how much is excess for a reason that no counter shows. Such excess of small
+messages between two ranks has no cause: the receiver may have waited for its peer.
 {_EXPECTED_TEXT.strip()}
 
 ## What to do

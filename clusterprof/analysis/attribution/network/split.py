@@ -37,6 +37,7 @@ from clusterprof.analysis.attribution.network.transfer_time import (
     TransferCell,
     TransferTotals,
 )
+from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from clusterprof.analysis.detectors.cross_rank import FASTER_DEVICE_NOTE, LINK, PATH, TRANSFER
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.report.model import Evidence
@@ -69,6 +70,10 @@ class TransferSplit:
     by_rate: bool
     """True if the rates of links determined most of the expected time, False if the run's own
     fastest transfers did.
+    """
+    message_excess_ns: Int
+    """int64[ranks]: excess of small messages between two ranks, ns, in none of these. No counter
+    shows that data were on their way: the receiver may have waited for its peer.
     """
     unused_symptoms: tuple[Symptom, ...]
     """Symptoms to which no time was allocated, because there was little or no excess."""
@@ -124,11 +129,16 @@ class _Splitter:
         excess = self._transfers.compute_excess_ns(expected)
         possible_excess = self._transfers.compute_excess_ns(self._compute_expected(possible))
         unexplained_ns = sum(int(ns.sum()) for ns in excess.values())
+        messages = self._compute_message_excess(expected)
+        message_ns = np.zeros(self._transfers.node.size, np.int64)
         for nodes in sets:
             self._allocate_slow_link(
                 nodes, rates[nodes], possible[nodes], possible_excess[nodes] - excess[nodes]
             )
-            unexplained_ns -= self._allocate_fault(nodes, rates[nodes], excess[nodes])
+            explained_ns = self._allocate_fault(nodes, rates[nodes], excess[nodes])
+            unexplained_ns -= explained_ns
+            if not explained_ns and rates[nodes] == possible[nodes]:
+                message_ns += messages[nodes]
         del excess, possible_excess
         known = _sum_per_set(self._transfers.compute_excess_ns(dict.fromkeys(expected, 0.0)))
         whole = sum(known.values())
@@ -149,8 +159,9 @@ class _Splitter:
                 for cause, ns in self._allocated.items()
             },
             left_ns - unexplained_ns,
-            unexplained_ns,
+            max(0, unexplained_ns - int(message_ns.sum())),
             2 * rated > whole,
+            message_ns,
             tuple(sorted(unused, key=lambda sign: sign.kind)),
         )
 
@@ -188,6 +199,19 @@ class _Splitter:
             if ns is not None:
                 expected[number] = ns
         return expected
+
+    def _compute_message_excess(self, expected: Mapping[int, float]) -> dict[NodeSet, Int]:
+        """Compute the excess of small messages between two ranks, int64[ranks], ns."""
+        limit = self._limits[TRANSFER.id].small_at_most_bytes
+        cells = self._transfers.cells
+        small = {
+            number: ns
+            for number, ns in expected.items()
+            if is_point_to_point(np.array([cells[number].operation]))[0]
+            and (size := cells[number].transferred_bytes) is not None
+            and size <= limit
+        }
+        return self._transfers.compute_excess_ns(small)
 
     def _compute_expected_of_cell(
         self, number: int, cell: TransferCell, rate: float | None

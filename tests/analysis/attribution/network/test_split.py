@@ -14,6 +14,7 @@ from clusterprof.analysis.attribution.network.counters import (
     find_symptoms,
 )
 from clusterprof.analysis.attribution.network.split import find_outlier_nodes
+from clusterprof.probe.layout import SEND
 from tests.support.networks import GB, LIMITS, TOOK, all_reduces, conserved, links, nic, shared
 from tests.support.synthetic.jobs import MS
 
@@ -258,3 +259,18 @@ def test_nodes_stand_out_at_twice_the_middle() -> None:
     assert find_outlier_nodes({0: 0.0, 1: 0.0, 2: 1e-9}) == [2]
     assert find_outlier_nodes({0: 0.0, 1: 0.0}) == []
     assert find_outlier_nodes({0: 5.0}) == []
+
+
+def test_what_small_messages_take_beyond_is_no_transfer_unless_a_counter_says_so() -> None:
+    # 20 messages take 1 ms, 20 take 11 ms: their receiver may have waited for its peer.
+    took = [MS] * 20 + [11 * MS] * 20
+    ranks = all_reduces(took, size=2048, kind=SEND)
+    _, quiet = conserved(ranks, {0: links(0, QUIET), 1: links(1, QUIET)})
+    assert quiet.message_excess_ns.tolist() == pytest.approx([200 * MS] * 2, rel=0.1)
+    assert quiet.excess_ns == 0
+    faulty = {**QUIET, "network.errors_total eth0": 60}
+    given, split = conserved(ranks, {0: links(0, QUIET), 1: links(1, faulty)})
+    assert given["net-link"] > 180 and not split.message_excess_ns.any()
+    for other in (all_reduces(took, size=2048), all_reduces(took, size=100 << 20, kind=SEND)):
+        _, split = conserved(other, {0: links(0, QUIET), 1: links(1, QUIET)})
+        assert not split.message_excess_ns.any() and split.excess_ns > 0

@@ -279,7 +279,7 @@ def test_waits_for_the_work_of_a_stage_are_counted_as_waits_in_messages() -> Non
     world = World(2)
     for _ in range(10):
         world.spend(np.array([60, 10]) * MS)
-        world.meet(np.array([[0, 1]]), np.array([SEND]), 5 * MS)
+        world.meet(np.array([[0, 1]]), ALL, 5 * MS, kind=SEND)
     books = booked(world.job())
     in_messages, in_all = books.work_wait_ns
     assert in_messages.tolist() == in_all.tolist() and in_all[0] > 0 and in_all[1] == 0
