@@ -45,8 +45,8 @@ def read_report(paths: Sequence[Path]) -> tuple[dict[str, Any], str]:
 def find_reported(name: str, report: dict[str, Any], text: str) -> float | None:
     """Return the number that the report states under a name of the truth."""
     metrics = {metric["name"]: metric["value"] for metric in report.get("metrics", ())}
-    worth = report.get("worth") or {}
-    efficiency = {entry["name"]: entry["value"] for entry in worth.get("yardsticks", ())}
+    job_impact = report.get("worth") or {}
+    efficiency = {entry["name"]: entry["value"] for entry in job_impact.get("yardsticks", ())}
     ledger = report.get("ledger", {})
     outside = {bucket["cause"]: bucket["ns"] for bucket in ledger.get("outside_buckets", ())}
     notes = "\n".join(map(str, (*report.get("notes", ()), *report.get("answers", ()), text)))

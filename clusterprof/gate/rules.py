@@ -408,16 +408,20 @@ def _list_impact_metrics(report: Report) -> list[Metric]:
     """List the impact metrics (cost, throughput, efficiency) that the report has no metric
     for.
     """
-    worth = report.impact
-    money = worth.currency if worth is not None else "money"
+    job_impact = report.impact
+    money = job_impact.currency if job_impact is not None else "money"
     rows: list[tuple[str, float | None, str]] = [
-        ("cost.lost", worth.lost_cost if worth else None, money),
-        ("cost.per_million_tokens", worth.cost_per_million_tokens if worth else None, money),
-        ("tokens_per_second", worth.tokens_per_second if worth else None, "tokens/s"),
-        ("samples_per_second", worth.samples_per_second if worth else None, "samples/s"),
+        ("cost.lost", job_impact.lost_cost if job_impact else None, money),
+        (
+            "cost.per_million_tokens",
+            job_impact.cost_per_million_tokens if job_impact else None,
+            money,
+        ),
+        ("tokens_per_second", job_impact.tokens_per_second if job_impact else None, "tokens/s"),
+        ("samples_per_second", job_impact.samples_per_second if job_impact else None, "samples/s"),
     ]
-    why = dict.fromkeys((name for name, _, _ in rows), _NO_IMPACT if worth is None else "")
-    for name, value, reason in worth.efficiency_metrics if worth is not None else ():
+    why = dict.fromkeys((name for name, _, _ in rows), _NO_IMPACT if job_impact is None else "")
+    for name, value, reason in job_impact.efficiency_metrics if job_impact is not None else ():
         rows.append((name, value, _infer_metric_unit(name)))
         why[name] = reason
     reported = {metric.name for metric in report.metrics}

@@ -105,7 +105,7 @@ def test_worth_is_tested_by_name_and_says_when_it_is_missing() -> None:
         "cannot tell",
         "it was not computed: set f",
     )
-    worth = Impact(
+    job_impact = Impact(
         2.0,
         "USD",
         4.5,
@@ -117,7 +117,7 @@ def test_worth_is_tested_by_name_and_says_when_it_is_missing() -> None:
             ("pop.balance_ratio", None, "alone"),
         ),
     )
-    report = dataclasses.replace(report, impact=worth)
+    report = dataclasses.replace(report, impact=job_impact)
     for rule, outcome in (
         ("cost.lost <= 5", "pass"),
         ("cost.lost <= 4", "fail"),

@@ -58,10 +58,10 @@ def with_history(report: Report, stretches: int = 60, steps: int = 400) -> Repor
 def hour(nodes: int, per_node: int, stretches: int = 360, steps: int = 5000) -> Report:
     """A job of one hour with everything a report can have: history, money and advice."""
     made = with_history(_scaled(cluster(nodes, per_node), 12), stretches, steps)
-    return dataclasses.replace(made, impact=worth(made), findings=_advised(made))
+    return dataclasses.replace(made, impact=job_impact(made), findings=_advised(made))
 
 
-def worth(report: Report) -> Impact:
+def job_impact(report: Report) -> Impact:
     """What the loss of a job costs at 2.50 EUR, and how much sooner it would be done."""
 
     def cost(ns: int) -> float:

@@ -144,12 +144,12 @@ def build_code(
     ranks: Sequence[RankResult],
     tables: Sequence[StackTable],
     totals: Sequence[CulpritTotals],
-    nobody: Sequence[tuple[str, int]],
+    without_culprit: Sequence[tuple[str, int]],
 ) -> tuple[tuple[Finding, ...], CodeProfile | None]:
     """Return the findings with their lines, and the stacks of the job; None without samples.
 
     tables: by rank, the stacks of its node. totals: by rank, the time that it caused to be lost.
-    nobody: (cause id, ns) caused by no rank.
+    without_culprit: (cause id, ns) caused by no rank.
     """
     if not any(rank.code is not None for rank in ranks):
         return tuple(findings), None
@@ -174,7 +174,7 @@ def build_code(
             if unseen_ns:
                 code.add(index, {}, unseen_ns, False)
     names = choose_reported_ids(ranks)
-    for id_, ns in nobody:
+    for id_, ns in without_culprit:
         for index, part_ns in _divide_among_victims(ranks, id_, names, ns).items():
             weights = reader.read_cause(index, (PEERS,))
             by_cause.setdefault(id_, _CauseCode()).add(index, weights, part_ns, False)

@@ -439,9 +439,9 @@ def build_impact(
     return withhold_impossible_savings(impact, ranks)
 
 
-def list_impact_metrics(worth: Impact) -> tuple[Metric, ...]:
+def list_impact_metrics(job_impact: Impact) -> tuple[Metric, ...]:
     """List the metrics of the impact that a gate may test, in a fixed order."""
-    named = {name: (value, text) for name, value, text in worth.efficiency_metrics}
+    named = {name: (value, text) for name, value, text in job_impact.efficiency_metrics}
     metrics = [
         (metric, *named[name])
         for metric, name in (
@@ -452,12 +452,12 @@ def list_impact_metrics(worth: Impact) -> tuple[Metric, ...]:
             ("yardstick.slowdown_factor", "straggler slowdown S"),
         )
     ]
-    no_cost = worth.why_no_cost or worth.why_no_tokens
+    no_cost = job_impact.why_no_cost or job_impact.why_no_tokens
     metrics += [
-        ("yardstick.tokens_per_second", worth.tokens_per_second, worth.why_no_tokens),
-        ("yardstick.samples_per_second", worth.samples_per_second, worth.why_no_samples),
-        ("yardstick.million_tokens_cost", worth.cost_per_million_tokens, no_cost),
-        ("yardstick.lost_cost", worth.lost_cost, worth.why_no_cost),
+        ("yardstick.tokens_per_second", job_impact.tokens_per_second, job_impact.why_no_tokens),
+        ("yardstick.samples_per_second", job_impact.samples_per_second, job_impact.why_no_samples),
+        ("yardstick.million_tokens_cost", job_impact.cost_per_million_tokens, no_cost),
+        ("yardstick.lost_cost", job_impact.lost_cost, job_impact.why_no_cost),
     ]
     return tuple(
         Metric(name, value, infer_unit(name.replace(".", "_")), why if value is None else "")

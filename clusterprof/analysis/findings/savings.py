@@ -28,23 +28,23 @@ MIN_EXTRA_RATIO = 1.02
 
 
 def with_savings(
-    findings: Sequence[Finding], worth: Impact, alone: CulpritSavings | None = None
+    findings: Sequence[Finding], job_impact: Impact, alone: CulpritSavings | None = None
 ) -> tuple[Finding, ...]:
     """Return the findings with the savings of fixing them.
 
-    worth: impact with one line per finding, in their order. alone: returns what fixing one culprit
+    job_impact: has one line per finding, in their order. alone: returns what fixing one culprit
     saves, where ranks met in several groups.
 
     Raises: ValueError when the number of lines differs.
     """
     return tuple(
         _with_finding_savings(
-            finding if alone is None else _replay_culprits(finding, alone, worth.gpus),
+            finding if alone is None else _replay_culprits(finding, alone, job_impact.gpus),
             impact,
-            worth.gpus,
+            job_impact.gpus,
             alone is not None,
         )
-        for finding, impact in zip(findings, worth.causes, strict=True)
+        for finding, impact in zip(findings, job_impact.causes, strict=True)
     )
 
 

@@ -385,12 +385,12 @@ def _add_finding_points(report: Report, points: Points) -> None:
         points[CONFIDENCE].append(_make_point(finding.confidence_ratio, **where))
         if finding.recoverable_ns is not None:
             points[RECOVERABLE].append(_make_point(finding.recoverable_ns / SECOND_NS, **where))
-    worth = report.impact
-    if worth is None:
+    job_impact = report.impact
+    if job_impact is None:
         return
-    for cause in worth.causes:
+    for cause in job_impact.causes:
         if cause.lost_cost is not None:
-            point = _make_point(cause.lost_cost, cause=cause.cause, currency=worth.currency)
+            point = _make_point(cause.lost_cost, cause=cause.cause, currency=job_impact.currency)
             points[COST].append(point)
         if cause.saved_ns is not None:
             point = _make_point(cause.saved_ns / SECOND_NS, cause=cause.cause)

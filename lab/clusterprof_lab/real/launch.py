@@ -33,7 +33,7 @@ _ENTER = (
 
 
 @dataclass
-class Seat:
+class Placement:
     """Where ranks run: a node, or this machine."""
 
     node: Node | None
@@ -56,17 +56,19 @@ class Ended:
     disturbed_ratio: float
 
 
-def command(seats: Sequence[Seat], seat: Seat, out: Path | None, run_id: str) -> list[str]:
+def command(
+    placements: Sequence[Placement], placement: Placement, out: Path | None, run_id: str
+) -> list[str]:
     """Return the command line of one seat."""
     record = (
         [] if out is None else ["-m", "clusterprof", "record", "-o", str(out), "--", sys.executable]
     )
-    first = seats[0].node
+    first = placements[0].node
     if first is None:
         meet = ["--standalone"]
     else:
         meet = [
-            f"--nnodes={len(seats)}",
+            f"--nnodes={len(placements)}",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={first.name}:{PORT}",
             f"--rdzv-id={run_id}",
@@ -75,29 +77,33 @@ def command(seats: Sequence[Seat], seat: Seat, out: Path | None, run_id: str) ->
         "-m",
         "torch.distributed.run",
         *meet,
-        f"--nproc-per-node={seat.ranks}",
-        f"--max-restarts={seat.restarts}",
+        f"--nproc-per-node={placement.ranks}",
+        f"--max-restarts={placement.restarts}",
         str(SCRIPT),
-        *seat.words,
+        *placement.words,
     ]
-    groups = [str(group / "cgroup.procs") for group in seat.groups]
+    groups = [str(group / "cgroup.procs") for group in placement.groups]
     enter = ["sh", "-c", _ENTER, "sh", *groups, "--"] if groups else []
     return [*enter, sys.executable, *record, *torchrun]
 
 
 def start(
-    seats: Sequence[Seat], out: Path | None, run_id: str, log: Path
+    placements: Sequence[Placement], out: Path | None, run_id: str, log: Path
 ) -> list[subprocess.Popen[Any]]:
     """Start a job on all its seats; what it prints goes into a file per seat."""
     running = []
-    for number, seat in enumerate(seats):
+    for number, placement in enumerate(placements):
         with (log / f"output-{number}.txt").open("w") as file:
-            options = {"env": {**environment(), **seat.environment}, "stdout": file, "stderr": file}
-            words = command(seats, seat, out, run_id)
-            if seat.node is None:
+            options = {
+                "env": {**environment(), **placement.environment},
+                "stdout": file,
+                "stderr": file,
+            }
+            words = command(placements, placement, out, run_id)
+            if placement.node is None:
                 running.append(subprocess.Popen(words, start_new_session=True, **options))
             else:
-                running.append(seat.node.start(*words, folder=Path.cwd(), **options))
+                running.append(placement.node.start(*words, folder=Path.cwd(), **options))
     return running
 
 

@@ -32,7 +32,7 @@ from clusterprof_lab.real import trial as trials
 from clusterprof_lab.real.aims import AIMS, Aim, Made
 from clusterprof_lab.real.cable import Link
 from clusterprof_lab.real.faults.base import Options, Place
-from clusterprof_lab.real.launch import Seat
+from clusterprof_lab.real.launch import Placement
 from clusterprof_lab.real.layout import Layout, layout_of
 from clusterprof_lab.real.stopwatches import read_stopwatches
 from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
@@ -73,16 +73,18 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
     steps = WARM_UP + block_steps * blocks + AFTER
     turns = [f"--steps={steps}", f"--in-turns={block_steps}", f"--warm-up={WARM_UP}"]
     with ExitStack() as stack:
-        seats = stack.enter_context(trials.seated(layout, stopwatches, trials.make_records(out)))
-        fault = _apply(stack, layout, seats, out, folder, aim)
+        placements = stack.enter_context(
+            trials.seated(layout, stopwatches, trials.make_records(out))
+        )
+        fault = _apply(stack, layout, placements, out, folder, aim)
         if fault.switches:
             turns.append("--switched=1")
             fault(False)
             stack.enter_context(_Switching(fault, stopwatches, layout.world))
-        for seat in seats:
-            at = seat.words.index("--fault")
-            seat.words = (*seat.words[:at], *turns, *seat.words[at:])
-        ended = trials.job_of(stack, seats, folder, stopwatches, False, real)
+        for placement in placements:
+            at = placement.words.index("--fault")
+            placement.words = (*placement.words[:at], *turns, *placement.words[at:])
+        ended = trials.job_of(stack, placements, folder, stopwatches, False, real)
     lives = read_stopwatches(stopwatches)
     if [life.steps for life in lives] != [steps] * layout.world:
         raise RuntimeError(f"{trial.name}: not all ranks trained: {launch.failed(stopwatches)}")
@@ -112,15 +114,20 @@ def _without_steps(layout: Layout) -> Layout:
 
 
 def _apply(
-    stack: ExitStack, layout: Layout, seats: Sequence[Seat], out: Path, folder: Path, aim: Aim
+    stack: ExitStack,
+    layout: Layout,
+    placements: Sequence[Placement],
+    out: Path,
+    folder: Path,
+    aim: Aim,
 ) -> _Fault:
     """Make the fault; each seat's words are then those of both halves, `--fault` between them."""
     fault = _Fault()
     known = aim.given["fault"] in AIMS
     made = AIMS[aim.given["fault"]](aim) if known else Made()
     fault.period_steps = period_steps(made.script)
-    cable = trials.linked(stack, layout, seats, replace(made, flow_mbit=0.0), out)
-    nodes = [seat.node for seat in seats if seat.node is not None]
+    cable = trials.linked(stack, layout, placements, replace(made, flow_mbit=0.0), out)
+    nodes = [placement.node for placement in placements if placement.node is not None]
     if cable is not None and (made.links or made.one_way):
 
         def network(on: bool) -> None:
@@ -132,16 +139,16 @@ def _apply(
     if made.flow_mbit:
         sender = trials.flow(nodes, made.flow_mbit)
         fault.switches.append(lambda on: _stopped(sender.pid, not on))
-    for number, seat in enumerate(seats):
+    for number, placement in enumerate(placements):
         calm, faulty = Options(), Options(made.script)
         if not known:
-            calm, faulty = _environment(stack, seats, number, folder, aim)
+            calm, faulty = _environment(stack, placements, number, folder, aim)
         if faulty.switch is not None:
             fault.switches.append(faulty.switch)
-        seat.words = (*seat.words, *calm.script, "--fault", *faulty.script)
+        placement.words = (*placement.words, *calm.script, "--fault", *faulty.script)
         group = faulty.cgroup or calm.cgroup
-        seat.groups = (*seat.groups, *([group] if group is not None else []))
-        seat.environment = {**seat.environment, **calm.environment, **faulty.environment}
+        placement.groups = (*placement.groups, *([group] if group is not None else []))
+        placement.environment = {**placement.environment, **calm.environment, **faulty.environment}
     return fault
 
 
@@ -158,21 +165,21 @@ def period_steps(script: Sequence[str]) -> int:
 
 
 def _environment(
-    stack: ExitStack, seats: Sequence[Seat], number: int, folder: Path, aim: Aim
+    stack: ExitStack, placements: Sequence[Placement], number: int, folder: Path, aim: Aim
 ) -> tuple[Options, Options]:
     """Apply a fault of the environment to a seat; return what it gets without and with it."""
-    seat, first = seats[number], sum(other.ranks for other in seats[:number])
+    placement, first = placements[number], sum(other.ranks for other in placements[:number])
     fault = trials.environment_faults()[aim.given["fault"]]
-    nodes = [other.node for other in seats if other.node is not None]
-    where = folder / (f"fault-{seat.node.name}" if seat.node is not None else "fault")
+    nodes = [other.node for other in placements if other.node is not None]
+    where = folder / (f"fault-{placement.node.name}" if placement.node is not None else "fault")
     where.mkdir()
     place = Place(
-        seat.node,
+        placement.node,
         where,
         aim.random,
         aim.share,
         round(aim.step_ms * 1e6),
-        {"items": 8, **aim.given, "ranks": seat.ranks},
+        {"items": 8, **aim.given, "ranks": placement.ranks},
         nodes,
     )
     if first not in aim.culprits:

@@ -19,7 +19,7 @@ from clusterprof_lab import truth
 from clusterprof_lab.real import launch, node, verdict
 from clusterprof_lab.real.aims import AIMS, Aim, Made
 from clusterprof_lab.real.cable import Cable, Link, build
-from clusterprof_lab.real.launch import Machine, Seat
+from clusterprof_lab.real.launch import Machine, Placement
 from clusterprof_lab.real.layout import Layout, layout_of
 from clusterprof_lab.real.node import Node
 from clusterprof_lab.real.stopwatches import read_stopwatches
@@ -88,18 +88,18 @@ def run(trial: Trial, out: Path) -> Path:
     aim = Aim(share, clean_ns / 1e6, layout.world, culprits, random, real)
     parameters: dict[str, Any] = {"share": round(share, 4), "culprits": culprits}
     with ExitStack() as stack:
-        seats = stack.enter_context(seated(layout, stopwatches, make_records(out)))
+        placements = stack.enter_context(seated(layout, stopwatches, make_records(out)))
         made = AIMS[real["fault"]](aim) if real["fault"] in AIMS else Made()
-        cable = linked(stack, layout, seats, made, out)
+        cable = linked(stack, layout, placements, made, out)
         if real["fault"] not in AIMS:
-            links = _environment(stack, seats, folder, aim)
+            links = _environment(stack, placements, folder, aim)
             for index, link in links.items() if cable is not None else ():
                 cable.be(index, link)
-        for seat in seats:
-            seat.words = (*seat.words, *made.script)
-            seat.restarts = made.restarts
-        parameters["script"] = list(seats[0].words)
-        ended = job_of(stack, seats, folder, stopwatches, made.ends_badly, real)
+        for placement in placements:
+            placement.words = (*placement.words, *made.script)
+            placement.restarts = made.restarts
+        parameters["script"] = list(placements[0].words)
+        ended = job_of(stack, placements, folder, stopwatches, made.ends_badly, real)
     lives = read_stopwatches(stopwatches)
     if not any(life.steps for life in lives):
         raise RuntimeError(f"{trial.name}: no rank trained: {launch.failed(stopwatches)}")
@@ -128,7 +128,7 @@ def _numbered(
 
 def job_of(
     stack: ExitStack,
-    seats: Sequence[Seat],
+    placements: Sequence[Placement],
     folder: Path,
     stopwatches: Path,
     ends_badly: bool,
@@ -140,19 +140,19 @@ def job_of(
     if real.get("second-job"):
         other = folder / "second"
         other.mkdir()
-        words = [word for word in seats[0].words if not word.startswith("--folder")]
-        second = [Seat(None, 1, (*words, f"--folder={other}"))]
+        words = [word for word in placements[0].words if not word.startswith("--folder")]
+        second = [Placement(None, 1, (*words, f"--folder={other}"))]
         neighbor = launch.start(second, None, f"{run_id}-second", other)
         stack.callback(launch.finish, neighbor, other, False)
     machine = Machine()
-    running = launch.start(seats, None if late else recording, run_id, stopwatches)
+    running = launch.start(placements, None if late else recording, run_id, stopwatches)
     if late:
         _attach(running[0].pid, recording, stopwatches)
     codes = launch.finish(running, stopwatches, ends_badly)
     ended = launch.Ended(codes, time.monotonic_ns(), machine.disturbed_ratio())
     if any(codes) and not ends_badly:
         raise RuntimeError(f"{folder.name}: the job failed: {launch.failed(stopwatches)}")
-    launch.wait_for_recording(recording, len(seats))
+    launch.wait_for_recording(recording, len(placements))
     return ended
 
 
@@ -191,27 +191,27 @@ def make_records(out: Path) -> Path:
 
 
 @contextmanager
-def seated(layout: Layout, stopwatches: Path, records: Path) -> Iterator[list[Seat]]:
+def seated(layout: Layout, stopwatches: Path, records: Path) -> Iterator[list[Placement]]:
     """Make the nodes of a layout, and a seat on each."""
     base = (*layout.words, f"--folder={stopwatches}", f"--data={records}")
     with ExitStack() as stack:
         if not layout.nodes:
             groups = stack.enter_context(node.first_of_all("local"))
-            yield [Seat(None, layout.ranks, base, groups)]
+            yield [Placement(None, layout.ranks, base, groups)]
             return
         names = [f"node{index}" for index in range(layout.nodes)]
         places = [stack.enter_context(Node(index, names)) for index in range(layout.nodes)]
-        yield [Seat(place, layout.ranks, base) for place in places]
+        yield [Placement(place, layout.ranks, base) for place in places]
 
 
 def linked(
-    stack: ExitStack, layout: Layout, seats: Sequence[Seat], made: Made, out: Path
+    stack: ExitStack, layout: Layout, placements: Sequence[Placement], made: Made, out: Path
 ) -> Cable | None:
     """Lay the cable between nodes, if there are any, and give their links the faults."""
     if not layout.nodes:
         return None
     program = out / "clean" / "cable"
-    nodes = [seat.node for seat in seats if seat.node is not None]
+    nodes = [placement.node for placement in placements if placement.node is not None]
     if not program.exists():
         build(program.parent)
     jumbo = not any(link.loss_ratio for link in made.links.values())
@@ -231,38 +231,40 @@ def flow(nodes: Sequence[Node], megabits: float) -> subprocess.Popen[Any]:
 
 
 def _environment(
-    stack: ExitStack, seats: Sequence[Seat], folder: Path, aim: Aim
+    stack: ExitStack, placements: Sequence[Placement], folder: Path, aim: Aim
 ) -> dict[int, Link]:
     """Apply a fault of the environment to the seats of the culprits; return links by node."""
     links = {}
     from clusterprof_lab.real.faults.base import Place
 
     fault = environment_faults()[aim.given["fault"]]
-    nodes = [seat.node for seat in seats if seat.node is not None]
+    nodes = [placement.node for placement in placements if placement.node is not None]
     each = {"items": 8, **aim.given}
     first = 0
-    for seat in seats:
+    for placement in placements:
         hit = first in aim.culprits
-        first += seat.ranks
-        where = folder / "fault" if seat.node is None else folder / f"fault-{seat.node.name}"
+        first += placement.ranks
+        where = (
+            folder / "fault" if placement.node is None else folder / f"fault-{placement.node.name}"
+        )
         where.mkdir()
         place = Place(
-            seat.node,
+            placement.node,
             where,
             aim.random,
             aim.share,
             round(aim.step_ms * 1e6),
-            {**each, "ranks": seat.ranks},
+            {**each, "ranks": placement.ranks},
             nodes,
             clean=not hit,
         )
         given = stack.enter_context(fault.apply(place))
-        seat.words = (*seat.words, *given.script)
+        placement.words = (*placement.words, *given.script)
         if given.cgroup is not None:
-            seat.groups = (*seat.groups, given.cgroup)
-        seat.environment = {**seat.environment, **given.environment}
-        if seat.node is not None and getattr(given, "link", None):
-            links[seat.node.index] = Link(**given.link)
+            placement.groups = (*placement.groups, given.cgroup)
+        placement.environment = {**placement.environment, **given.environment}
+        if placement.node is not None and getattr(given, "link", None):
+            links[placement.node.index] = Link(**given.link)
     return links
 
 
@@ -274,11 +276,11 @@ def clean_step_ns(layout: Layout, out: Path) -> float:
         with tempfile.TemporaryDirectory(dir=file.parent) as name, ExitStack() as stack:
             folder = Path(name)
             records = make_records(out)
-            seats = stack.enter_context(seated(layout, folder, records))
-            linked(stack, layout, seats, Made(), out)
+            placements = stack.enter_context(seated(layout, folder, records))
+            linked(stack, layout, placements, Made(), out)
             machine = Machine()
             codes = launch.finish(
-                launch.start(seats, None, f"lab-{folder.name}", folder), folder, hangs=False
+                launch.start(placements, None, f"lab-{folder.name}", folder), folder, hangs=False
             )
             lives = read_stopwatches(folder)
             if any(codes) or not any(life.steps for life in lives):

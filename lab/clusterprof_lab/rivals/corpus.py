@@ -72,12 +72,17 @@ def instead_of_recording(python: Path, logs: Path) -> Iterator[None]:
 
     usual: Callable[..., list[str]] = launch.command
 
-    def command(seats: Sequence[Any], seat: Any, out: Path | None, run_id: str) -> list[str]:
-        words = usual(seats, seat, out, run_id)
+    def command(
+        placements: Sequence[Any], placement: Any, out: Path | None, run_id: str
+    ) -> list[str]:
+        words = usual(placements, placement, out, run_id)
         if out is None:  # the clean job, or a neighbor
             return words
         enter = words[: words.index(sys.executable)]
-        return [*enter, *traceml.command(python, seat.ranks, logs, launch.SCRIPT, seat.words)]
+        return [
+            *enter,
+            *traceml.command(python, placement.ranks, logs, launch.SCRIPT, placement.words),
+        ]
 
     with (
         patch.object(launch, "command", command),

@@ -57,9 +57,9 @@ def _gain_ns(report: Report, large: Sequence[Finding]) -> int | None:
         for finding in large
         if finding.recoverable_ns is not None and finding.cause.id != STRUCTURAL
     ]
-    worth = report.impact
-    if len(gains) > 1 and worth is not None and worth.saved_ns is not None:
-        return min(sum(gains), worth.saved_ns * worth.gpus)
+    job_impact = report.impact
+    if len(gains) > 1 and job_impact is not None and job_impact.saved_ns is not None:
+        return min(sum(gains), job_impact.saved_ns * job_impact.gpus)
     return sum(gains) if gains else None
 
 

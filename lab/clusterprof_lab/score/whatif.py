@@ -141,10 +141,10 @@ def predicted(
     report: Report, pair: Pair
 ) -> tuple[tuple[str, ...], float, float | None, float | None]:
     """Return the findings that name a fault, and the gain of fixing them with its bounds."""
-    worth = report.impact
-    if worth is None or not worth.job_ns:
+    job_impact = report.impact
+    if job_impact is None or not job_impact.job_ns:
         return (), 0.0, None, None
-    inside = [cause for cause in worth.causes if not cause.outside_steps]
+    inside = [cause for cause in job_impact.causes if not cause.outside_steps]
     matching = [cause for cause in inside if cause.cause in pair.leaves]
     family = [cause for cause in inside if FAMILY_OF.get(cause.cause, cause.cause) == pair.family]
     if not matching or 2 * sum(cause.lost_ns for cause in matching) < sum(
@@ -153,10 +153,10 @@ def predicted(
         matching = family  # another name for most of it: what it is worth was asked, not what it is
     matching = [cause for cause in matching if cause.cause != STRUCTURAL] or matching
     with_savings = [cause for cause in matching if cause.saved_ns is not None]
-    points = 100.0 / worth.job_ns
+    points = 100.0 / job_impact.job_ns
     ns = sum(cause.saved_ns or 0 for cause in with_savings)
-    if len(with_savings) > 1 and worth.saved_ns is not None:
-        ns = min(ns, worth.saved_ns)
+    if len(with_savings) > 1 and job_impact.saved_ns is not None:
+        ns = min(ns, job_impact.saved_ns)
     low = high = None
     if (
         len(with_savings) == 1

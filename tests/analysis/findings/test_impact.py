@@ -50,16 +50,18 @@ def finding(lost_ns: int, **more: object) -> Finding:
 
 def test_what_it_costs_and_how_much_sooner_the_job_would_end() -> None:
     item = alone([2] * 10, hidden_s=3)
-    worth = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
-    assert worth.job_ns == 100 * S and worth.gpus == 1
-    assert worth.lost_cost == pytest.approx(0.023)  # 23 s at 0.001, 3 of them to other causes
-    [cause] = worth.causes
-    assert cause.saved_ns == worth.saved_ns == 23 * S  # 3 s of its production were hidden there
+    job_impact = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
+    assert job_impact.job_ns == 100 * S and job_impact.gpus == 1
+    assert job_impact.lost_cost == pytest.approx(0.023)  # 23 s at 0.001, 3 of them to other causes
+    [cause] = job_impact.causes
+    assert (
+        cause.saved_ns == job_impact.saved_ns == 23 * S
+    )  # 3 s of its production were hidden there
     assert cause.lost_cost == pytest.approx(0.02) and cause.saved_cost == pytest.approx(0.023)
     assert cause.saved_low_ns is not None and cause.saved_high_ns is not None
     # one stretch of ten won 5 s, the others 2: drawn anew it is not there, or there a few times
     assert 20 * S <= cause.saved_low_ns < 23 * S < cause.saved_high_ns <= 32 * S
-    assert cause.why_missing == worth.why_no_cost == ""
+    assert cause.why_missing == job_impact.why_no_cost == ""
 
 
 def test_what_never_varies_is_certain_and_a_few_stretches_tell_no_bounds() -> None:
@@ -71,12 +73,12 @@ def test_what_never_varies_is_certain_and_a_few_stretches_tell_no_bounds() -> No
 
 def test_what_cannot_be_reported_says_why() -> None:
     outside, bounded = finding(S, outside_steps=True), finding(S, upper_bound=True)
-    worth = build_impact([alone([2] * 10)], JobState(()), [outside, bounded], {})
-    assert [(cause.saved_ns, cause.why_missing) for cause in worth.causes] == [
+    job_impact = build_impact([alone([2] * 10)], JobState(()), [outside, bounded], {})
+    assert [(cause.saved_ns, cause.why_missing) for cause in job_impact.causes] == [
         (None, OUTSIDE_STEPS),
         (None, UPPER_BOUND_ONLY),
     ]
-    assert worth.lost_cost is None and worth.why_no_cost == NO_PRICE
+    assert job_impact.lost_cost is None and job_impact.why_no_cost == NO_PRICE
     emulated = replace(alone([2] * 10), emulated=True)
     assert build_impact([emulated], JobState(()), [], PRICE).why_no_cost == EMULATED
     pair = [books(rank, peers=True) for rank in range(2)]
@@ -90,15 +92,15 @@ def test_what_cannot_be_reported_says_why() -> None:
 def test_tokens_per_second_and_what_a_million_cost_now_and_if_fixed() -> None:
     known = {"tokens": 50_000, "tokens_steps": 40, "tokens_unknown_steps": 0}
     item = replace(alone([2] * 10), accumulator=Accumulator({"first_step": 0, **known}))
-    worth = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
-    assert worth.tokens_per_second == 500  # 50,000 in 100 s
-    assert worth.tokens_per_second_if_fixed == 625  # in 80 s
+    job_impact = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
+    assert job_impact.tokens_per_second == 500  # 50,000 in 100 s
+    assert job_impact.tokens_per_second_if_fixed == 625  # in 80 s
     # 1e6 tokens take 2,000 s at 0.001 EUR a second; 1,600 s when fixed
-    assert worth.cost_per_million_tokens == pytest.approx(2.0)
-    assert worth.cost_per_million_tokens_if_fixed == pytest.approx(1.6)
-    assert worth.samples_per_second is None
-    assert worth.why_no_samples == "the steps do not report how many samples they held"
-    by_key = {metric.name: metric.value for metric in list_impact_metrics(worth)}
+    assert job_impact.cost_per_million_tokens == pytest.approx(2.0)
+    assert job_impact.cost_per_million_tokens_if_fixed == pytest.approx(1.6)
+    assert job_impact.samples_per_second is None
+    assert job_impact.why_no_samples == "the steps do not report how many samples they held"
+    by_key = {metric.name: metric.value for metric in list_impact_metrics(job_impact)}
     assert by_key["yardstick.tokens_per_second"] == 500
     assert by_key["yardstick.million_tokens_cost"] == pytest.approx(2.0)
     assert by_key["yardstick.samples_per_second"] is None

@@ -33,7 +33,7 @@ TRUTH = Truth(
 )
 
 
-def worth(*causes: tuple[str, int | None], all_saved_ns: int | None = None) -> Impact:
+def job_impact(*causes: tuple[str, int | None], all_saved_ns: int | None = None) -> Impact:
     rows = tuple(CauseImpact(id_, None, ns, ns, ns) for id_, ns in causes)
     return Impact(None, "USD", None, 100 * S, rows, saved_ns=all_saved_ns)
 
@@ -44,21 +44,26 @@ def prediction(result: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], floa
 
 
 def test_a_prediction_is_of_the_findings_that_name_the_fault() -> None:
-    assert prediction(worth(("storage-local", 20 * S), ("cpu-gc", 9 * S))) == (
+    assert prediction(job_impact(("storage-local", 20 * S), ("cpu-gc", 9 * S))) == (
         ("storage-local",),
         20.0,
     )
-    both = worth(("storage-local", 20 * S), ("storage-contention", 15 * S), all_saved_ns=25 * S)
+    both = job_impact(
+        ("storage-local", 20 * S), ("storage-contention", 15 * S), all_saved_ns=25 * S
+    )
     assert prediction(both) == (
         ("storage-local", "storage-contention"),
         25.0,
     )  # no more than all fixed
-    assert prediction(worth(("storage-remote", 7 * S))) == (("storage-remote",), 7.0)  # its family
-    assert prediction(worth(("cpu-gc", 9 * S))) == ((), 0.0)
-    assert prediction(worth(("storage-local", None))) == ((), 0.0)
+    assert prediction(job_impact(("storage-remote", 7 * S))) == (
+        ("storage-remote",),
+        7.0,
+    )  # its family
+    assert prediction(job_impact(("cpu-gc", 9 * S))) == ((), 0.0)
+    assert prediction(job_impact(("storage-local", None))) == ((), 0.0)
     net = Pair(("net-congestion", "net-transfer"), "network", 1.0, REMOVED)
-    assert prediction(worth(("net-congestion", 5 * S), ("net-transfer", 3 * S)), net)[1] == 5.0
-    assert prediction(worth(("net-transfer", 3 * S)), net)[1] == 3.0
+    assert prediction(job_impact(("net-congestion", 5 * S), ("net-transfer", 3 * S)), net)[1] == 5.0
+    assert prediction(job_impact(("net-transfer", 3 * S)), net)[1] == 3.0
 
 
 def test_a_real_run_has_one_pair_and_some_have_none() -> None:

@@ -106,8 +106,8 @@ def straggler() -> Report:
         RankHistory(1, (5 * S,) * 20, (), ends),
     )
     line = CauseImpact("sync-slow-compute", None, 30 * S, None, None)
-    worth = Impact(None, "", None, 100 * S, (line,), gpus=2)
-    return replace(base(finding, History(0, 5 * S, 20, ranks), 30 * S), impact=worth)
+    job_impact = Impact(None, "", None, 100 * S, (line,), gpus=2)
+    return replace(base(finding, History(0, 5 * S, 20, ranks), 30 * S), impact=job_impact)
 
 
 def preparing() -> Report:
@@ -163,8 +163,8 @@ STRAGGLER = """\
  Try next       On rank 1: compare its device with that of another rank
                 Change: dcgmi diag -r 2
  Expected gain  About 60.00 s of GPU time; the job ends 30.00 s sooner
-                (30.0 %). That is more than was lost: rank 1 itself finishes
-                sooner, too.
+                (30.0 %). That is more than was lost: rank 1 also finishes
+                sooner.
 """
 PREPARING = """\
  clusterprof  runs/a               1 node, 2 ranks, 100 steps, 5.2 min recorded

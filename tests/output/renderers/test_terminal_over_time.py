@@ -126,10 +126,10 @@ def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
     report = storage_verdict()
     advice = Advice("Set prefetch to 4.", "3 of 4 waits", "prefetch_factor=4", "10 %", "again", "")
     first = dataclasses.replace(report.findings[0], advice=(advice,))
-    worth = Impact(
+    job_impact = Impact(
         36.0, "EUR", 2.26, 300 * S, (CauseImpact(first.cause.id, 2.0, 30 * S, 20 * S, 40 * S),)
     )
-    report = dataclasses.replace(report, findings=(first, *report.findings[1:]), impact=worth)
+    report = dataclasses.replace(report, findings=(first, *report.findings[1:]), impact=job_impact)
     screen = " ".join(" ".join(Terminal(80).render(report).splitlines()[:24]).split())
     assert (
         "Try next Set prefetch to 4. Change: prefetch_factor=4 Expected gain About 3.1 min"

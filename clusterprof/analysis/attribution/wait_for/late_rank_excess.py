@@ -366,12 +366,12 @@ class GroupIndex:
         new[1:] = (rank[1:] != rank[:-1]) | (group[1:] != group[:-1])
         rank, group = rank[new], group[new]
         self._member = group * np.int64(index.ranks) + rank
-        seat = np.arange(rank.size) - np.searchsorted(group, np.arange(groups))[group]
-        self._member_index = seat
+        position = np.arange(rank.size) - np.searchsorted(group, np.arange(groups))[group]
+        self._member_index = position
         self._table = None
         if groups * index.ranks <= _MAX_TABLE_CELLS:
             self._table = np.full(groups * index.ranks, -1, np.int32)
-            self._table[self._member] = seat
+            self._table[self._member] = position
         self._of_rank = group[np.argsort(rank, kind="stable")]
         self._from = np.append(0, np.cumsum(np.bincount(rank, minlength=index.ranks)))
         self.max_groups_per_rank = int(np.diff(self._from).max(initial=0))
@@ -388,8 +388,8 @@ class GroupIndex:
         """
         wanted = group * np.int64(self._look.ranks) + rank
         if self._table is not None:
-            seat: Int = self._table[wanted].astype(np.int64)
-            return seat
+            position: Int = self._table[wanted].astype(np.int64)
+            return position
         at = np.minimum(np.searchsorted(self._member, wanted), self._member.size - 1)
         return np.where(self._member[at] == wanted, self._member_index[at], -1)
 
@@ -400,12 +400,12 @@ class GroupIndex:
         index = self._look
         ranks = index.rows.rank
         at = np.maximum(operation, 0)
-        seat = self.find_member_index(index.group[at], rank)
+        position = self.find_member_index(index.group[at], rank)
         low, end = index.first[at], index.first[at + 1]
-        row = np.minimum(low + seat, end - 1)
-        good = (seat >= 0) & (ranks[row] == rank) & (operation >= 0)
+        row = np.minimum(low + position, end - 1)
+        good = (position >= 0) & (ranks[row] == rank) & (operation >= 0)
         result = np.where(good, row, -1)
-        rest = np.flatnonzero(~good & (seat >= 0) & (operation >= 0))
+        rest = np.flatnonzero(~good & (position >= 0) & (operation >= 0))
         if rest.size:  # not all of the group took part
             low, end, wanted = low[rest], end[rest], rank[rest]
             last = end - 1

@@ -238,8 +238,8 @@ def _render_metrics(report: Report) -> Markup | None:
 
 
 def _render_efficiency_metrics(report: Report) -> Markup | None:
-    worth = report.impact
-    if worth is None:
+    job_impact = report.impact
+    if job_impact is None:
         return None
     rows = [
         build_element(
@@ -248,16 +248,21 @@ def _render_efficiency_metrics(report: Report) -> Markup | None:
             build_element("td", "not known" if value is None else f"{value:,.4g}", class_="n"),
             build_element("td", how),
         )
-        for name, value, how in worth.efficiency_metrics
+        for name, value, how in job_impact.efficiency_metrics
     ]
     pairs = (
-        ("tokens per second", worth.tokens_per_second, worth.tokens_per_second_if_fixed, ""),
-        ("samples per second", worth.samples_per_second, None, ""),
+        (
+            "tokens per second",
+            job_impact.tokens_per_second,
+            job_impact.tokens_per_second_if_fixed,
+            "",
+        ),
+        ("samples per second", job_impact.samples_per_second, None, ""),
         (
             "cost per million tokens",
-            worth.cost_per_million_tokens,
-            worth.cost_per_million_tokens_if_fixed,
-            f" {worth.currency}",
+            job_impact.cost_per_million_tokens,
+            job_impact.cost_per_million_tokens_if_fixed,
+            f" {job_impact.currency}",
         ),
     )
     for name, now, fixed, unit in pairs:

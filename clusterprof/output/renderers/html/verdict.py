@@ -159,15 +159,17 @@ def _render_tiles(report: Report) -> Markup | None:
             "lost in total",
         ),
     ]
-    worth = report.impact
-    if worth is not None and worth.lost_cost is not None and not report.emulated:
-        unit = worth.currency
-        rate = worth.price_per_gpu_hour
+    job_impact = report.impact
+    if job_impact is not None and job_impact.lost_cost is not None and not report.emulated:
+        unit = job_impact.currency
+        rate = job_impact.price_per_gpu_hour
         per = "" if rate is None else f" at {rate:,.2f} {unit} per GPU-hour"
         tiles.append(
-            _render_tile(f"{get_bound_prefix(report)}{worth.lost_cost:,.2f} {unit}", f"lost{per}")
+            _render_tile(
+                f"{get_bound_prefix(report)}{job_impact.lost_cost:,.2f} {unit}", f"lost{per}"
+            )
         )
-    best = None if worth is None else next((c for c in worth.causes if c.saved_ns), None)
+    best = None if job_impact is None else next((c for c in job_impact.causes if c.saved_ns), None)
     if best is not None and best.saved_ns is not None:
         span = ""
         if best.saved_low_ns is not None and best.saved_high_ns is not None:
@@ -189,10 +191,12 @@ def _render_tiles(report: Report) -> Markup | None:
                 f"median step; 99 of 100 in {format_quantity(tail.p99_ns, 'ns')}",
             )
         )
-    if worth is not None and worth.tokens_per_second is not None:
-        fixed = worth.tokens_per_second_if_fixed
+    if job_impact is not None and job_impact.tokens_per_second is not None:
+        fixed = job_impact.tokens_per_second_if_fixed
         then = "" if fixed is None else f"; {fixed:,.0f} if all were fixed"
-        tiles.append(_render_tile(f"{worth.tokens_per_second:,.0f}", f"tokens per second{then}"))
+        tiles.append(
+            _render_tile(f"{job_impact.tokens_per_second:,.0f}", f"tokens per second{then}")
+        )
     return build_element("div", *tiles, class_="tiles")
 
 
@@ -288,16 +292,16 @@ def describe_certainty(finding: Finding) -> str:
 
 def describe_finding_cost(finding: Finding, report: Report) -> str:
     """Describe what the lost time of a finding cost and how much sooner the job would end."""
-    worth = report.impact
+    job_impact = report.impact
     impact = None
-    if worth is not None:
-        impact = next((w for w in worth.causes if w.cause == finding.cause.id), None)
-    if worth is None or impact is None or finding.outside_steps:
+    if job_impact is not None:
+        impact = next((w for w in job_impact.causes if w.cause == finding.cause.id), None)
+    if job_impact is None or impact is None or finding.outside_steps:
         return ""
     parts = []
     if impact.lost_cost is not None and not report.emulated:
         bound = "at most " if finding.upper_bound else ""
-        parts.append(f"{bound}{impact.lost_cost:,.2f} {worth.currency}")
+        parts.append(f"{bound}{impact.lost_cost:,.2f} {job_impact.currency}")
     if impact.saved_ns is not None:
         ends = ""
         if impact.saved_low_ns is not None and impact.saved_high_ns is not None:

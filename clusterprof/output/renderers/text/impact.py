@@ -23,13 +23,13 @@ _NEGLIGIBLE_SAVING_RATIO = 0.001  # of the job's time; a smaller saving gets no 
 
 def describe_impact(report: Report) -> list[str]:
     """Describe costs and savings per cause, rates and efficiency; [] if nothing is known."""
-    worth = report.impact
-    if worth is None or not worth.job_ns:
+    job_impact = report.impact
+    if job_impact is None or not job_impact.job_ns:
         return []
     return [
-        *_describe_time_savings(worth),
-        *_describe_rates(worth),
-        *_describe_efficiency_metrics(worth),
+        *_describe_time_savings(job_impact),
+        *_describe_rates(job_impact),
+        *_describe_efficiency_metrics(job_impact),
     ]
 
 
@@ -48,10 +48,10 @@ def format_time_saved(ns: int, low_ns: int | None, high_ns: int | None, job_ns: 
     return f"{format_quantity(ns, 'ns')} sooner ({share}; 95 %: {bounds})"
 
 
-def _describe_time_savings(worth: Impact) -> Iterator[str]:
-    job_ns = worth.job_ns or 0
+def _describe_time_savings(job_impact: Impact) -> Iterator[str]:
+    job_ns = job_impact.job_ns or 0
     steps = f"The steps took {format_quantity(job_ns, 'ns')}"
-    shown = [cause for cause in worth.causes if not cause.outside_steps][:_MAX_CAUSES]
+    shown = [cause for cause in job_impact.causes if not cause.outside_steps][:_MAX_CAUSES]
     notable = [
         cause for cause in shown if (cause.saved_ns or 0) >= _NEGLIGIBLE_SAVING_RATIO * job_ns
     ]
@@ -64,10 +64,12 @@ def _describe_time_savings(worth: Impact) -> Iterator[str]:
     if notable:
         yield f"{steps}; with one cause fixed and all else unchanged, they would end"
     for cause in notable:
-        yield _describe_cause_impact(cause, worth)
+        yield _describe_cause_impact(cause, job_impact)
     fixable = [cause for cause in notable if cause.cause != "net-transfer"]
-    if worth.saved_ns is not None and len(fixable) > 1:
-        saved = format_time_saved(worth.saved_ns, worth.saved_low_ns, worth.saved_high_ns, job_ns)
+    if job_impact.saved_ns is not None and len(fixable) > 1:
+        saved = format_time_saved(
+            job_impact.saved_ns, job_impact.saved_low_ns, job_impact.saved_high_ns, job_ns
+        )
         yield f"all fixable causes: {saved} (not the sum: one cause can hide another)"
     for cause in shown:
         if cause.saved_ns is None:
@@ -76,22 +78,22 @@ def _describe_time_savings(worth: Impact) -> Iterator[str]:
             )
 
 
-def _describe_cause_impact(cause: CauseImpact, worth: Impact) -> str:
+def _describe_cause_impact(cause: CauseImpact, job_impact: Impact) -> str:
     saved = format_time_saved(
-        cause.saved_ns or 0, cause.saved_low_ns, cause.saved_high_ns, worth.job_ns or 1
+        cause.saved_ns or 0, cause.saved_low_ns, cause.saved_high_ns, job_impact.job_ns or 1
     )
     line = f"{escape_text(cause.cause, 60)}: {saved}"
     if cause.lost_cost is not None:
-        line += f"; lost {format_cost(cause.lost_cost, worth.currency)}"
+        line += f"; lost {format_cost(cause.lost_cost, job_impact.currency)}"
     if cause.saved_cost is not None:
-        line += f", fixing saves {format_cost(cause.saved_cost, worth.currency)}"
+        line += f", fixing saves {format_cost(cause.saved_cost, job_impact.currency)}"
     return line
 
 
-def _describe_rates(worth: Impact) -> Iterator[str]:
+def _describe_rates(job_impact: Impact) -> Iterator[str]:
     for name, now, fixed in (
-        ("tokens", worth.tokens_per_second, worth.tokens_per_second_if_fixed),
-        ("samples", worth.samples_per_second, worth.samples_per_second_if_fixed),
+        ("tokens", job_impact.tokens_per_second, job_impact.tokens_per_second_if_fixed),
+        ("samples", job_impact.samples_per_second, job_impact.samples_per_second_if_fixed),
     ):
         if now is not None:
             then = f", {_format_rate(fixed)} with all fixed" if fixed is not None else ""
@@ -99,24 +101,24 @@ def _describe_rates(worth: Impact) -> Iterator[str]:
                 f"{name} per second: {_format_rate(now)}{then} (summed over the ranks that"
                 f" read them)"
             )
-    cost, cheaper = worth.cost_per_million_tokens, worth.cost_per_million_tokens_if_fixed
+    cost, cheaper = job_impact.cost_per_million_tokens, job_impact.cost_per_million_tokens_if_fixed
     if cost is not None:
         then = (
-            f", {format_cost(cheaper, worth.currency)} with all fixed"
+            f", {format_cost(cheaper, job_impact.currency)} with all fixed"
             if cheaper is not None
             else ""
         )
-        yield f"a million tokens cost {format_cost(cost, worth.currency)}{then}"
+        yield f"a million tokens cost {format_cost(cost, job_impact.currency)}{then}"
 
 
 def _format_rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _describe_efficiency_metrics(worth: Impact) -> Iterator[str]:
+def _describe_efficiency_metrics(job_impact: Impact) -> Iterator[str]:
     known = [
         (escape_text(name, 60), value, text)
-        for name, value, text in worth.efficiency_metrics
+        for name, value, text in job_impact.efficiency_metrics
         if value is not None
     ]
     for name, value, text in known:

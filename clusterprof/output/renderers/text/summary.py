@@ -138,14 +138,14 @@ def describe_fix_savings(report: Report, first: Finding) -> str:
         return ""
     at_most = "At most " if first.upper_bound or first.cause.id == TRANSFER_CAUSE else "About "
     text = f"{at_most}{format_quantity(first.recoverable_ns, 'ns')} of GPU time"
-    worth = report.impact
+    job_impact = report.impact
     impacts = (
         []
-        if worth is None
-        else [impact for impact in worth.causes if impact.cause == first.cause.id]
+        if job_impact is None
+        else [impact for impact in job_impact.causes if impact.cause == first.cause.id]
     )
     saved = impacts[0].saved_ns if impacts else None
-    job_ns = worth.job_ns if worth is not None else None
+    job_ns = job_impact.job_ns if job_impact is not None else None
     if saved and job_ns and saved >= _NOTABLE_SAVING_RATIO * job_ns:
         # Share of job time, because a share of device time depends on each rank's work.
         part = format_quantity(saved / job_ns, "ratio")

@@ -32,7 +32,7 @@ class Line:
 
     found: str
     """The finding in that place."""
-    whose: str
+    culprits: str
     share_ratio: float
     truth_ratio: float
     wrong: tuple[str, ...]
@@ -167,7 +167,7 @@ def lines_of(number: int, run: Run) -> list[str]:
         verdict = f"FAIL: {', '.join(line.wrong)}" if line.wrong else "ok"
         off = 100 * (line.share_ratio - line.truth_ratio)
         out.append(
-            f"{number:>3}  {run.scenario:<14} {line.found:<18} {line.whose:<14}"
+            f"{number:>3}  {run.scenario:<14} {line.found:<18} {line.culprits:<14}"
             f"{line.share_ratio:>7.1%} {line.truth_ratio:>7.1%} {off:>+6.1f}  {verdict}"
         )
     out += [f"     INVERSION: a victim was named: {inversion}" for inversion in run.inversions]
@@ -187,7 +187,7 @@ def summary(runs: Sequence[Run]) -> list[str]:
     faulty = [run for run in runs if run.guilty]
     nobodys = [run for run in runs if not run.guilty]
     ours = sum(not any("culprit" in w for line in run.lines for w in line.wrong) for run in faulty)
-    blamed = sum(any(line.whose != "nobody" for line in run.lines) for run in nobodys)
+    blamed = sum(any(line.culprits != "nobody" for line in run.lines) for run in nobodys)
     lines.append(f"{'who is to blame':<26}{'right':>12}{'blamed though nobody was':>28}")
     scores = {"clusterprof": (ours, blamed)}
     for name in dict.fromkeys(name for run in runs for name in run.rules):

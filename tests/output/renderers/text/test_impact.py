@@ -61,9 +61,8 @@ def test_where_nothing_can_be_reported_there_is_a_reason_or_no_line() -> None:
     silent = replace(FULL, causes=(BUBBLE,), tokens_per_second=None, samples_per_second=None)
     silent = replace(silent, cost_per_million_tokens=None, efficiency_metrics=(), saved_ns=None)
     assert describe_impact(replace(clean(), impact=silent)) == [
-        "The steps took 1.7 min. What fixing would save is not known: it follows from the"
-        " order of a"
-        " pipeline."
+        "The steps took 1.7 min. What fixing would save is not known: it is part of the"
+        " pipeline schedule."
     ]
     assert describe_impact(replace(clean(), impact=replace(FULL, job_ns=None))) == []
     assert describe_impact(clean()) == []
