@@ -208,6 +208,11 @@ def _describe_how_to_see_more(report: Report) -> str:
             "Call clusterprof.step() at the end of each step of the training loop, and record"
             " again. The steps of PyTorch optimizers are seen without it."
         )
+    if report.answers:
+        return (
+            "What the files say stands above. To see where the time goes, record the job:"
+            " clusterprof record -- COMMAND"
+        )
     return "See what can be recorded here with clusterprof doctor, and record again."
 
 
