@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, overload
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Importer, Source
+from clusterprof.analysis.importers.core.byte_sources import FileSource
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 
 _IMPORTER_PATHS = (
@@ -83,6 +84,21 @@ IMPORTERS: Sequence[Importer] = _LazyImporters()
 def find_importer(head: bytes, path: Path) -> Importer | None:
     """Find the importer that reads a file with this head; None if no importer recognizes it."""
     return next((importer for importer in IMPORTERS if importer.recognizes(head, path)), None)
+
+
+_LOGS = ("nccl.text_logs:NcclOutput", "workloads.megatron_log:MegatronLog")
+"""Formats of single lines, which stand anywhere in the output of a job, also several in one."""
+
+
+def find_importers(source: FileSource) -> tuple[Importer, ...]:
+    """Find the importers that read a source: by its head, of logs also by text from all of it."""
+    first = find_importer(source.head, source.path)
+    logs = tuple(map(_load_importer, _LOGS))
+    if first is not None and first not in logs:
+        return (first,)
+    text = source.sample_text()
+    matching = tuple(log for log in logs if log.recognizes(text, source.path))
+    return matching or ((first,) if first is not None else ())
 
 
 def get_importer(name: str) -> Importer | None:

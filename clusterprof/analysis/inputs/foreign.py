@@ -39,7 +39,7 @@ from clusterprof.analysis.importers.core.base import (
     sum_accounts,
 )
 from clusterprof.analysis.importers.core.byte_sources import FileSource, open_sources
-from clusterprof.analysis.importers.registry import find_importer, get_importer
+from clusterprof.analysis.importers.registry import find_importers, get_importer
 from clusterprof.analysis.inputs.file_kinds import guess_file_kind
 from clusterprof.analysis.inputs.profiler_traces import merge_device_traces
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
@@ -149,8 +149,8 @@ def _drop_copies(inputs: SortedInputs) -> None:
     sizes = Counter(file.stat().st_size for file in files)
     inputs.foreign, originals = [], dict[bytes, Path]()
     for file in files:
-        importer = find_file_importer(file) if sizes[file.stat().st_size] > 1 else None
-        if importer is not None and not importer.combines_files:
+        importers = find_file_importers(file) if sizes[file.stat().st_size] > 1 else ()
+        if importers and not importers[0].combines_files:
             original = originals.setdefault(_compute_digest(file), file)
             if original is not file:
                 inputs.copies.append((file, original))
@@ -170,7 +170,7 @@ def _sort_file(path: Path, inputs: SortedInputs, is_required: bool) -> None:
     is_intact = False
     try:
         sources = list(open_sources(path))
-        if any(find_importer(source.head, source.path) is not None for source in sources):
+        if any(find_importers(source) for source in sources):
             inputs.foreign.append(path)
             return
         why = _explain_unknown_file(path, sources)
@@ -216,13 +216,13 @@ def _list_files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def find_file_importer(path: Path) -> Importer | None:
-    """Find the importer of a file by the beginning of its content; None = no importer."""
+def find_file_importers(path: Path) -> tuple[Importer, ...]:
+    """Find the importers of a file by its content, those of its first known member."""
     try:
-        importers = (find_importer(source.head, source.path) for source in open_sources(path))
-        return next((importer for importer in importers if importer is not None), None)
+        importers = (find_importers(source) for source in open_sources(path))
+        return next(filter(None, importers), ())
     except (ClusterprofError, OSError):
-        return None
+        return ()
 
 
 _PARALLEL_IMPORT_BYTES = 16 << 20  # of files, from which further processes pay off
@@ -259,6 +259,8 @@ class ImportedInputs:
     def answers(self) -> tuple[str, ...]:
         """Return what the files say about the question they are made for."""
         answering = [account for account in self.accounts if account.answers]
+        order = list(dict.fromkeys(account.path for account in answering))
+        answering.sort(key=lambda account: order.index(account.path))  # of one log two formats
         files = Counter(account.format for account in answering)
         return tuple(
             f"{account.path.name}: {answer}"
@@ -373,7 +375,13 @@ def import_files(files: Sequence[Path], folder: Path, jobs: int = 1) -> tuple[Ac
             results = pool.map(write, work, chunksize=1)
     else:
         results = [write(item) for item in work]
-    return tuple(account for batch_accounts in (*first, *results) for account in batch_accounts)
+    all_accounts = [account for accounts in (*first, *results) for account in accounts]
+    useful = {account.path for account in all_accounts if not account.refused}
+    return tuple(
+        account
+        for account in all_accounts
+        if not account.refused or account.path not in useful  # of two formats of a log one will do
+    )
 
 
 def _has_job_facts(name: str) -> bool:
@@ -411,11 +419,11 @@ def _build_batches(files: Sequence[Path]) -> list[Batch]:
     """Group files into batches for one call: each file alone, or all files of a joint format."""
     batches: dict[object, Batch] = {}
     for file in files:
-        importer = find_file_importer(file)
-        name = importer.name if importer else ""
-        key: object = name if importer and importer.combines_files else file
-        known = batches.get(key, (name, ()))[1]
-        batches[key] = (name, (*known, file))
+        for importer in find_file_importers(file) or (None,):
+            name = importer.name if importer else ""
+            key: object = name if importer and importer.combines_files else (name, file)
+            known = batches.get(key, (name, ()))[1]
+            batches[key] = (name, (*known, file))
     return list(batches.values())
 
 
@@ -429,7 +437,7 @@ def _import_batch(item: tuple[int, Batch], folder: Path, facts: Mapping[str, Any
             source
             for file in files
             for source in open_sources(file)
-            if importer and importer.recognizes(source.head, source.path)
+            if importer in find_importers(source)
         ]
     except (ClusterprofError, OSError) as error:
         return [Account(file, cut=str(error), refused=True) for file in files]

@@ -110,6 +110,9 @@ class Terminal:
             lines = list(parts)[1:] or [make_line(f" Nothing to show: {self._section}.")]
             return format_lines(lines, self._color, self._plain_letters)
         lines = self._head(report) if self._full else self._screen(report)
+        if self._full and len(report.answers) > _MAX_ANSWERS:
+            answers = summary.select_answers(report, len(report.answers))[_MAX_ANSWERS:]
+            lines += self._draw(*(indent(Prose(answer, "", 2), right=0) for answer in answers))
         for table in build_tables(report, self._by, self._top):
             lines += [Text(), *render_table(table, self._width)]
         if self._full:

@@ -393,6 +393,8 @@ class _MemberBytes:
         return data
 
 
+_SAMPLE_BYTES = 4 << 20
+_WINDOWS = 64
 BOMB_RATIO = 250
 BOMB_BYTES = 64 << 20
 MAX_TOTAL_HEAD_BYTES = 64 << 20
@@ -430,6 +432,29 @@ class FileSource:
         Raises: UsageError when the file unpacks to far more than its size.
         """
         return self._read_unpacked(block_bytes, None)
+
+    def sample_text(self) -> bytes:
+        """Return text from the whole file, at most 4 MiB: of a longer file windows spread over it.
+
+        Of a packed file these are its first bytes; of a file that is not text nothing.
+        """
+        if b"\x00" in self.head:
+            return b""
+        with open(self.file, "rb") as file:
+            is_plain = self.path == self.file and file.read(len(self.head)) == self.head
+            size = self.file.stat().st_size
+            if not is_plain:
+                sample = b"".join(self._read_unpacked(_SAMPLE_BYTES, _SAMPLE_BYTES))
+                self.damage = ""
+                return sample[:_SAMPLE_BYTES]
+            if size <= _SAMPLE_BYTES:
+                return self.head + file.read()
+            window_bytes = _SAMPLE_BYTES // _WINDOWS
+            windows = []
+            for number in range(_WINDOWS):
+                file.seek((size - window_bytes) * number // (_WINDOWS - 1))
+                windows.append(file.read(window_bytes))
+            return b"\n".join(windows)
 
     def _read_unpacked(self, block_bytes: int, max_bytes: int | None) -> Iterator[bytes]:
         self.damage = ""

@@ -21,7 +21,8 @@ time across ranks (ms):`, `max time …`, `times across ranks (ms):`, `time (ms)
 A line that stands for several iterations gives each their mean. Iterations follow each other from
 zero, because the times of the lines are local and often whole seconds. Where the lines are at least
 two seconds further apart than their iterations explain (evaluation, checkpoint), that time lies
-between steps. Timers have no position in a step: their means over the log are notes.
+between steps. Timers have no position in a step: their means over the log are notes. The answer is
+the mean iteration, and the share of it in timers that are not compute.
 
 ## What it cannot see
 
@@ -46,6 +47,7 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError,
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import read_lines
 from clusterprof.probe import layout
+from clusterprof.units import format_quantity
 
 _ITERATION = re.compile(
     rb"\biteration[ =]+(\d{1,12}) ?/ *\d{1,12}\b.{0,400}?"
@@ -65,6 +67,13 @@ _MAX_LINES, _MAX_TIMERS, _MAX_STEPS = 1 << 20, 64, 1 << 17
 _MIN_PAUSE_NS = 2_000_000_000
 _TIMERS_SHOWN = 6
 _MIN_SPREAD = 1.2
+_MIN_SHOWN_RATIO = 0.001  # of an iteration
+_NOT_COMPUTE = re.compile(
+    r"send|recv|all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|grads?-sync|comm|barrier"
+    r"|batch-(?:generator|input)|data-?load|save-checkpoint|wait",
+    re.IGNORECASE,
+)
+"""Of the names of Megatron's timers: communication, loading, checkpoints."""
 _MAX_NS = 1 << 61
 _MAX_NUMBER = 1 << 62
 """Greatest number of an iteration; a column of int64 holds it."""
@@ -200,6 +209,7 @@ def _build_node(log: _Log, source: Source, account: Account) -> NodeTables:
     account.read["tables of timers"] += max((t.count for t in log.timers.values()), default=0)
     if log.timers:
         account.notes.append(_describe_timers(log.timers))
+    account.answers.append(_describe_iteration(log.timers, (end - start) / 1e6))
     return node
 
 
@@ -250,6 +260,29 @@ def _place_steps(log: _Log, account: Account) -> tuple[np.ndarray, np.ndarray, n
         )
     table = np.array(spans, np.int64)
     return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _describe_iteration(timers: dict[str, _Timer], iteration_ms: np.ndarray) -> str:
+    """Describe how long an iteration takes, and how much of it is not compute, by the timers.
+
+    iteration_ms: float64[n], ms. Timers may contain each other, so they are not summed.
+    """
+    mean_ms = float(iteration_ms.mean())
+    mean = format_quantity(mean_ms * 1e6, "ns")
+    text = f"an iteration takes {mean}, mean of {iteration_ms.size:,}"
+    if not timers:
+        return f"{text}; no timers: --timing-log-level 2 shows what it consists of"
+    means = {name: timer.slowest_ms / timer.count for name, timer in timers.items()}
+    waits = {name: ms for name, ms in means.items() if _NOT_COMPUTE.search(name)}
+    kind = "not compute" if waits else "the longest"
+    longest = sorted((waits or means).items(), key=lambda item: -item[1])[:_TIMERS_SHOWN]
+    parts = [
+        f"{name} {format_quantity(ms / mean_ms, 'ratio')}"
+        for name, ms in longest
+        if ms >= _MIN_SHOWN_RATIO * mean_ms
+    ]
+    shown = ", ".join(parts) or f"none of {format_quantity(_MIN_SHOWN_RATIO, 'ratio')} or more"
+    return f"{text}; of it, timers of the slowest rank, {kind}: {shown}"
 
 
 def _describe_timers(timers: dict[str, _Timer]) -> str:

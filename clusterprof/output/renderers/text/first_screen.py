@@ -229,6 +229,11 @@ def _describe_how_to_see_more(report: Report) -> str:
             "Call clusterprof.step() at the end of each step of the training loop, and record"
             " again. The steps of PyTorch optimizers are seen without it."
         )
+    if report.answers:
+        return (
+            "What the files say stands above. To see where the time goes, record the job:"
+            " clusterprof record -- COMMAND"
+        )
     return "Run clusterprof doctor to see what can be recorded on this node, then record again."
 
 

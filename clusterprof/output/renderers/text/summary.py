@@ -162,7 +162,7 @@ def select_answers(report: Report, most: int) -> list[str]:
     """Return the first answers of imported files, and how many more there are."""
     answers = [escape_text(f"{text}.", 400) for text in report.answers[:most]]
     rest = len(report.answers) - len(answers)
-    return [*answers, f"{rest:,} more answers below."] if rest else answers
+    return [*answers, f"{format_count(rest, 'more answer')}: --full."] if rest else answers
 
 
 def describe_scope(report: Report) -> str:

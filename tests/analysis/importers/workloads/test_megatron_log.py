@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.importers.core.base import CannotImportError
+from clusterprof.analysis.inputs.foreign import find_file_importers, import_inputs
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.plain import Plain
 from tests.support.importing_traces import imported, ranks_of, spans_of
 
 LOG = """using world size: 8, data-parallel size: 4
@@ -80,3 +83,48 @@ def test_a_log_without_iterations_is_refused(tmp_path: Path) -> None:
         "train.log: no line 'iteration N/ M | … | elapsed time per iteration (ms): T'; give the"
         " output of the last rank, and set --log-interval"
     )
+
+
+def test_the_share_of_timers_that_are_not_compute_is_the_answer(tmp_path: Path) -> None:
+    """Iterations of 4802.3, 2 x 291.5 and 2 x 286.5 ms: 1191.66 ms in the mean."""
+    table = (
+        "(min, max) time across ranks (ms):\n"
+        "    forward-compute ................................: (100.00, 220.00)\n"
+        "    backward-send-forward-recv .....................: (10.00, 119.17)\n"
+        "    batch-generator ................................: (1.00, 11.92)\n"
+    )
+    _, (account,) = imported([write(tmp_path, LOG + table)])
+    assert account.answers == [
+        "an iteration takes 1.19 s, mean of 5; of it, timers of the slowest rank, not compute:"
+        " backward-send-forward-recv 10.0 %, batch-generator 1.0 %"
+    ]
+    _, (account,) = imported([write(tmp_path, LOG)])
+    assert account.answers[0].endswith("the longest: forward-backward 18.9 %, optimizer 3.5 %")
+    _, (account,) = imported([write(tmp_path, LOG.partition("(min")[0])])
+    assert "no timers: --timing-log-level 2" in account.answers[0]
+    report = analyze(write(tmp_path, LOG + table))
+    screen = Plain().render(report)
+    assert "Answer: An iteration takes 1.19 s" in screen and "doctor" not in screen
+
+
+def test_a_log_is_recognized_by_lines_far_from_its_beginning(tmp_path: Path) -> None:
+    """The iterations stand behind 200 KB and, in a second file, amid 12 MB of other output."""
+    for repeats in (10_000, 300_000):
+        path = write(tmp_path, "setting up the job\n" * repeats + LOG * 200)
+        with path.open("a") as file:
+            file.write("cleaning up\n" * repeats)
+        assert [importer.name for importer in find_file_importers(path)] == ["megatron-log"]
+        assert analyze(path).answers[0].startswith("An iteration takes")
+
+
+def test_a_log_of_nccl_and_of_megatron_gives_both(tmp_path: Path) -> None:
+    line = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+    path = write(tmp_path, line * 2000 + LOG)
+    answers = analyze(path).answers
+    assert any("go through TCP sockets" in answer for answer in answers)
+    assert any(answer.startswith("An iteration takes") for answer in answers)
+    assert len(analyze(path).nodes) == 1
+    arguments = "------ arguments ------\n  tensor_model_parallel_size ............... 2\n"
+    path = write(tmp_path, line * 2000 + arguments)  # of two formats one gives nothing
+    with import_inputs([path], leave_unknown=False) as inputs:
+        assert [account.format for account in inputs.accounts] == ["NCCL log or nccl-tests table"]
