@@ -44,7 +44,7 @@ def test_a_rank_that_loads_by_itself() -> None:
         " system calls"
     )
     assert account.notes == [
-        "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile"
+        "DLIO sleeps instead of computing: its emulated accelerators count as busy then"
     ]
 
 

@@ -56,7 +56,7 @@ def test_a_folder_is_one_job_of_two_hosts() -> None:
     }
     values = dict(zip((path.name for path in RUN), accounts))
     assert values["0_output.json"].notes == [
-        "DLIO sleeps instead of computing: its emulated accelerators are busy meanwhile",
+        "DLIO sleeps instead of computing: its emulated accelerators count as busy then",
         # 4 + 2.75 s of 9.25 + 7.75; the first batches 3 + 1.5 of them
         "waiting for data took 39.71 % of the listed steps; 66.7 % of that for the first batch of"
         " an epoch",
