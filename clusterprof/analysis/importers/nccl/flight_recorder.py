@@ -42,9 +42,9 @@ when an operation was issued, and neither its start nor its end.
 A rank arrived at an operation when the recorder noticed its start, and left when the recorder
 noticed its end. Operations are matched by process group and number. The covered time is one step,
 from the first operation to the last. If an operation was issued and had not ended when the dump was
-written, its rank was waiting in it. The ranks that had not reached that operation are listed, by the operations and,
-where these are gone from the dump, by the last one issued (`pg_status`). First come ranks that
-others waited for and that waited for no such rank themselves.
+written, its rank was waiting in it. The ranks that had not reached that operation are listed, by
+the operations and, where these are gone from the dump, by the last one issued (`pg_status`). First
+come ranks that others waited for and that waited for no such rank themselves.
 
 ## What it cannot see
 
