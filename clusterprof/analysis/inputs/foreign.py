@@ -283,7 +283,10 @@ def _group_accounts(accounts: Sequence[Account]) -> list[list[Account]]:
     """Group accounts by format, which are summarized together; a damaged file stands alone."""
     groups: dict[object, list[Account]] = {}
     for account in accounts:
-        groups.setdefault(account.path if account.cut else account.format, []).append(account)
+        key: object = account.path if account.cut else account.format
+        if account.refused and not account.read:  # one reason is stated once
+            key = account.format, account.cut.removeprefix(f"{account.path.name}: ")
+        groups.setdefault(key, []).append(account)
     return list(groups.values())
 
 

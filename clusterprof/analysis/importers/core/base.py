@@ -83,6 +83,8 @@ def sum_accounts(accounts: Sequence[Account]) -> Account:
     first = accounts[0]
     name = f"{first.path.name} and {len(accounts) - 1:,} more"
     total = Account(first.path.with_name(name), first.format)
+    if all(account.refused for account in accounts):
+        total.cut = first.cut.removeprefix(f"{first.path.name}: ")
     for account in accounts:
         total.read.update(account.read)
         total.skipped.update(account.skipped)

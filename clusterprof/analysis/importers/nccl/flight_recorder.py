@@ -42,7 +42,9 @@ when an operation was issued, and neither its start nor its end.
 A rank arrived at an operation when the recorder noticed its start, and left when the recorder
 noticed its end. Operations are matched by process group and number. The covered time is one step,
 from the first operation to the last. If an operation was issued and had not ended when the dump was
-written, its rank was waiting in it. The ranks that had not reached that operation are listed.
+written, its rank was waiting in it. The ranks that had not reached that operation are listed, by
+the operations and, where these are gone from the dump, by the last one issued (`pg_status`). First
+come ranks that others waited for and that waited for no such rank themselves.
 
 ## What it cannot see
 
@@ -59,7 +61,7 @@ import pickle
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,6 +126,10 @@ class Dump:
     """Oldest first; the recorder keeps the last few thousand."""
     at_exit: bool = False
     """True if its rank wrote it when it ended, False if it was stopped or timed out then."""
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    """What each group is for, by its name: `EXPERT_MODEL_PARALLEL_GROUP`."""
+    enqueued: Mapping[str, int] = field(default_factory=dict)
+    """By name of the group: number of the last collective that was issued, where known."""
 
 
 def read_dump(path: Path) -> Dump:
@@ -157,8 +163,9 @@ def parse_dump(data: bytes | bytearray, rank: int, at_ns: int) -> Dump:
     content = json.loads(data) if data[:1] in b"{" else _load_plain_pickle(data)
     if not isinstance(content, dict) or not isinstance(content.get("entries"), (list, tuple)):
         raise ValueError("not a flight recorder dump")
-    members = {}
+    members, descriptions = {}, {}
     for name, group in (content.get("pg_config") or {}).items():
+        descriptions[str(group.get("name", name))] = str(group.get("desc") or "")
         ranks = group.get("ranks")
         ranks = json.loads(ranks) if isinstance(ranks, str) else ranks
         if ranks:
@@ -178,7 +185,31 @@ def parse_dump(data: bytes | bytearray, rank: int, at_ns: int) -> Dump:
             for k, group_status in status.items()
         },
         entries,
+        descriptions=descriptions,
+        enqueued=_match_status(content, descriptions, "last_enqueued_collective"),
     )
+
+
+def _match_status(
+    content: Mapping[str, Any], names: Mapping[str, str], field_name: str
+) -> dict[str, int]:
+    """Match a field of `pg_status` to the names of groups: status has ids local to the rank.
+
+    Both count up in the order in which groups were made, so they pair off if there are as many of
+    both and the operations confirm it; otherwise only the groups of operations are known.
+    """
+    status = {int(id_): group for id_, group in (content.get("pg_status") or {}).items()}
+    ids = {
+        str(entry["process_group"][0]): int(entry["pg_id"])
+        for entry in content["entries"]
+        if "pg_id" in entry and entry.get("process_group")
+    }
+    if len(names) == len(status) and all(name.isdecimal() for name in names):
+        pairs = dict(zip(sorted(names, key=int), sorted(status)))
+        if all(pairs.get(name, id_) == id_ for name, id_ in ids.items()):
+            ids = pairs
+    numbers = {name: int(status.get(id_, {}).get(field_name, -1)) for name, id_ in ids.items()}
+    return {name: number for name, number in numbers.items() if number > 0}
 
 
 def _parse_entry(entry: Mapping[str, Any]) -> Entry:
@@ -378,36 +409,108 @@ def find_operation(name: str) -> int:
     return layout.ALL_TO_ALL if operation.startswith(("all_to_all", "alltoall")) else code or 15
 
 
+@dataclass(frozen=True, slots=True)
+class _Standstill:
+    """One operation in which ranks waited."""
+
+    group: str
+    number: int
+    name: str
+    waiting: tuple[int, ...]
+    """Ranks that had issued it and for which it had not ended."""
+    late: tuple[int, ...]
+    """Ranks of the group with a dump that had not reached it."""
+    missing: tuple[int, ...]
+    """Ranks of the group without a dump."""
+
+
 def describe_stuck_ranks(dumps: Sequence[Dump]) -> list[str]:
-    """Describe in which operations ranks waited, and which ranks had not reached them."""
-    waiting: dict[tuple[str, int, str], dict[int, Entry]] = {}
+    """Describe in which operations ranks waited, and which ranks had not reached them.
+
+    Ranks that others waited for, and that did not wait for another such rank, come first.
+    """
+    reached = _find_last_operations(dumps)
+    standstills = _find_standstills(dumps, reached)
+    names = {name: text for dump in dumps for name, text in dump.descriptions.items()}
+    late = {rank for standstill in standstills for rank in standstill.late}
+    victims = {rank for standstill in standstills if standstill.late for rank in standstill.waiting}
+    culprits = (late - victims) or late
+    blaming = [standstill for standstill in standstills if culprits & set(standstill.late)]
+    notes = []
+    if len(standstills) > 1 and culprits:
+        groups = {standstill.group: None for standstill in blaming}
+        first = ", ".join(_name_group(group, names) for group in list(groups)[:3])
+        more = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
+        notes.append(
+            f"missing: {_format_ranks(sorted(culprits))}; others waited for operations that they"
+            f" had not reached in {first}{more}: look there first"
+        )
+    for standstill in sorted(
+        standstills, key=lambda item: (item not in blaming, not item.late, -len(item.waiting))
+    ):
+        line = (
+            f"{_format_ranks(standstill.waiting)} waited in {standstill.name}"
+            f" {standstill.number} of {_name_group(standstill.group, names)}"
+        )
+        if standstill.late:
+            last = "; ".join(
+                _describe_last(rank, reached.get((rank, standstill.group)))
+                for rank in standstill.late[:4]
+            )
+            line += f"; {_format_ranks(standstill.late)} had not reached it ({last})"
+            line += "" if notes and notes[0].startswith("missing") else ": look there first"
+        if standstill.missing:
+            line += f"; no dump of {_format_ranks(standstill.missing)}"
+        notes.append(line)
+    return notes[:_MAX_SHOWN] or ["no rank waited in an operation at that time"]
+
+
+def _find_last_operations(dumps: Sequence[Dump]) -> dict[tuple[int, str], int]:
+    """Find the last operation that each rank issued in each group; unknown ones are left out."""
     reached: dict[tuple[int, str], int] = {}
     for dump in dumps:
+        for group, number in dump.enqueued.items():
+            reached[dump.rank, group] = number
+        for entry in dump.entries:
+            if not entry.message:
+                key = (dump.rank, entry.group)
+                reached[key] = max(reached.get(key, 0), entry.number)
+    return reached
+
+
+def _find_standstills(
+    dumps: Sequence[Dump], reached: Mapping[tuple[int, str], int]
+) -> list[_Standstill]:
+    """Find the oldest operation of each group that had not ended on each rank."""
+    waiting: dict[tuple[str, int, str], list[int]] = {}
+    for dump in dumps:
         oldest: dict[str, Entry] = {}
-        for operation in (entry for entry in dump.entries if not entry.message):
-            key = (dump.rank, operation.group)
-            reached[key] = max(reached.get(key, 0), operation.number)
-            oldest_entry = oldest.get(operation.group)
-            if not operation.done and (
-                oldest_entry is None or operation.number < oldest_entry.number
-            ):
-                oldest[operation.group] = operation
+        for entry in dump.entries:
+            if entry.message or entry.done:
+                continue
+            if entry.group not in oldest or entry.number < oldest[entry.group].number:
+                oldest[entry.group] = entry
         for group, entry in oldest.items():
-            waiting.setdefault((group, entry.number, entry.name), {})[dump.rank] = entry
+            waiting.setdefault((group, entry.number, entry.name), []).append(dump.rank)
     dumped_ranks = {dump.rank for dump in dumps}
-    notes = []
-    for (group, number, name), ranks in sorted(waiting.items(), key=lambda item: item[0][1]):
+    standstills = []
+    for (group, number, name), ranks in sorted(waiting.items()):
         members = next((d.members[group] for d in dumps if group in d.members), ())
         late = [r for r in members if r in dumped_ranks and reached.get((r, group), 0) < number]
         missing = [r for r in members if r not in dumped_ranks]
-        line = f"{_format_ranks(sorted(ranks))} waited in {name} {number} of group {group}"
-        if late:
-            last = "; ".join(f"rank {r} had reached {reached.get((r, group), 0)}" for r in late[:4])
-            line += f"; {_format_ranks(late)} had not reached it ({last}): look there first"
-        if missing:
-            line += f"; no dump of {_format_ranks(missing)}"
-        notes.append(line)
-    return notes[:_MAX_SHOWN] or ["no rank waited in an operation at that time"]
+        standstills.append(
+            _Standstill(group, number, name, tuple(sorted(ranks)), tuple(late), tuple(missing))
+        )
+    return standstills
+
+
+def _name_group(group: str, names: Mapping[str, str]) -> str:
+    name = names.get(group, "")
+    return f"{name[:80]} (group {group})" if name not in ("", "default_pg") else f"group {group}"
+
+
+def _describe_last(rank: int, number: int | None) -> str:
+    return f"rank {rank} had reached {number}" if number else f"rank {rank} shows none"
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:

@@ -30,7 +30,8 @@ node communicate through host memory (`SHM`) because `NCCL_P2P_DISABLE` is set.
 
 A table shows how long an operation takes on an undisturbed network. At each size the shorter of the
 two times counts; between sizes the time is interpolated. If the rate of the links is unknown,
-transfers in the traces are expected to take that long.
+transfers in the traces are expected to take that long. Three tables or more of one operation,
+number of ranks and sizes are compared by their mean bus bandwidth: the slowest are the answer.
 
 ## What it cannot see
 
@@ -46,12 +47,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import parse_number, read_lines
 from clusterprof.probe import layout
+from clusterprof.units import format_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class NcclText:
     """Network interfaces that NCCL uses for TCP sockets."""
     cards: set[str] = field(default_factory=set)
     """Names of the GPUs, as nccl-tests writes them."""
+    test_hosts: set[str] = field(default_factory=set)
+    """Hosts of the ranks of nccl-tests."""
     socket_hosts: set[str] = field(default_factory=set)
     """Hosts with channels through TCP."""
     channels: Counter[str] = field(default_factory=Counter)
@@ -257,9 +262,18 @@ def build_notes(content: NcclText) -> list[str]:
     tables = [table for table in content.tables if table.rows]
     for table in tables[:_MAX_TABLES_NAMED]:
         notes.append(_describe_table(table, content.test_ranks, len(tables) > 1))
+    averages = sorted((table.average_gbps or 0.0, _name_operation(table)) for table in tables)
+    if len(averages) >= _MIN_TABLES and averages[0][0]:
+        listed = ", ".join(f"{name} {speed:.4g}" for speed, name in averages[:_MAX_TABLES_NAMED])
+        notes.insert(0, f"mean bus bandwidth, GB/s: {listed}")
     if len(tables) > _MAX_TABLES_NAMED:
         notes.append(f"{len(tables) - _MAX_TABLES_NAMED:,} more tables of nccl-tests were read")
     return notes
+
+
+def _name_operation(table: NcclTable) -> str:
+    operation = table.rows[0].operation
+    return next((name for name, number in _PROGRAMS.items() if number == operation), "unknown")
 
 
 def _describe_table(table: NcclTable, test_ranks: int, names_operation: bool) -> str:
@@ -274,6 +288,58 @@ def _describe_table(table: NcclTable, test_ranks: int, names_operation: bool) ->
         f" {last.time_us:,.1f} us, {last.algorithm_gbps} GB/s, bus {last.bus_gbps}"
         f" GB/s{average}; used as the expected transfer time where the link rate is unknown"
     )
+
+
+_MIN_TABLES = 3  # of one operation and size, from which a median says what is normal
+_SLOWEST = 3
+
+
+def compare_tables(files: Sequence[str], texts: Sequence[NcclText]) -> list[str]:
+    """Compare tables of one operation, number of ranks and sizes: which are slower than the median.
+
+    files, texts: name and content of each file. A table counts by its mean bus bandwidth.
+    """
+    groups: dict[tuple[int, int, tuple[int, ...]], list[tuple[float, str, frozenset[str]]]] = {}
+    for file, text in zip(files, texts):
+        where = " and ".join(sorted(text.test_hosts)) if len(text.test_hosts) <= 2 else ""
+        for table in text.tables:
+            speed = table.average_gbps or max((row.bus_gbps for row in table.rows), default=0.0)
+            if speed > 0:
+                sizes = tuple(sorted({row.bytes for row in table.rows}))
+                key = table.rows[0].operation, text.test_ranks, sizes
+                item = speed, where or file, frozenset(text.test_hosts)
+                groups.setdefault(key, []).append(item)
+    answers, slow_hosts, hosts = list[str](), Counter[str](), Counter[str]()
+    compared = []
+    for key, tables in groups.items():
+        middle = median(speed for speed, _, _ in tables)
+        if len(tables) >= _MIN_TABLES:
+            compared.append((min(tables)[0] / middle, middle, key, tables))
+    for _, middle, (operation, ranks, sizes), tables in sorted(compared, key=lambda item: item[0]):
+        slowest = sorted(tables, key=lambda item: item[:2])[:_SLOWEST]
+        named = ", ".join(
+            f"{place} {speed:.4g} ({format_quantity(max(1 - speed / middle, 0), 'ratio')} below)"
+            for speed, place, _ in slowest
+        )
+        name = next((text for text, number in _PROGRAMS.items() if number == operation), "")
+        answers.append(
+            f"{len(tables):,} nccl-tests {name} of {ranks} ranks up to {sizes[-1]:,} bytes:"
+            f" median bus bandwidth {middle:.4g} GB/s, slowest {named}"
+        )
+        slow_hosts.update(host for _, _, table_hosts in slowest for host in table_hosts)
+        hosts.update(host for _, _, table_hosts in tables for host in table_hosts)
+    return [*_describe_slow_host(slow_hosts, hosts, len(answers)), *answers]
+
+
+def _describe_slow_host(slow: Counter[str], hosts: Counter[str], groups: int) -> list[str]:
+    """Describe the host that is among the slowest twice as often as its share of the tables."""
+    if not slow or groups < 2 or len(hosts) < _MIN_TABLES:
+        return []
+    host, times = slow.most_common(1)[0]
+    if times / slow.total() < 2 * hosts[host] / hosts.total() or times < _MIN_TABLES:
+        return []
+    of = groups * _SLOWEST
+    return [f"of the {of:,} slowest tables of {groups:,} nccl-tests, {times:,} are of {host}"]
 
 
 def _format_names(names: set[str]) -> str:
@@ -301,6 +367,7 @@ _NETWORK = re.compile(r"\w[\w .-]{0,63}")
 _RDMA_DEVICE = re.compile(r"\[\d+\] ?([A-Za-z][\w.-]*):\d+/(?:IB|RoCE|IB/SHARP|uverbs)")
 _INTERFACE = re.compile(r"\[\d+\] ?([A-Za-z][\w.-]{0,31}):")
 _CARD = re.compile(r"\bdevice\s+\d+ \[[\w:.]+\] (\S.{0,79})$")
+_TEST_HOST = re.compile(r"\bon\s+(\S{1,255})\s+device\b")
 _WITHOUT_GPUDIRECT = re.compile(r"GeForce|TITAN", re.IGNORECASE)
 """Cards without GPUDirect RDMA. Source: docs.nvidia.com, "GPUDirect RDMA", supported systems."""
 _SIZE = re.compile(r"\bn[rR]anks (\d+) n[nN]odes (\d+)")
@@ -456,6 +523,8 @@ def _parse_table_line(content: NcclText, line: str, operation: int) -> bool:
             content.tables[-1].average_gbps = parse_number(average[1])
     elif rank := _RANK.search(line):
         content.test_ranks = max(content.test_ranks, int(rank[1]) + 1)
+        if (place := _TEST_HOST.search(line)) and len(content.test_hosts) < _MAX_HOSTS:
+            content.test_hosts.add(place[1])
         if (card := _CARD.search(line)) and len(content.cards) < _MAX_NAMES:
             content.cards.add(card[1])
     row = _TABLE_ROW.search(line)
@@ -475,12 +544,18 @@ def _parse_table_line(content: NcclText, line: str, operation: int) -> bool:
     return True
 
 
+_NOTHING = (
+    "the file names no transport and has no table",
+    "run the job with NCCL_DEBUG=INFO, or nccl-tests",
+)
+
+
 class NcclOutput:
     """Importer of NCCL logs and nccl-tests tables."""
 
     name: ClassVar[str] = "nccl-text"
     title: ClassVar[str] = "NCCL log or nccl-tests table"
-    combines_files: ClassVar[bool] = False
+    combines_files: ClassVar[bool] = True
     tells: ClassVar[bool] = True
 
     def recognizes(self, head: bytes, path: Path) -> bool:
@@ -497,17 +572,25 @@ class NcclOutput:
 
         Raises: CannotImportError when the files hold nothing usable.
         """
+        texts: list[NcclText] = []
         for source, account in zip(sources, accounts):
             text = read_text(read_lines(source, account))
             account.read["channels"] += sum(text.channels.values())
             account.read["rows of a table"] += len(text.rows)
             account.read["variables"] += len(text.variables)
             account.notes += build_notes(text)
-            account.answers += [note.partition("; used as ")[0] for note in account.notes]
             account.facts.update(build_facts(text))
+            texts.append(text)
             if not account.notes:
-                raise CannotImportError(
-                    "the file names no transport and has no table",
-                    "run the job with NCCL_DEBUG=INFO, or nccl-tests",
-                )
+                account.refuse(*_NOTHING)
+        if not any(account.notes for account in accounts):
+            raise CannotImportError(*_NOTHING)
+        compared = compare_tables([account.path.name for account in accounts], texts)
+        accounts[0].answers += compared
+        for account in accounts:
+            account.answers += [
+                note.partition("; used as ")[0]
+                for note in account.notes
+                if not (compared and note.startswith("nccl-tests "))
+            ]
         yield from ()

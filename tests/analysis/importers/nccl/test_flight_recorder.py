@@ -75,7 +75,14 @@ BEGUN = Entry("0", 8, "nccl:all_reduce", False, 5 * SECOND, 5 * SECOND + 5, None
 def test_a_pickle_is_read_by_whatever_protocol_it_was_written(protocol: int) -> None:
     data = pickle.dumps(content(entry(7, "completed", 3), entry(8, "started", 5)), protocol)
     assert parse_dump(data, 1, 9 * SECOND) == Dump(
-        1, 9 * SECOND, "2.10", {"0": WORLD}, {"0": 7}, (DONE, BEGUN)
+        1,
+        9 * SECOND,
+        "2.10",
+        {"0": WORLD},
+        {"0": 7},
+        (DONE, BEGUN),
+        descriptions={"0": "default_pg"},
+        enqueued={"0": 8},
     )
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.nccl.flight_recorder import FlightRecorder, find_operation
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
 from tests.support.importing import groups, operation, ranks, read, spans
 
@@ -155,3 +157,68 @@ def test_names_of_backends() -> None:
         layout.BARRIER,
         layout.OTHER_OPERATION,
     ]
+
+
+_CONFIG = {
+    "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
+    "40": {"name": "40", "desc": "PIPELINE", "ranks": "[0, 2]"},
+    "72": {"name": "72", "desc": "EXPERTS", "ranks": "[0, 1, 2, 3]"},
+}
+
+
+def group_dump(folder: Path, rank: int, enqueued: dict[str, int], *entries: dict) -> Path:
+    """A dump of a rank in the groups 0, 40 and 72, whose local ids are 0, 3 and 9."""
+    status = {id_: {"last_enqueued_collective": enqueued.get(id_, -1)} for id_ in ("0", "3", "9")}
+    path = folder / f"nccl_trace_rank_{rank}.json"
+    content = {"pg_config": _CONFIG, "pg_status": status, "version": "2.10"}
+    path.write_text(json.dumps({**content, "entries": list(entries)}))
+    return path
+
+
+def test_the_missing_rank_comes_first_whatever_the_numbers_of_other_groups(tmp_path: Path) -> None:
+    """Rank 3 never issued 800 of EXPERTS: 1 and 2 wait for it, 0 waits for 2 in PIPELINE 7."""
+
+    def open_entry(group: str, id_: int, number: int) -> dict:
+        where = {"process_group": [group, _CONFIG[group]["desc"]], "pg_id": id_}
+        return entry(number, 100, None, **where)
+
+    paths = [
+        group_dump(tmp_path, 0, {"3": 7, "9": 799}, open_entry("40", 3, 7)),
+        group_dump(tmp_path, 1, {"9": 800}, open_entry("72", 9, 800)),
+        group_dump(tmp_path, 2, {"3": 6, "9": 800}, open_entry("72", 9, 800)),
+        group_dump(tmp_path, 3, {"9": 799}),
+    ]
+    _, (account, *_), _ = read(FlightRecorder(), *paths)
+    assert account.answers == [
+        "missing: rank 3; others waited for operations that they had not reached in EXPERTS"
+        " (group 72): look there first",
+        "ranks 1, 2 waited in nccl:all_reduce 800 of EXPERTS (group 72); ranks 0, 3 had not"
+        " reached it (rank 0 had reached 799; rank 3 had reached 799)",
+        "rank 0 waited in nccl:all_reduce 7 of PIPELINE (group 40); rank 2 had not reached it"
+        " (rank 2 had reached 6)",
+    ]
+
+
+def test_what_the_status_says_was_issued_is_not_missing(tmp_path: Path) -> None:
+    """The dump of rank 1 has no entries left, but its status says that it issued operation 8."""
+    where = {"process_group": ["72", "EXPERTS"], "pg_id": 9}
+    paths = [
+        group_dump(tmp_path, 0, {"9": 8}, entry(8, 100, None, **where)),
+        group_dump(tmp_path, 1, {"9": 8}),
+        group_dump(tmp_path, 2, {"9": 8}),
+        group_dump(tmp_path, 3, {}),
+    ]
+    _, (account, *_), _ = read(FlightRecorder(), *paths)
+    assert account.answers == [
+        "rank 0 waited in nccl:all_reduce 8 of EXPERTS (group 72); rank 3 had not reached it"
+        " (rank 3 shows none): look there first"
+    ]
+
+
+def test_one_refusal_is_stated_once_for_all_files(tmp_path: Path) -> None:
+    for rank in range(5):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps({"pg_config": [rank]}))
+    with pytest.raises(NoRecording) as caught:
+        analyze(tmp_path)
+    assert caught.value.message.count("a pickle") == 1
+    assert caught.value.message.startswith("nccl_trace_rank_0 and 4 more: ")

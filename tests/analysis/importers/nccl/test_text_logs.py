@@ -15,6 +15,8 @@ from clusterprof.analysis.importers.nccl.text_logs import (
     find_slow_paths,
     read_text,
 )
+from clusterprof.analysis.pipeline import analyze
+from clusterprof.output.renderers.plain import Plain
 from clusterprof.probe import layout
 from tests.support.importing import read
 from tests.support.nccl_logs import SOCKETS, TABLE
@@ -227,3 +229,63 @@ def test_the_way_to_gpudirect_is_that_of_the_cards(line: str, action: str) -> No
     rank = "#  Rank  0 Group  0 Pid 1 on n1 device  0 [0000:07:00] NVIDIA GeForce RTX 3090\n"
     ((_, _, _, advised),) = find_slow_paths(text(rank + channel))
     assert advised == "nothing: NVIDIA GeForce RTX 3090 has no GPUDirect RDMA"
+
+
+def pair_table(first: str, second: str, program: str, average: float) -> str:
+    return (
+        f"# Collective test starting: {program}_perf\n"
+        f"#  Rank  0 Group  0 Pid 1 on {first} device  0 [0000:1b:00] NVIDIA H100 80GB HBM3\n"
+        f"#  Rank  1 Group  0 Pid 2 on {second} device  0 [0000:1b:00] NVIDIA H100 80GB HBM3\n"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+        f"     1048576        131072    double    none      -1  100.0   {average}   {average}   0\n"
+        f"# Avg bus bandwidth    : {average}\n"
+    )
+
+
+def test_tables_of_many_files_are_compared_and_the_slow_host_is_named(tmp_path: Path) -> None:
+    """Pairs of 5 hosts at 40 GB/s; those with n4 at 36 (all-to-all) and 30 (send and receive)."""
+    hosts = ["n1", "n2", "n3", "n4", "n5"]
+    for place, first in enumerate(hosts):
+        for second in hosts[place + 1 :]:
+            slow = "n4" in (first, second)
+            text_ = pair_table(first, second, "alltoall", 36.0 if slow else 40.0)
+            text_ += pair_table(first, second, "sendrecv", 30.0 if slow else 40.0)
+            (tmp_path / f"{first}-{second}.log").write_text(text_)
+    answers = analyze(tmp_path).answers
+    assert answers == (
+        "Of the 6 slowest tables of 2 nccl-tests, 6 are of n4",
+        "10 nccl-tests sendrecv of 2 ranks up to 1,048,576 bytes: median bus bandwidth 40 GB/s,"
+        " slowest n1 and n4 30 (25.0 % below), n2 and n4 30 (25.0 % below), n3 and n4 30 (25.0 %"
+        " below)",
+        "10 nccl-tests alltoall of 2 ranks up to 1,048,576 bytes: median bus bandwidth 40 GB/s,"
+        " slowest n1 and n4 36 (10.0 % below), n2 and n4 36 (10.0 % below), n3 and n4 36 (10.0 %"
+        " below)",
+    )
+
+
+def test_of_many_tables_in_one_log_the_slowest_comes_first(tmp_path: Path) -> None:
+    log = "".join(
+        pair_table("n1", "n2", name, speed)
+        for name, speed in (
+            ("all_reduce", 265.6),
+            ("all_gather", 218.7),
+            ("reduce_scatter", 216.7),
+            ("alltoall", 47.1),
+            ("sendrecv", 15.2),
+        )
+    )
+    path = tmp_path / "table.log"
+    path.write_text(log)
+    report = analyze(path)
+    assert report.answers[0] == (
+        "Mean bus bandwidth, GB/s: sendrecv 15.2, alltoall 47.1, reduce_scatter 216.7, all_gather"
+        " 218.7, all_reduce 265.6"
+    )
+    assert "2 more answers: --full." in Plain(full=False).render(report)
+    assert "more answers" not in Plain(full=True).render(report)
+
+
+def test_a_file_without_anything_does_not_spoil_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("n1:10:10 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
+    (tmp_path / "b.log").write_text(TABLE)
+    assert analyze(tmp_path, leave_unknown=True).answers
