@@ -33,7 +33,6 @@ HARMLESS_FILES = {
     "lab/real/test_account.py",
     "scenarios/training/test_dives.py",
     "scenarios/training/test_experts.py",
-    "scenarios/training/test_flight_recorder.py",
     "scenarios/training/test_hang_autopsy.py",
     "scenarios/training/test_hangs.py",
     "scenarios/training/test_life.py",

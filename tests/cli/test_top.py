@@ -194,7 +194,7 @@ def test_a_question_mark_shows_the_keys_until_the_next_key() -> None:
     with on_a_terminal() as (process, terminal):
         read_until(terminal, b"RECORDER")
         os.write(terminal, b"?")
-        shown = read_until(terminal, b"quit; the job goes on")
+        shown = read_until(terminal, b"quit; the job continues")
         for line in top._KEY_LINES:
             assert line.encode() in shown
         os.write(terminal, b"?")
