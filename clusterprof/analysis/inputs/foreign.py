@@ -56,6 +56,7 @@ MAX_FILES = 65_536
 _UNKNOWN = "neither a recording nor a file of a known format"
 _MAX_DEPTH = 4  # folders below the given one
 _MAX_NAMED_FILES = 3
+_MAX_GUESSED_FILES = 64  # of a folder without a known file
 
 
 @dataclass(slots=True)
@@ -126,13 +127,18 @@ def sort_inputs(paths: Sequence[Path]) -> SortedInputs:
         if path.is_file() and not path.name.endswith(SUFFIX):
             _sort_file(path, inputs, is_required=True)
         elif path.is_dir() and not is_recording(path) and not list_recordings_inside(path):
-            before = len(inputs.foreign) + len(inputs.unread)
+            before, skipped = len(inputs.foreign) + len(inputs.unread), len(inputs.skipped)
             for file in _list_files(path):
                 _sort_file(file, inputs, is_required=False)
             if len(inputs.foreign) > MAX_FILES:
                 what = f"{path}: more than {MAX_FILES:,} files of known formats"
                 raise UsageError(what, "give fewer at once")
-            if len(inputs.foreign) + len(inputs.unread) == before:
+            if len(inputs.foreign) + len(inputs.unread) > before:
+                continue
+            if inputs.skipped[skipped:]:
+                inputs.unread[path] = _explain_unknown_folder(path, inputs.skipped[skipped:])
+                del inputs.skipped[skipped:]
+            else:
                 inputs.recordings.append(path)
         else:
             inputs.recordings.append(path)
@@ -194,6 +200,23 @@ def _explain_unknown_file(path: Path, sources: Sequence[FileSource]) -> Clusterp
         return NoRecording(f"{path}: the file is empty", "copy or export it again")
     kind = guess_file_kind(path, sources[0].head if sources else b"")
     return NoRecording(f"{path}: {_UNKNOWN}: it seems to be {kind.title}", kind.remedy)
+
+
+def _explain_unknown_folder(folder: Path, files: Sequence[Path]) -> NoRecording:
+    """Explain what the files of a folder seem to be, none of which is known."""
+    if len(files) == 1:
+        why = _explain_unknown_file(files[0], list(open_sources(files[0])))
+        return NoRecording(why.message, why.remedy)
+    heads = {file: next(iter(open_sources(file))).head for file in files[:_MAX_GUESSED_FILES]}
+    kinds = [guess_file_kind(file, head) for file, head in heads.items()]
+    titles = Counter(kind.title for kind in kinds)
+    listed = ", ".join(f"{title} ({count:,})" for title, count in titles.most_common(4))
+    remedies = Counter(kind.remedy for kind in kinds)
+    return NoRecording(
+        f"{folder}: neither a recording nor files of a known format: its {len(files):,}"
+        f" files, such as {files[0].name}, seem to be {listed}",
+        remedies.most_common(1)[0][0],
+    )
 
 
 def is_recording(path: Path) -> bool:

@@ -269,3 +269,26 @@ def test_a_copy_of_a_trace_is_no_second_node(tmp_path: Path) -> None:
         note = "b.json is a copy of a.json, and 1 more: each is counted once"
         assert note in imported.notes
     assert len(analyze(tmp_path).nodes) == 2
+
+
+def test_a_folder_of_unknown_files_says_what_they_seem_to_be(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"work.{number}.et").write_bytes(b"\x08\x00\x12" * 50)
+    with pytest.raises(NoRecording, match=r"its 3 files, such as work\.0\.et, seem to be binary"):
+        analyze(tmp_path)
+    (tmp_path / "work.0.et").unlink()
+    (tmp_path / "work.1.et").unlink()
+    with pytest.raises(NoRecording, match=r"work\.2\.et: .* it seems to be binary"):
+        analyze(tmp_path)
+
+
+def test_a_trace_of_the_host_alone_is_not_asked_to_name_it_a_device(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": ts, "dur": 5}
+        for ts in range(9)
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps(events))
+    with pytest.raises(NoRecording) as caught:
+        analyze(tmp_path / "trace.json")
+    assert "all of the host (CPU functions)" in caught.value.message
+    assert "ProfilerActivity.CUDA" in caught.value.remedy and "GPU 0" not in caught.value.remedy

@@ -136,6 +136,13 @@ class TrackNames:
         Raises: CannotImportError always.
         """
         pids = sorted({pid for pid, _ in self.unread}, key=str)
+        processes = [str(self.processes.get(pid) or pid) for pid in pids]
+        if processes and all(map(_HOST_NAME.search, processes)):
+            raise CannotImportError(
+                f"the trace has {sum(self.unread.values()):,} events, all of the host"
+                f" ({processes[0][:60]}): no work of an accelerator",
+                "profile the device as well: ProfilerActivity.CUDA, in old versions use_cuda=True",
+            )
         listed = ", ".join(
             f"{pid} ({self.processes[pid][:60]})" if self.processes.get(pid) else str(pid)
             for pid in pids[:_MAX_TRACKS_NAMED]
@@ -148,6 +155,10 @@ class TrackNames:
             f"name the process of each device: add {example % json.dumps(pids[0] if pids else 0)}"
             ' to the events; or give its kernels "cat": "kernel"',
         )
+
+
+_HOST_NAME = re.compile(r"\bCPU\b|\bhost\b", re.IGNORECASE)
+"""Of processes whose work is not that of an accelerator."""
 
 
 class _TrackArgs(msgspec.Struct, gc=False):

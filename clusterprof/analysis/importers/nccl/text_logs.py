@@ -204,8 +204,8 @@ def _explain_sockets(content: NcclText, sockets: int, rdma: int) -> tuple[str, s
     if not sockets:
         return "", ""
     interfaces = f" on {_format_names(content.interfaces)}" if content.interfaces else ""
-    rest = f"and {rdma:,} others through RDMA" if rdma else "and no RDMA"
-    return f"{interfaces}, {rest}", _advise_fabric(content)
+    rdma_part = f"and {rdma:,} others through RDMA" if rdma else "and no RDMA"
+    return f"{interfaces}, {rdma_part}", _advise_fabric(content)
 
 
 def _advise_fabric(content: NcclText) -> str:
