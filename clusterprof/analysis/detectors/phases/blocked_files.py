@@ -27,12 +27,22 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
     BLOCKED_LOCAL,
     BLOCKED_PAGE,
     BLOCKED_REMOTE,
+    ReadContext,
     count_blocked_samples,
+    count_unread_pages,
     estimate_blocked_shares,
+    find_page_waits,
     get_read_context,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Rank
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    Float,
+    Int,
+    LostTime,
+    Rank,
+    ThreadTable,
+)
 from clusterprof.probe import layout
 
 MIN_SAVE_BYTES = 16 << 20
@@ -76,6 +86,7 @@ writes and does not read.
 
 _MIN_READ_SAMPLES = 3
 _MIN_READ_CHARS = 65_536  # between two samples of the process
+_SAME_READ_NS = 1_000_000_000  # opening a file and asking for its attributes belong to its reads
 _MIN_READ_RATIO = 0.02  # of the time in steps
 _SAMPLES = "write samples"  # name in `Chunk.shared`
 
@@ -134,7 +145,7 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     ]
     remote = kind == BLOCKED_REMOTE
     local = ((kind == BLOCKED_LOCAL) | (kind == BLOCKED_PAGE)) & (thread.state == ord("D"))
-    samples = (local | remote) & _find_reading_samples(rank, thread.t_ns)
+    samples = (local | remote) & _find_reading_samples(rank, thread, context)
     for written in _classify_samples(rank):
         samples &= ~written
     if np.count_nonzero(samples) < _MIN_READ_SAMPLES:
@@ -148,9 +159,11 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     return share * (1.0 - remote_ratio), share * remote_ratio
 
 
-def _find_reading_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
+def _find_reading_samples(
+    rank: Rank, thread: ThreadTable, context: ReadContext
+) -> NDArray[np.bool_]:
     """Find the samples around which the process read more than it wrote: bool[n]."""
-    io = rank.main.io
+    io, t_ns = rank.main.io, thread.t_ns
     if io is None or io.t_ns.size < 2:
         return np.zeros(t_ns.size, np.bool_)
     row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
@@ -158,7 +171,25 @@ def _find_reading_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
     # Characters also count what mounts deliver. Those that are written go to sockets, too.
     chars = np.diff(io.read_chars)[row]
     is_reading = (read > np.maximum(written, 0)) | ((written <= 0) & (chars >= _MIN_READ_CHARS))
+    is_reading |= (written <= 0) & (chars > 0) & _find_mount_reads(thread, context)
     return np.asarray(is_reading, np.bool_)
+
+
+def _find_mount_reads(thread: ThreadTable, context: ReadContext) -> NDArray[np.bool_]:
+    """Find the samples around a thread's waits for pages that only a mount can have delivered.
+
+    bool[n]. A file may be small: a page of it is waited for all the same, and a thread that writes
+    to a file system in user space waits for the answer to its request, never for a page.
+    """
+    pages = find_page_waits(thread, context)
+    waits = np.count_nonzero(pages)
+    if not context.remote_mounts or 2 * count_unread_pages(thread, pages, context) <= waits:
+        return np.zeros(pages.size, np.bool_)
+    t_ns = thread.t_ns[pages]
+    nearest = np.clip(np.searchsorted(t_ns, thread.t_ns), 1, t_ns.size) - 1
+    after = np.minimum(nearest + 1, t_ns.size - 1)
+    distance = np.minimum(abs(thread.t_ns - t_ns[nearest]), abs(thread.t_ns - t_ns[after]))
+    return np.asarray(distance <= _SAME_READ_NS, np.bool_)
 
 
 def _sum_read_bytes(rank: Rank) -> float:
