@@ -208,6 +208,18 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         effort="data",
     ),
     KnownCall(
+        "map-arrays",
+        "numpy.load",
+        _LOADING,
+        "map arrays of which a part is used instead of reading them whole",
+        '`numpy.load(path, mmap_mode="r")` once per worker, and a copy of the rows that an item'
+        " needs; where it needs the whole array, store it smaller (float16, uint8)",
+        "pages are read when they are used: rows in random order on a slow disk cost more",
+        files=r"numpy/lib/_?npyio(?:_impl)?\.py",
+        functions=("load",),
+        replaces=("prepare-ahead",),
+    ),
+    KnownCall(
         "read-whole-chunks",
         "h5py",
         _READING,
@@ -286,7 +298,7 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
     KnownCall(
         "parse-json-once",
         "parsing of JSON",
-        _LOADING,
+        _LOADING,  # a thread that is blocked in json.load reads the file
         "parse JSON once, not per sample",
         "convert the data set to Arrow, Parquet or arrays; a drop-in that is faster is"
         " `orjson.loads(line)`",

@@ -53,6 +53,10 @@ STACKS: dict[str, list[tuple[str, str, str]]] = {
         ("eval-host", "torch/serialization.py", "_save"),
     ],
     "load-samples-mapped": [("storage-remote", SITE + "torch/serialization.py", "load")],
+    "map-arrays": [
+        ("cpu-preprocess", SITE + "numpy/lib/_npyio_impl.py", "load"),
+        ("cpu", SITE + "numpy/lib/npyio.py", "load"),
+    ],
     "read-whole-chunks": [("storage-local", SITE + "h5py/_hl/dataset.py", "Dataset.__getitem__")],
     "fetch-larger-objects": [
         ("storage-object", SITE + "botocore/httpsession.py", "send"),
@@ -193,6 +197,20 @@ def test_built_in_functions_are_known_from_the_source_line(call: str) -> None:
     other = (Place(SITE + "torch/nn/functional.py", 3, "linear"),)
     assert find_known_call(CodePath(MINE, other, 0.5, 100, (call,)), cause) is None
     assert find_known_call(CodePath(MINE, (), 0.5, 100, (call + "_all",)), cause) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "frame"),
+    [
+        ("storage-remote", (STANDARD + "json/__init__.py", "load")),
+        ("storage-remote", (SITE + "numpy/lib/_npyio_impl.py", "load")),
+        ("cpu-preprocess", (SITE + "numpy/lib/_npyio_impl.py", "NpzFile.__getitem__")),
+    ],
+)
+def test_neither_a_blocked_read_nor_a_compressed_array_is_mended_by_parsing_or_mapping(
+    cause: str, frame: tuple[str, str]
+) -> None:
+    assert known(cause, frame) is None
 
 
 def test_two_known_calls_on_a_line_give_no_advice() -> None:

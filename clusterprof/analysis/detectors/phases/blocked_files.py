@@ -27,12 +27,22 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
     BLOCKED_LOCAL,
     BLOCKED_PAGE,
     BLOCKED_REMOTE,
+    ReadContext,
     count_blocked_samples,
+    count_unread_pages,
     estimate_blocked_shares,
+    find_page_waits,
     get_read_context,
 )
 from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Rank
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    Float,
+    Int,
+    LostTime,
+    Rank,
+    ThreadTable,
+)
 from clusterprof.probe import layout
 
 MIN_SAVE_BYTES = 16 << 20
@@ -76,6 +86,7 @@ writes and does not read.
 
 _MIN_READ_SAMPLES = 3
 _MIN_READ_CHARS = 65_536  # between two samples of the process
+_SAME_READ_NS = 1_000_000_000  # opening a file and asking for its attributes belong to its reads
 _MIN_READ_RATIO = 0.02  # of the time in steps
 _SAMPLES = "write samples"  # name in `Chunk.shared`
 
@@ -122,8 +133,8 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     """Estimate the share of each segment inside a step that blocked reads of files explain.
 
     Returns float64[n] for local disks and for network or user-space file systems; None if the main
-    thread was hardly ever blocked in a read. Waits for a disk count only where the process read
-    more than it wrote meanwhile.
+    thread was hardly ever blocked in a read. It counts only where the process read more than it
+    wrote meanwhile.
     """
     thread = rank.main.threads.get(rank.pid)
     if thread is None:
@@ -132,12 +143,9 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     kind = context.wchan_kind[
         np.where(thread.wchan < len(context.wchan_kind) - 1, thread.wchan, -1)
     ]
-    is_page = (kind == BLOCKED_PAGE) & (thread.state == ord("D"))
-    local = ((kind == BLOCKED_LOCAL) & (thread.state == ord("D"))) | is_page
-    is_reading, is_idle = _compare_bytes(rank, thread.t_ns)
-    # A page that no device of this machine gives is read by the server of a file system.
-    remote = (kind == BLOCKED_REMOTE) | (is_page & is_idle & context.remote_mounts)
-    samples = (local & is_reading) | remote
+    remote = kind == BLOCKED_REMOTE
+    local = ((kind == BLOCKED_LOCAL) | (kind == BLOCKED_PAGE)) & (thread.state == ord("D"))
+    samples = (local | remote) & _find_reading_samples(rank, thread, context)
     for written in _classify_samples(rank):
         samples &= ~written
     if np.count_nonzero(samples) < _MIN_READ_SAMPLES:
@@ -145,29 +153,43 @@ def estimate_read_shares(rank: Rank, lost: LostTime) -> tuple[Float, Float] | No
     share = estimate_blocked_share(rank, lost, samples, _MIN_READ_RATIO)
     if not share.any():
         return None
-    counts = count_blocked_samples(thread, samples & ~remote, context)
+    counts = count_blocked_samples(thread, samples, context)
     shares = estimate_blocked_shares(counts, context, _sum_read_bytes(rank), 0.0)
-    remote_samples = np.count_nonzero(samples & remote)
-    local_ratio = shares.block_io / max(shares.block_io + shares.remote_io, 1e-9)
-    local_ratio *= 1.0 - remote_samples / np.count_nonzero(samples)
-    return share * local_ratio, share * (1.0 - local_ratio)
+    remote_ratio = shares.remote_io / max(shares.block_io + shares.remote_io, 1e-9)
+    return share * (1.0 - remote_ratio), share * remote_ratio
 
 
-def _compare_bytes(rank: Rank, t_ns: Int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Compare what the process read and wrote around each sample: bool[n] each.
-
-    Whether it read more than it wrote, and whether it read from no device and wrote to none.
-    """
-    io = rank.main.io
+def _find_reading_samples(
+    rank: Rank, thread: ThreadTable, context: ReadContext
+) -> NDArray[np.bool_]:
+    """Find the samples around which the process read more than it wrote: bool[n]."""
+    io, t_ns = rank.main.io, thread.t_ns
     if io is None or io.t_ns.size < 2:
-        return np.zeros(t_ns.size, np.bool_), np.zeros(t_ns.size, np.bool_)
+        return np.zeros(t_ns.size, np.bool_)
     row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
     read, written = np.diff(io.read_bytes)[row], np.diff(io.write_bytes)[row]
     # Characters also count what mounts deliver. Those that are written go to sockets, too.
     chars = np.diff(io.read_chars)[row]
     is_reading = (read > np.maximum(written, 0)) | ((written <= 0) & (chars >= _MIN_READ_CHARS))
-    is_known = (io.read_bytes[row] >= 0) & (io.write_bytes[row] >= 0)
-    return is_reading, is_known & (read <= 0) & (written <= 0)
+    is_reading |= (written <= 0) & (chars > 0) & _find_mount_reads(thread, context)
+    return np.asarray(is_reading, np.bool_)
+
+
+def _find_mount_reads(thread: ThreadTable, context: ReadContext) -> NDArray[np.bool_]:
+    """Find the samples around a thread's waits for pages that only a mount can have delivered.
+
+    bool[n]. A file may be small: a page of it is waited for all the same, and a thread that writes
+    to a file system in user space waits for the answer to its request, never for a page.
+    """
+    pages = find_page_waits(thread, context)
+    waits = np.count_nonzero(pages)
+    if not context.remote_mounts or 2 * count_unread_pages(thread, pages, context) <= waits:
+        return np.zeros(pages.size, np.bool_)
+    t_ns = thread.t_ns[pages]
+    nearest = np.clip(np.searchsorted(t_ns, thread.t_ns), 1, t_ns.size) - 1
+    after = np.minimum(nearest + 1, t_ns.size - 1)
+    distance = np.minimum(abs(thread.t_ns - t_ns[nearest]), abs(thread.t_ns - t_ns[after]))
+    return np.asarray(distance <= _SAME_READ_NS, np.bool_)
 
 
 def _sum_read_bytes(rank: Rank) -> float:

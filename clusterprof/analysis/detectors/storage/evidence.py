@@ -254,7 +254,7 @@ def _build_read_breakdown(
         return ReadBreakdown(0.0, 0.0, NO_OTHER_TRAFFIC, 0.0, 0.0, "", 0.0, False)
     cold = _estimate_cold_ratio(rank, lost, share)
     remote_cold = 0.0
-    if cold and remote.any():
+    if remote.any():
         remote_cold = _estimate_cold_ratio(rank, lost, remote, from_mount=True)
     other_traffic = measure_other_traffic(rank, lost, local) if local.any() else NO_OTHER_TRAFFIC
     if not remote.any():
@@ -449,10 +449,22 @@ def _estimate_cold_ratio(
     refaulted, read = (refaults or 0.0) * PAGE_BYTES, from_disks + from_servers
     if from_mount and from_servers <= 0:  # pages that came from a disk are not this mount's
         refaulted, read = refaulted - from_disks, _sum_uncounted_bytes(rank, lost, share)
+    elif not _has_job_read(rank, lost, share, MIN_COLD_RATIO * read):
+        return 0.0  # pages that others read again
     if refaulted <= 0 or read <= 0:
         return 0.0
     ratio = min(1.0, refaulted / read)
     return ratio if ratio >= MIN_COLD_RATIO else 0.0
+
+
+def _has_job_read(rank: Rank, lost: LostTime, share: Float, least_bytes: float) -> bool:
+    """Return whether the job read that many bytes around the claimed segments, or may have."""
+    rows = np.flatnonzero(share > 0)
+    if not rows.size:
+        return False
+    windows = _expand_windows(rank.chunk, lost.start_ns[rows], lost.end_ns[rows])
+    job_read = _sum_job_reads(rank.chunk, *windows)
+    return job_read is None or job_read >= least_bytes
 
 
 def _sum_uncounted_bytes(rank: Rank, lost: LostTime, share: Float) -> float:

@@ -14,11 +14,13 @@ trip each for lookup, open and read, at any bandwidth.
 
 It examines the worker that owned the awaited batch (the main thread if it loads the data itself).
 Its share is the part of that thread's time in which it slept in the kernel function of a network or
-user-space file system, as named by `wchan`. For NFS, Lustre and CIFS it is the part in which reads
-were in transfer and at the server; waiting of requests on this machine is `storage-client-queue`,
-and time for names and attributes is `storage-metadata`. The evidence is the activity of the mount
-in those intervals: bytes, the mean time of a read, retransmissions. A target of Lustre is named if
-a request to it took three times as long as requests to the others.
+user-space file system, as named by `wchan`, or waited for pages of files that no disk of the node
+can have been reading for the job then: too few requests in flight, or too few bytes. For NFS,
+Lustre and CIFS it is the part in which reads were in transfer and at the server; waiting of
+requests on this machine is `storage-client-queue`, and time for names and attributes is `storage-
+metadata`. The evidence is the activity of the mount in those intervals: bytes, the mean time of a
+read, retransmissions. A target of Lustre is named if a request to it took three times as long as
+requests to the others.
 
 ## What to do
 

@@ -30,8 +30,8 @@ job's own bytes can be. Waits beyond that belong to the mount; without one they 
 unknown. Sleeping elsewhere (a lock, a pipe, `sleep`) is unknown.
 
     10 s, 100 samples    63 wait for pages    disk busy 2 %, the job read 0 bytes from it
-    explained            2 + 2 * sqrt(2) + 1 = 5, with the scatter of samples
-    on the mount         63 - 5 = 58
+    explained            2 + 2 * sqrt(2) + 1 = 6, with the scatter of samples
+    on the mount         63 - 6 = 57
 """
 
 from __future__ import annotations
@@ -418,24 +418,26 @@ def count_blocked_samples(
                 kind,
             )
         table[row] = np.bincount(kind, minlength=len(BLOCKED_KINDS))
-    unread = _count_unread_pages(thread, inside, context)
+    unread = count_unread_pages(thread, inside, context)
     table[0, BLOCKED_PAGE] -= unread
     table[0, BLOCKED_UNREAD] += unread
     return table
 
 
-def _count_unread_pages(
-    thread: ThreadTable, inside: NDArray[np.bool_], context: ReadContext
-) -> int:
+def find_page_waits(thread: ThreadTable, context: ReadContext) -> NDArray[np.bool_]:
+    """Find the samples in which a thread waited for a page: bool[samples]."""
+    known = thread.wchan < len(context.wchan_kind) - 1
+    kind = context.wchan_kind[np.where(known, thread.wchan, -1)]
+    return (thread.state == ord("D")) & (kind == BLOCKED_PAGE)
+
+
+def count_unread_pages(thread: ThreadTable, inside: NDArray[np.bool_], context: ReadContext) -> int:
     """Count the samples that waited for pages which no disk can have been reading.
 
     In each bin a disk explains as many samples as its time is long, and twice their standard
     deviation (Poisson) and one more; it explains at least the part of the bytes that it gave.
     """
-    kind = context.wchan_kind[
-        np.where(thread.wchan < len(context.wchan_kind) - 1, thread.wchan, -1)
-    ]
-    pages = inside & (thread.state == ord("D")) & (kind == BLOCKED_PAGE)
+    pages = inside & find_page_waits(thread, context)
     bins = len(context.disk_time_ratio)
     if not pages.any() or not bins:
         return 0

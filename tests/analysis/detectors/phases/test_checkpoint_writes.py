@@ -14,7 +14,7 @@ from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, ProcessIo
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, header, io, lost, process, rank, spans, thread
+from tests.support.builders import activity, counter, header, io, lost, process, rank, spans, thread
 from tests.support.data_waits import feeding
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -136,10 +136,17 @@ def test_pages_of_a_process_whose_bytes_are_unknown_are_neither() -> None:
     np.testing.assert_array_equal(logged.share, [0.0])
 
 
-def read_shares(doing: str, *pieces: Piece, io_: ProcessIo | None = None) -> list[list[float]]:
+def read_shares(
+    doing: str, *pieces: Piece, io_: ProcessIo | None = None, busy_s: float = 0, mounts: tuple = ()
+) -> list[list[float]]:
     rows = activity(doing)
     end = rows[-1][1] / 1e9
-    timeline = rank(end, process(100, thread=thread(rows, end), io=io_))
+    main = process(100, thread=thread(rows, end), io=io_)
+    series = {
+        ("disk.busy_ns_total", "vda"): counter([0, end], [0, busy_s * 1e9]),
+        ("disk.read_bytes_total", "vda"): counter([0, end], [0, busy_s * 64 * MIB]),
+    }
+    timeline = rank(end, main, series=series if mounts else None, node=header(mounts=list(mounts)))
     shares = estimate_read_shares(timeline, lost(*pieces, source=2, step=3))
     return [] if shares is None else [share.round(2).tolist() for share in shares]
 
@@ -153,20 +160,27 @@ def test_a_training_loop_that_reads_by_itself_is_blocked_in_reads() -> None:
     assert read_shares(doing, *pieces, io_=reads) == [[0.75, 1.0], [0.0, 0.0]]
 
 
+FUSE = ({"point": "/mnt/data", "type": "fuse"},)
+FEW = 400  # characters of a small file
+
+
+def test_a_small_file_of_a_mount_is_read_by_the_thread_that_waits_for_its_pages() -> None:
+    # a disk that is idle cannot have delivered the pages; opening the file (N) belongs to it
+    pieces = ((0, 1, 0.8, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE))
+    reads = io((0, 1, 2), read_chars=(0, FEW, 2 * FEW), read_bytes=(0, 0, 0), write_bytes=(0, 0, 0))
+    doing = "N0.2 D0.6 U0.2 N0.2 D0.6 U0.2"
+    local, remote = read_shares(doing, *pieces, io_=reads, mounts=FUSE)
+    assert (local, remote) == ([0.0, 0.0], [1.0, 1.0])
+    # no mount is there, so nothing says what the pages are of
+    assert read_shares(doing, *pieces, io_=reads) == []
+
+
+def test_a_request_to_a_mount_without_waits_for_pages_may_be_a_write() -> None:
+    piece = (0, 1, 0.8, PHASE_COMPUTE)
+    reads = io((0, 1), read_chars=(0, FEW), read_bytes=(0, 0), write_bytes=(0, 0))
+    assert read_shares("N0.8 U0.2", piece, io_=reads, mounts=FUSE) == []
+
+
 def test_what_is_written_is_not_read() -> None:
     piece = (0, 3, 2.0, PHASE_COMPUTE)
     assert read_shares("U1 F1 U1", piece, io_=written(0, 0, MIB, MIB)) == []
-
-
-@pytest.mark.parametrize(("read", "local_s", "remote_s"), [(0, 0.0, 0.8), (MIB, 0.8, 0.0)])
-def test_pages_that_no_device_gives_the_main_thread_come_from_a_server(
-    read: int, local_s: float, remote_s: float
-) -> None:
-    # blocked for 0.8 s of [1, 2) in the pages of a file
-    rows = activity("U1 D0.8 U0.2")
-    main = process(100, thread=thread(rows, 2), io=written(0, 0, 0, read=read))
-    node = header(mounts=[{"point": "/config", "type": "fuse.sshfs"}])
-    timeline, pieces = rank(2, main, node=node), lost((1, 2, 1.0, PHASE_COMPUTE), source=2, step=3)
-    shares = estimate_read_shares(timeline, pieces)
-    assert shares is not None
-    np.testing.assert_allclose([shares[0][0], shares[1][0]], [local_s, remote_s])

@@ -270,8 +270,8 @@ def test_pages_over_two_names_of_a_disk_are_compared_once() -> None:
         },
         io=io(
             [0, 4, 5, 10],
-            read_bytes=[0, 0, 75, 75],
-            read_chars=[0, 0, 100, 100],
+            read_bytes=[0, 0, 75 * MIB, 75 * MIB],
+            read_chars=[0, 0, 100 * MIB, 100 * MIB],
             write_bytes=[0, 0, 0, 0],
         ),
     )

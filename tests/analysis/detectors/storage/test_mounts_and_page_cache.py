@@ -137,6 +137,18 @@ def test_few_refaults_are_what_every_cache_has(pages) -> None:
     assert shares(claims(series, {"block_io": 0.6})) == {"storage-local": 0.6}
 
 
+@pytest.mark.parametrize(("job_mib", "cold"), [(100, 0.45), (20, 0.0)])
+def test_pages_that_other_processes_read_again_are_not_the_jobs(job_mib, cold) -> None:
+    # of 100 MiB that the disk read, 75 had been in memory: known of the job if it read 30 or more
+    series = {
+        ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
+        ("memory.refaults_total", ""): counter([0, 1, 3], [0, 19200, 19200]),
+    }
+    read = io((0, 1, 3), read_bytes=(0, job_mib << 20, job_mib << 20))
+    claimed = claims(series, {"block_io": 0.6}, main_io=read)
+    assert shares(claimed).get("storage-cold-cache", 0.0) == cold
+
+
 FUSE = ({"point": "/mnt/data", "type": "fuse"},)
 
 
