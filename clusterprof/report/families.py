@@ -70,7 +70,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "h2d",
-        "Copies to the GPU delay the step",
+        "Copies between host and GPU, or waits for the GPU, delay the step",
         "Record with the probe",
         light="#4fb3e8",
         dark="#86d0f5",
@@ -88,7 +88,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "checkpoint",
-        "Training stops for a checkpoint",
+        "Training stops for checkpoints",
         "",
         light="#4b3fa8",
         dark="#8f86ec",

@@ -12,13 +12,15 @@ from clusterprof.analysis.advice.base import (
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
 from clusterprof.analysis.advice.context import AdviceContext
-from clusterprof.analysis.detectors.cross_rank import is_late_in_turn
+from clusterprof.report.model import Finding
 from clusterprof.units import format_quantity
 
 MAX_DEVICE_SPREAD_RATIO = 1.5
 """How many times as long one device may take for equal work as another of its kind, if nothing
 throttles it: the outliers of arXiv 2208.11035.
 """
+MIN_SECOND_CULPRIT_RATIO = 0.5
+"""Part of what the first culprit caused that the second caused, at least, if they take turns."""
 MIN_STAGE_WAIT_RATIO = 0.5
 """Part of the waits for a rank's work in messages from which it is the stage of a pipeline."""
 _MEASURED_WORK = "step.worked_ns"
@@ -32,6 +34,14 @@ def _quote_main_culprit(context: AdviceContext) -> tuple[str, str, str]:
     culprit = culprits[0]
     rank = "RANK" if culprit.rank is None else str(culprit.rank)
     return shlex.quote(culprit.node) if culprit.node else "NODE", rank, culprit.device
+
+
+def is_late_in_turn(finding: Finding) -> bool:
+    """Return whether the waits for a cause have changing culprits, none of which stands out."""
+    caused = sorted(culprit.caused_ns for culprit in finding.culprits)[-2:]
+    wandering = finding.persistence is not None and finding.persistence.kind == "wandering"
+    equal = len(caused) == 2 and caused[0] >= MIN_SECOND_CULPRIT_RATIO * caused[1]
+    return wandering and equal and finding.peer_comparison is None
 
 
 def is_heavy_stage(context: AdviceContext) -> bool:
@@ -78,7 +88,7 @@ def _fill_balance(context: AdviceContext) -> FilledRecommendation:
         return FilledRecommendation(
             "batches of about equal length on all ranks of a step: sort or bucket by length over"
             " the global batch, then share it out; or batch by tokens (max_tokens), or pack",
-            ("ranks are late in turn and work equally long on the whole: their batches differ",),
+            ("ranks are late in turn, as with batches of different length",),
             what="Give all ranks batches of equal length or tokens in each step",
         )
     return FilledRecommendation(
@@ -219,8 +229,7 @@ WHOLE_STAGE = ExclusionRule(
 )
 LATE_IN_TURN = ExclusionRule(
     "late-in-turn",
-    "ranks are late in turn and work equally long on the whole: their batches differ, not their"
-    " devices",
+    "ranks are late in turn, as with batches of different length; a slow device is late each time",
     lambda s: is_late_in_turn(s.finding),
 )
 LATE_IN_ALL_STEPS = ExclusionRule(

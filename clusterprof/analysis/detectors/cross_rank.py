@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from clusterprof.report.model import Cause, Finding
+from clusterprof.report.model import Cause
 
 FASTER_DEVICE_NOTE = "carried the traffic while {device} was idle and is faster"
 """Note of evidence for a wrong path; the advice reads the name of the device from it."""
@@ -44,30 +44,6 @@ TRANSFER_EXCESS = replace(
     advice="Record the counters that are missing, and look at switches and neighbors at those"
     " times",
 )
-MIN_SECOND_CULPRIT_RATIO = 0.5
-"""Part of what the first culprit caused that the second caused, at least, if they take turns."""
-
-
-def is_late_in_turn(finding: Finding) -> bool:
-    """Return whether ranks are late in turn, and none of them works longer on the whole."""
-    caused = sorted(culprit.caused_ns for culprit in finding.culprits)[-2:]
-    wandering = finding.persistence is not None and finding.persistence.kind == "wandering"
-    equal = len(caused) == 2 and caused[0] >= MIN_SECOND_CULPRIT_RATIO * caused[1]
-    return wandering and equal and finding.peer_comparison is None
-
-
-def with_turns(finding: Finding) -> Finding:
-    """Return the finding; an imbalance of ranks that are late in turn is worded as such."""
-    if finding.cause.id != "sync-imbalance" or not is_late_in_turn(finding):
-        return finding
-    cause = replace(
-        finding.cause,
-        title="Ranks take longer for their work in turn: their batches of a step differ",
-        advice="Give all ranks batches of equal length or tokens in each step",
-    )
-    return replace(finding, cause=cause)
-
-
 LINK = Cause(
     "net-link",
     "network",

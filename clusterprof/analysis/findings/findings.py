@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from clusterprof.analysis.advice.synchronization import is_late_in_turn
 from clusterprof.analysis.attribution.accumulator import Accumulator, merge_accumulators
 from clusterprof.analysis.attribution.confidence import (
     MAX_CONFIDENCE,
@@ -19,7 +20,7 @@ from clusterprof.analysis.attribution.confidence import (
 from clusterprof.analysis.attribution.ledger import STARTUP, Bucket, RankResult
 from clusterprof.analysis.attribution.rank.claims import collect_evidence
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.analysis.attribution.wait_for.blame import TRANSFER
+from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, TRANSFER
 from clusterprof.analysis.attribution.what_if import compute_common_ns, compute_recoverable_ns
 from clusterprof.analysis.cross_rank.observers import CulpritObserver
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
@@ -247,3 +248,15 @@ def _build_outside_findings(ranks: Sequence[RankResult], window_ns: int) -> list
         ),
     )
     return [finding]
+
+
+def with_imbalance_in_turn(finding: Finding) -> Finding:
+    """Return the finding; an imbalance whose culprits change has a title and advice of its own."""
+    if finding.cause.id != IMBALANCE or not is_late_in_turn(finding):
+        return finding
+    cause = replace(
+        finding.cause,
+        title="Ranks take longer for their work in turn, as with batches of different length",
+        advice="Give all ranks batches of equal length or tokens in each step",
+    )
+    return replace(finding, cause=cause)

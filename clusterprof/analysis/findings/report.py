@@ -34,7 +34,6 @@ from clusterprof.analysis.cross_rank.wait_totals import (
     compute_culprit_totals,
     sum_unblamed_waits,
 )
-from clusterprof.analysis.detectors.cross_rank import with_turns
 from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.findings.code import build_code
 from clusterprof.analysis.findings.comparisons import (
@@ -51,7 +50,7 @@ from clusterprof.analysis.findings.coverage import (
     list_coverage_gaps,
 )
 from clusterprof.analysis.findings.efficiency_metrics import get_storage_au
-from clusterprof.analysis.findings.findings import build_findings
+from clusterprof.analysis.findings.findings import build_findings, with_imbalance_in_turn
 from clusterprof.analysis.findings.impact import (
     SavingsModel,
     build_impact,
@@ -373,7 +372,7 @@ def compare_culprits(state: ReportState) -> ReportState:
     """Name the group that the culprits of findings are, and compare them with the other ranks."""
     grouped = with_culprit_groups(state.report.findings, state.across.nodes, state.ranks)
     compared = with_comparisons(grouped, state.ranks)
-    return _with_report(state, findings=tuple(map(with_turns, compared)))
+    return _with_report(state, findings=tuple(map(with_imbalance_in_turn, compared)))
 
 
 def add_read_counts(state: ReportState) -> ReportState:

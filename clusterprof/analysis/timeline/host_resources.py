@@ -20,7 +20,7 @@ the path. Sums therefore use only the devices at the bottom of the stack:
 The header describes the stacking (`host.disks`, "on" and "partition_of"); NVMe paths
 are recognized by their names. A volume without known devices below it counts itself.
 
-What disks did for the job in every 10 seconds, to tell which waits for pages they explain.
+Which waits for pages a disk explains follows from what it did for the job in every 10 seconds.
 """
 
 from __future__ import annotations
@@ -296,9 +296,9 @@ def _measure_disk_activity(chunk: Chunk, edges: Int) -> Float:
 
 def _measure_disk_growth(chunk: Chunk, signal: signals.Signal, edges: Int) -> list[Float]:
     """Measure by how much a counter of each disk grew between the edges, float64[bins]."""
-    out = []
-    for (name, _), readings in chunk.series.items():
-        if name == signal.name and len(readings.t_ns) > 1:
+    out, disks = [], find_bottom_disks(chunk)
+    for (name, device), readings in chunk.series.items():
+        if name == signal.name and device in disks and len(readings.t_ns) > 1:
             inside = np.clip(edges, readings.t_ns[0], readings.t_ns[-1])
             out.append(series.compute_increase(readings, inside[:-1], inside[1:]))
     return out

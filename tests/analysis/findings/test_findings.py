@@ -10,10 +10,15 @@ from clusterprof.analysis.attribution import confidence
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.ledger import RankResult, with_attributed_waits
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
-from clusterprof.analysis.findings.findings import build_findings, classify_visibility
+from clusterprof.analysis.findings.findings import (
+    build_findings,
+    classify_visibility,
+    with_imbalance_in_turn,
+)
 from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
-from clusterprof.report.model import Finding
+from clusterprof.report.model import Culprit, Finding, Persistence
+from tests.support import advice_contexts
 from tests.support.rank_results import S, books
 
 STORAGE, PREPROCESS, CONTENTION = "storage-local", "cpu-preprocess", "cpu-contention"
@@ -120,3 +125,17 @@ def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
     other = replace(see(0), place=ProcessIdentity(job="other", rank=0, world_size=1))
     assert classify_visibility([see(0), other], True) == "partial"
     assert classify_visibility([see(0, world_size=None)], True) == "driver"  # not known how many
+
+
+def test_an_imbalance_with_changing_culprits_is_not_said_to_be_of_one_rank() -> None:
+    turns = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
+    culprits = tuple(Culprit("node-a", rank, "", "", others_ns=20 * S) for rank in (0, 1))
+    finding = advice_contexts.finding("sync-imbalance", persistence=turns, culprits=culprits)
+    title = "Ranks take longer for their work in turn, as with batches of different length"
+    assert with_imbalance_in_turn(finding).cause.title == title
+    # One culprit each time, one that caused nearly all, or another cause: as they are.
+    steady = replace(finding, persistence=replace(turns, kind="steady"))
+    rare = replace(finding, culprits=(culprits[0], replace(culprits[1], others_ns=2 * S)))
+    other = advice_contexts.finding("sync-slow-compute", persistence=turns, culprits=culprits)
+    for same in (steady, rare, other):
+        assert with_imbalance_in_turn(same) == same

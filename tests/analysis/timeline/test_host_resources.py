@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from clusterprof.analysis.timeline.data_wait.blocked import get_read_context
-from clusterprof.analysis.timeline.host_resources import find_bottom_disks, find_disks_below
-from tests.support.builders import chunk, counter, header
+from clusterprof.analysis.timeline.host_resources import (
+    find_bottom_disks,
+    find_disks_below,
+    measure_disk_bins,
+)
+from tests.support.builders import chunk, counter, header, io, process, rank
 
 RAID = [
     {"name": "nvme0n1"},
@@ -67,3 +71,14 @@ def test_bytes_of_file_servers_of_every_kind_add_up() -> None:
     del series["lustre.fetched_bytes_total", "/b"]  # for root only
     unknown = get_read_context(chunk(1, series=series, node=lustre)).remote_bytes
     assert unknown != unknown  # NaN
+
+
+def test_a_volume_and_its_disk_explain_waits_once() -> None:
+    # The job requests 80 bytes and reads 40 of them from devices; the disk read 20, through dm-0.
+    known = [{"name": "vda"}, {"name": "dm-0", "on": ["vda"]}]
+    series = {
+        ("disk.read_bytes_total", name): counter([0, 10], [0, 20]) for name in ("vda", "dm-0")
+    }
+    main = process(100, io=io([0, 10], read_chars=[0, 80], read_bytes=[0, 40]))
+    timeline = rank(10, main, series=series, node=header(disks=known)).chunk
+    assert measure_disk_bins(timeline, has_mounts=True)[1].tolist() == [0.25]

@@ -28,7 +28,7 @@ names of its process and thread: `trace_view.json` of torch_npu and MindStudio (
 CANN, Communication), `.trace.json.gz` of JAX (/device:TPU:0, XLA Ops, Steps), the JSON of rocprof
 (GPU0, HIP API), and streams or queues of any process named after an accelerator. If a trace has
 work of an accelerator on tracks that are not understood, it is refused, and the tracks are named:
-how busy the accelerator was is then not known.
+nothing else shows how busy the accelerator was.
 
 ## How the numbers are computed
 
@@ -64,12 +64,12 @@ how busy the accelerator was is then not known.
 * **Collective operations** are matched by process group and sequence number. Kernels without these
   are matched by their order in the group, or by their order among the operations of one kind,
   counted from the first one whose launch is in the trace.
-* **Annotated ranges** (`record_function`) name what else is not known of the thread of the steps.
+* **Annotated ranges** (`record_function`) name time of the step thread that nothing else explains.
 
 ## What it cannot see
 
 The trace does not show loader worker processes, Python between operators, storage, the network, or
-other processes. Steps without the profiler are missing. It slows the host: launches take longer.
+other processes. Steps without the profiler are missing. The profiler makes launches slower.
 """
 
 from __future__ import annotations

@@ -437,7 +437,8 @@ def describe_stuck_ranks(dumps: Sequence[Dump]) -> list[str]:
     culprits = (late - victims) or late
     blaming = [standstill for standstill in standstills if culprits & set(standstill.late)]
     notes = []
-    if len(standstills) > 1 and culprits:
+    names_culprits = len(standstills) > 1 and bool(culprits)
+    if names_culprits:
         groups = {standstill.group: None for standstill in blaming}
         first = ", ".join(_name_group(group, names) for group in list(groups)[:3])
         more = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
@@ -458,7 +459,7 @@ def describe_stuck_ranks(dumps: Sequence[Dump]) -> list[str]:
                 for rank in standstill.late[:4]
             )
             line += f"; {_format_ranks(standstill.late)} had not reached it ({last})"
-            line += "" if notes and notes[0].startswith("missing") else ": look there first"
+            line += "" if names_culprits else ": look there first"
         if standstill.missing:
             line += f"; no dump of {_format_ranks(standstill.missing)}"
         notes.append(line)

@@ -181,7 +181,7 @@ def find_slow_paths(content: NcclText) -> list[tuple[str, int, str, str]]:
 
 
 def _explain_sockets(content: NcclText, sockets: int, rdma: int) -> tuple[str, str]:
-    """Explain why channels go through TCP sockets: reason and action; empty if nothing tells.
+    """Explain why channels go through TCP sockets: reason and action; "" if no reason is known.
 
     sockets, rdma: number of such channels.
     """

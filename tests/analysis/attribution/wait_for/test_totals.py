@@ -14,7 +14,13 @@ import pytest
 from clusterprof.analysis.attribution.wait_for import time_bins
 from clusterprof.analysis.attribution.wait_for.blame import WORK, BlockBlame
 from clusterprof.analysis.attribution.wait_for.time_bins import WaitTimeBins
-from clusterprof.analysis.attribution.wait_for.totals import SlowSteps, VictimCounts, WaitTotals
+from clusterprof.analysis.attribution.wait_for.totals import (
+    SavingsTotals,
+    SlowSteps,
+    VictimCounts,
+    WaitTotals,
+)
+from clusterprof.analysis.cross_rank.observers import CulpritObserver, CulpritSums
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.probe.layout import ALL_REDUCE, ALL_TO_ALL
 from clusterprof.report.model import Persistence
@@ -253,3 +259,18 @@ def test_without_an_all_to_all_there_are_no_bytes() -> None:
     totals = WaitTotals(3, [WORK])
     totals.add(*run(3, [[]] * 2))
     assert not totals.all_to_all_bytes.any()
+
+
+def test_waits_of_an_imbalance_that_were_blamed_as_slow_work_keep_their_culprits() -> None:
+    # 40 waits of 90 ms, all blamed as slow work (CAUSE) before work was found to be uneven
+    bins = WaitTimeBins(CAUSES, np.zeros(2, np.int64), [0] * 2)
+    bins.add(*run(2, [[(at % 2, 90 * MS)] for at in range(40)]))
+    savings = SavingsTotals(np.array([2, 2]), CAUSES)
+    sums = CulpritSums(bins, VictimCounts(2), savings, [])
+    observer = CulpritObserver([], ["sync-imbalance", "", "sync-slow-compute", ""], sums)
+    waited_ns = 40 * 90 * MS
+    both = ("sync-imbalance", "sync-slow-compute")
+    assert observer.find_blamed_leaves(["sync-imbalance"], waited_ns) == both
+    assert observer.find_blamed_leaves(["storage-local"], waited_ns) == ["storage-local"]
+    # Of a finding without waits nothing has to be found.
+    assert observer.find_blamed_leaves(["sync-imbalance"], 0) == ["sync-imbalance"]

@@ -173,6 +173,8 @@ def test_a_small_file_of_a_mount_is_read_by_the_thread_that_waits_for_its_pages(
     assert (local, remote) == ([0.0, 0.0], [1.0, 1.0])
     # no mount is there, so nothing says what the pages are of
     assert read_shares(doing, *pieces, io_=reads) == []
+    local_disk = ({"point": "/", "type": "ext4"},)
+    assert read_shares(doing, *pieces, io_=reads, mounts=local_disk) == []
 
 
 def test_a_request_to_a_mount_without_waits_for_pages_may_be_a_write() -> None:

@@ -98,3 +98,19 @@ def test_bytes_that_only_begin_like_utf_16_are_unchanged(tmp_path: Path) -> None
         path.write_bytes(data)
         (source,) = open_sources(path)
         assert source.head == data
+
+
+def test_a_sample_of_text_has_a_bound_and_comes_from_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    lines = b"".join(b"%07d\n" % number for number in range(1 << 20))  # 8 MiB
+    path.write_bytes(lines)
+    (source,) = open_sources(path)
+    sample = source.sample_text()
+    assert len(sample) <= (4 << 20) + 64  # a line end between two windows
+    assert sample.startswith(lines[:800]) and sample.endswith(lines[-800:])
+    sampled = {int(line) for line in sample.split() if len(line) == 7}
+    eighth = len(lines) // 8 // 8
+    assert {number // eighth for number in sampled} == set(range(8))
+    path.write_bytes(lines[:8000] + b"\x00")
+    (binary,) = open_sources(path)
+    assert binary.sample_text() == b""

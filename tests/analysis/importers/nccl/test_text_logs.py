@@ -289,3 +289,16 @@ def test_a_file_without_anything_does_not_spoil_the_others(tmp_path: Path) -> No
     (tmp_path / "a.log").write_text("n1:10:10 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
     (tmp_path / "b.log").write_text(TABLE)
     assert analyze(tmp_path, leave_unknown=True).answers
+
+
+def test_no_host_is_named_where_the_slowest_tables_are_of_different_ones(tmp_path: Path) -> None:
+    """Each of the four slowest pairs has other hosts, in both tests."""
+    hosts = [f"n{number}" for number in range(1, 9)]
+    for place, first in enumerate(hosts):
+        for other, second in enumerate(hosts[place + 1 :], place + 1):
+            speed = 30.0 if place % 2 == 0 and other == place + 1 else 40.0
+            text_ = pair_table(first, second, "alltoall", speed)
+            text_ += pair_table(first, second, "sendrecv", speed)
+            (tmp_path / f"{first}-{second}.log").write_text(text_)
+    answers = analyze(tmp_path).answers
+    assert len(answers) == 2 and not any("are of" in answer for answer in answers)
