@@ -17,8 +17,8 @@ from hypothesis import settings
 
 from clusterprof.agent.linux.files import Roots
 
-# The tests import 500 files, and start a thousand Pythons that import the package: each would compile
-# all of it again where the environment (a container's, say) forbids to keep what is compiled.
+# The tests import 500 files and start a thousand Pythons that import the package. Where the
+# environment (a container's, say) forbids to keep bytecode, each would compile all of it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
