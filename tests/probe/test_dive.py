@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.launch.launcher import install_probe
+from tests.support.job_python import needs_torch
 from tests.support.warm_jobs import WarmJobs
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 ROOT = str(Path(__file__).parents[2])

@@ -22,6 +22,7 @@ from clusterprof.analysis.cross_rank.hangs import HANG_NS
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text.wording import list_warnings
 from clusterprof.report.model import Report
+from tests.support.job_python import needs_torch
 from tests.support.ras_server import RasServer
 from tests.support.recording_runs import (
     RECORD,
@@ -32,7 +33,7 @@ from tests.support.recording_runs import (
     wait_until,
 )
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "hang.py"
