@@ -444,7 +444,7 @@ def build_node_identity(
 
 
 def build_host_inventory(roots: Roots) -> dict[str, Any]:
-    """Build the header's `host`: cpus, memory, page size, disks, nics, hcas, mounts, rails, GPU paths."""
+    """Build the header's `host`: CPUs, memory, page size, disks, links, mounts and GPU paths."""
     host: dict[str, Any] = {
         "cpus": _describe_cpus(roots),
         "disks": list(_list_disks(roots))[:_MAX_DISKS],

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Optional, Tuple
 
 from .. import annotations, layout, ring, stacks
-from . import batch_size, cuda
+from . import batch_size, cuda, outermost_calls
 from .wrap import wrap_function
 
 UNKNOWN = -1
@@ -57,6 +57,8 @@ def _begin_wait(iterator: Any) -> WaitToken:
         return None  # a thread that fetches ahead delays the loop only if its buffer is empty
     workers = iterator._num_workers
     yielded = iterator._num_yielded
+    if outermost_calls.open_evaluations:
+        outermost_calls.bound_evaluations(monotonic_ns())
     pid = _find_critical_pid(iterator) if workers else 0
     return yielded, pid, workers, int(not yielded), cuda.begin_wait()
 

@@ -93,11 +93,40 @@ def measure_other_traffic(rank: Rank, lost: LostTime, share: Float) -> OtherTraf
     other_bytes = max(0.0, read[disk] - job_read) + max(0.0, disk_written - job_written)
     for signal in (signals.MEMORY_SWAP_IN, signals.MEMORY_SWAP_OUT):
         other_bytes -= _measure_increase(chunk, signal, "", start, end)
-    ratio = other_bytes / transferred
+    ratio = other_bytes / transferred * _measure_awaited_ratio(rank, disk, lost, share)
     if ratio < MIN_OTHERS_RATIO:
         return NO_OTHER_TRAFFIC
     length_ns = float((end - start).sum())
     return OtherTraffic(min(1.0, ratio), disk, other_bytes, min(1.0, busy[disk] / length_ns))
+
+
+def _measure_awaited_ratio(rank: Rank, disk: str, lost: LostTime, share: Float) -> float:
+    """Measure which part of the blocked time a disk can explain: it delays while it has requests.
+
+    A throttle above the disk (a limit of the cgroup, a slow volume) delays without it. share:
+    float64[n], the part of each segment in which the thread was blocked.
+    """
+    busy_ns = measure_claimed_growth(rank, signals.DISK_BUSY.name, disk, lost, share)
+    blocked_ns = float(np.sum(share * (lost.end_ns - lost.start_ns)))
+    return 1.0 if busy_ns is None else min(1.0, busy_ns / max(blocked_ns, 1.0))
+
+
+def find_awaited_disk(rank: Rank, lost: LostTime, share: Float) -> tuple[str, float]:
+    """Find the disk that the claimed segments waited for, and the bytes read from it there.
+
+    The disk that gave most bytes, unless another one had requests for more than twice as long: one
+    that others read from is not the one that is waited for. share: float64[n].
+    """
+    name = signals.DISK_READ_BYTES.name
+    disk, read_bytes = find_busiest_device(rank, name, lost, share)
+    busiest, busy_ns = find_busiest_device(rank, signals.DISK_BUSY.name, lost, share)
+    if not read_bytes or busiest in ("", disk):
+        return disk, read_bytes
+    own_busy_ns = measure_claimed_growth(rank, signals.DISK_BUSY.name, disk, lost, share)
+    its_bytes = measure_claimed_growth(rank, name, busiest, lost, share)
+    if its_bytes and own_busy_ns is not None and busy_ns > 2 * own_busy_ns:
+        return busiest, its_bytes
+    return disk, read_bytes
 
 
 def _expand_windows(chunk: Chunk, start: Int, end: Int) -> tuple[Int, Int]:

@@ -222,6 +222,26 @@ def test_what_may_be_the_jobs_own_is_not_others(series: dict, main) -> None:
     assert shares(claims(series, {"block_io": 0.6}, main)) == {"storage-local": 0.6}
 
 
+def test_a_disk_that_is_seldom_busy_delays_little() -> None:
+    # In the wait the disk had requests for 0.1 s, and the thread was blocked for 0.5 s: others
+    # can have delayed it for 0.8 x 0.1 s. What throttles the reads is above the disk.
+    claimed = claims(
+        disk("sda", 1000 * MIB, busy_s=1), {"block_io": 0.5, "reading_cpu": 0.2}, job(200 * MIB)
+    )
+    assert shares(claimed) == {"storage-local": 0.7}
+
+
+@pytest.mark.parametrize(("busy_s", "named"), [(9, "dm-0 (sda)"), (2.1, "dm-0 (sda)"), (2, "sda")])
+def test_a_slow_volume_is_named_and_not_the_disk_that_others_read(busy_s, named) -> None:
+    series = {**disk("sda", 1000 * MIB, busy_s=1), **disk("dm-0", 30 * MIB, busy_s=busy_s)}
+    claimed = claims(series, {"block_io": 0.6}, job(30 * MIB), ({"name": "dm-0", "on": ["sda"]},))
+    assert shares(claimed) == {"storage-local": 0.6}
+    got = claimed["storage-local"]
+    assert got.resource == named
+    read_bytes = {"sda": 100 * MIB, "dm-0 (sda)": 3 * MIB}[named]  # a tenth: the wait of 1 s
+    assert evidence(got)["disk.read_bytes_total"] == pytest.approx(read_bytes)
+
+
 def test_what_a_volume_moved_is_not_counted_again_for_its_disks() -> None:
     # 500 MiB of the job and no others: the volume and its two halves say it twice
     series = {
