@@ -62,7 +62,7 @@ from clusterprof.analysis.timeline.model import (
     Float,
     Int,
 )
-from clusterprof.util.least_squares import solve_within_bounds
+from clusterprof.util.statistics import solve_within_bounds
 
 _ASLEEP = max(FILL_ORDER) + 1
 """The part of PHASE_COMPUTE in which the main thread slept."""
