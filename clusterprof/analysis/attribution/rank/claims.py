@@ -42,6 +42,7 @@ from clusterprof.analysis.attribution.rank.unprobed_rank import (
     subtract_sleep,
 )
 from clusterprof.analysis.attribution.taxonomy import CAUSES, PRECEDENCE, STARTUP
+from clusterprof.analysis.detectors.awaited_work import add_awaited_work, find_awaited_work
 from clusterprof.analysis.detectors.base import (
     Claims,
     Detector,
@@ -245,7 +246,7 @@ def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown
     """Compute what the critical thread did in each lost interval.
 
     For a rank with marks only intervals in data waits are evaluated, and of those in steps the time
-    in which the main thread itself was blocked in reads.
+    in which the main thread waited for another process of the job, or was blocked in reads.
     """
     n = lost.start_ns.size
     rows = (lost.phase == PHASE_DATA_WAIT).nonzero()[0] if rank.marked else np.arange(n)
@@ -260,6 +261,7 @@ def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown
     if measured is not None:
         for name, column in out.items():
             column[rows] = getattr(measured, name)
+    add_awaited_work(out, find_awaited_work(rank, lost))
     reads = estimate_read_shares(rank, lost) if rank.marked else None
     if reads is not None:
         out["block_io"] += reads[0]

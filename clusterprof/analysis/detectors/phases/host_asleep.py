@@ -47,6 +47,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.detectors.awaited_work import CONNECTION, TIMER, find_awaited_work
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -182,6 +183,12 @@ def _claim_training_thread(
     asleep_ns = measure_sleep(rank, lost, inside)
     timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)
     connection_ns = asleep_ns * connection_ratios
+    for work in find_awaited_work(rank, lost):  # it waited for a part of the job
+        awaited_ns = work.share * length_ns
+        if work.place == TIMER:
+            timer_ns = np.maximum(timer_ns - awaited_ns, 0.0)
+        if work.place == CONNECTION:
+            connection_ns = np.maximum(connection_ns - awaited_ns, 0.0)
     # A host that waits for its device sleeps too, while the device is busy. Without a device
     # the sleep itself is the loss.
     lost_ratio = lost.lost_ns / np.maximum(length_ns, 1.0)
