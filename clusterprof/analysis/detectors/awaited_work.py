@@ -437,8 +437,11 @@ def _choose_culprits(
     sharing = _select_sharing(rank, lost, active, wait)
     if sharing:
         return _Choice(sharing, True)
-    is_alone = len(active) == 1 or wait.is_pool
-    return _Choice(active, wait.is_pool) if wait.is_known and active and is_alone else _Choice()
+    if not wait.is_known or not active or not (len(active) == 1 or wait.is_pool):
+        return _Choice()
+    # What a loop polls for may also come from outside the job.
+    is_child = all(rank.pid in _list_ancestors(rank, item.process) for item in active)
+    return _Choice(active, is_child or wait.place in (LOCK, CONNECTION))
 
 
 def _measure_active_ratio(candidate: _Candidate, samples: _Bools) -> float:

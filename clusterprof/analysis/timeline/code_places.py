@@ -35,6 +35,8 @@ _EMULATOR = "clusterprof/demo/accelerator.py"
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_FILE = ("<frozen ", "<built-in", "<nn.Module", "<__array_function__", "<attrs ")
 """Code of libraries without a file. Ranges and traced calls have none, too: users mark these."""
+_MADE_UP = "<string>"
+"""File of code that was made up while the job ran, or of `python -c`."""
 _PLUMBING = (
     *("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"),
     *("inner", "wrap", "wrapped", "wrapper", "wrapped_func"),
@@ -99,6 +101,8 @@ def split_at_own_line(places: Sequence[Place]) -> tuple[Place, Sequence[Place]] 
         return None
     own = _drop_start_frames(places)
     user = [index for index, place in enumerate(own) if not is_library_file(place.file)]
+    # Proxies, named tuples and data classes of libraries run code that they have made up.
+    user = [index for index in user if own[index].file != _MADE_UP] or user
     started = _find_installed_package(own[0].file)
     if not user and started not in ("", *_PACKAGES):  # `python -m trainer`, installed with pip
         user = [i for i, place in enumerate(own) if _find_installed_package(place.file) == started]
