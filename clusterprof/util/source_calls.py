@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 MAX_FILE_BYTES = 1 << 20
 MAX_FILES = 32
 _MAX_CALLS = 16
+IN_POLL = " in a poll"
+"""End of the name of a sleep in a loop that only waits for others: the sleep costs nothing."""
 _SLEEPS = frozenset({"sleep", "sched_yield"})
 _CLOCKS = frozenset({"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now"})
 
@@ -41,7 +43,12 @@ class _Source:
         """List the calls on a line, if the innermost function around it has this name."""
         if not self.has_line(line, function):
             return ()
-        calls = [name for first, last, name in self.calls if first <= line <= last]
+        polls = any(first <= line <= last for first, last in self.polls)
+        calls = [
+            f"{name}{IN_POLL}" if polls and name.rpartition(".")[2] in _SLEEPS else name
+            for first, last, name in self.calls
+            if first <= line <= last
+        ]
         return tuple(calls[:_MAX_CALLS])
 
     def has_line(self, line: int, function: str) -> bool:
@@ -124,7 +131,7 @@ def _parse_source(text: bytes) -> _Source:
 
 def _is_poll(loop: ast.While) -> bool:
     """Return whether a loop does nothing until a condition holds that is no time of a clock."""
-    exits = [] if isinstance(loop.test, ast.Constant) else [loop.test]
+    exits: list[ast.AST] = [] if isinstance(loop.test, ast.Constant) else [loop.test]
     for node in ast.walk(loop):
         if isinstance(node, ast.If) and _ends_loop(node.body + node.orelse):
             exits.append(node.test)

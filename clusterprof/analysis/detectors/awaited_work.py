@@ -19,14 +19,13 @@ A process that is always busy and shares nothing with the training process is no
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     compute_place_ratios,
     find_certain_idle_time,
@@ -38,9 +37,9 @@ from clusterprof.analysis.detectors.base import (
     select_sleep_samples,
     sum_claimed_ns,
 )
-from clusterprof.analysis.timeline.code_places import split_at_own_line
+from clusterprof.analysis.timeline.code_places import list_wait_kinds
 from clusterprof.analysis.timeline.data_wait import blocked as kinds
-from clusterprof.analysis.timeline.data_wait.blocked import get_read_context
+from clusterprof.analysis.timeline.data_wait.blocked import ReadContext, get_read_context
 from clusterprof.analysis.timeline.data_wait.samples import (
     HELPER_THREADS,
     estimate_activity,
@@ -53,31 +52,25 @@ from clusterprof.analysis.timeline.intervals import find_containing
 from clusterprof.analysis.timeline.load.buffers import TRAINING_KINDS
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Process, Rank
 from clusterprof.analysis.timeline.series import compute_column_increase
-from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
 from clusterprof.util.source_calls import SourceReader
 
 _Bools = NDArray[np.bool_]
 TIMER, LOCK, CONNECTION, BUSY = "timer", "lock", "connection", "busy"
 """Where the training thread waits; BUSY = in a loop that polls without a pause."""
+_RECEIVED = signals.TCP_JOB_RECEIVED.name
 _KEY, _SOURCES_KEY = "awaited work", "sources"
+_PIPE_PLACES = ("pipe_read", "pipe_write", "unix_stream")
+_SOCKETS = "sockets"  # the collector that lists the job's connections to other machines
+_CONNECTION_PLACES = (
+    *("sk_wait", "wait_woken", "tcp_recv", "skb_wait", "sk_stream_wait"),
+    *_PIPE_PLACES,
+)
 _PLACES: dict[str, Callable[[str], bool]] = {
     TIMER: lambda name: "nanosleep" in name,
     LOCK: lambda name: "futex" in name,
     CONNECTION: lambda name: any(part in name for part in _CONNECTION_PLACES) or is_poll(name),
 }
-_PIPE_PLACES = ("pipe_read", "pipe_write")
-_CONNECTION_PLACES = (
-    *("sk_wait", "wait_woken", "tcp_recv", "unix_stream", "skb_wait", "sk_stream_wait"),
-    *_PIPE_PLACES,
-)
-_JOB_FILES = re.compile(
-    r"(?:^|/)(?:multiprocessing|concurrent/futures|asyncio)/|(?:^|/)(?:queue|threading)\.py$"
-)
-_POOL_FILES = re.compile(r"(?:^|/)(?:multiprocessing/pool|concurrent/futures/process)\.py$")
-_RANK_FILES = re.compile(r"(?:^|/)(?:torch/distributed|torch/utils/data|horovod|mpi4py|ray)/")
-_OUTPUT_FUNCTIONS = frozenset({"put", "send", "_send", "send_bytes", "_send_bytes", "join"})
-"""Functions in which a thread waits for those that take what it hands over."""
 _RUNNING, _DISK_WAIT, _ASLEEP = ord("R"), ord("D"), ord("S")
 _LATE_NS = 300_000  # a free interpreter lock is had sooner
 _MIN_SAMPLES = 16
@@ -92,6 +85,7 @@ _MIN_CONTRAST_RATIO, _MIN_DEVIATIONS = 0.3, 3.0
 """By how much more of the time it is active in waits, and in standard errors."""
 _MIN_CODE_RATIO = 0.5
 """Part of the waits in calls that wait for another part of the job."""
+_MAX_THREADS = 64
 _MIN_MEMBER_RATIO = 0.1
 """Part of the waits, and of the bytes, from which one of several counts."""
 _MIN_BYTES_RATIO, _MAX_BYTES_RATIO = 0.4, 1.1
@@ -99,7 +93,7 @@ _MIN_BYTES_RATIO, _MAX_BYTES_RATIO = 0.4, 1.1
 _MIN_BYTES_PER_SECOND = 1_000.0
 _BYTES_WINDOW_NS = 1_000_000_000
 _MIN_BYTES_WINDOWS, _USUAL_QUANTILE = 5, 0.75
-_ACTIVE_COLUMNS = (
+ACTIVE_COLUMNS = (
     *(kinds.USER_CPU, kinds.READING_CPU, kinds.RUNNABLE),
     *(kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY),
 )
@@ -128,7 +122,7 @@ class AwaitedWork:
     @property
     def active_share(self) -> Float:
         """Return the part of each segment's loss in which the awaited one was active."""
-        active: Float = self.activity[:, _ACTIVE_COLUMNS].sum(axis=1)
+        active: Float = self.activity[:, ACTIVE_COLUMNS].sum(axis=1)
         return self.share * active
 
     @property
@@ -158,9 +152,10 @@ class _Candidate:
     """A process, or a thread of the training process, that may be awaited."""
 
     process: Process
-    tid: int
-    """Its busiest thread."""
+    tids: tuple[int, ...]
+    """Its threads that were active, the busiest first."""
     is_thread: bool
+    """True for the other threads of the training process."""
     active: _Bools
     """bool[samples] of the training thread: it was on a CPU, runnable, or waited for a disk."""
     alive: _Bools
@@ -211,6 +206,13 @@ def find_awaited_input(rank: Rank, lost: LostTime) -> AwaitedWork | None:
     return max(works, key=lambda work: sum_claimed_ns(lost, work.active_share), default=None)
 
 
+def measure_poll_ratio(rank: Rank, lost: LostTime) -> float:
+    """Measure which part of its sleep in timers the training thread spent in loops that poll."""
+    calls = _measure_calls(rank, lost, select_phases(lost, PHASE_COMPUTE))
+    known = calls.polls + calls.sleeps if calls is not None else 0.0
+    return calls.polls / known if calls is not None and known > 0 else 0.0
+
+
 def _find_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
     inside = select_phases(lost, PHASE_COMPUTE)
     thread = rank.main.threads.get(rank.pid)
@@ -242,9 +244,12 @@ def _list_candidates(rank: Rank) -> list[_Candidate]:
             continue
         if not (training - {rank.pid}) & set(_list_ancestors(rank, process)):
             candidates.append(_build_candidate(rank, process, tuple(process.threads), False))
-    for tid, thread in rank.main.threads.items():
-        if tid != rank.pid and not thread.name.startswith(HELPER_THREADS):
-            candidates.append(_build_candidate(rank, rank.main, (tid,), True))
+    own = [
+        tid
+        for tid, thread in rank.main.threads.items()
+        if tid != rank.pid and not thread.name.startswith(HELPER_THREADS)
+    ]
+    candidates.append(_build_candidate(rank, rank.main, tuple(own), True))
     return [candidate for candidate in candidates if candidate.active.any()]
 
 
@@ -263,7 +268,7 @@ def _build_candidate(
 ) -> _Candidate:
     t_ns = rank.main.threads[rank.pid].t_ns
     active, alive = np.zeros((2, t_ns.size), np.bool_)
-    busiest, most = tids[0], -1
+    counts = []
     for tid in tids:
         thread = process.threads[tid]
         if not thread.t_ns.size:
@@ -272,9 +277,10 @@ def _build_candidate(
         own = np.isin(t_ns, thread.t_ns[at_work])
         active |= own
         alive |= (t_ns >= thread.t_ns[0]) & (t_ns <= thread.t_ns[-1])
-        if int(own.sum()) > most:
-            busiest, most = tid, int(own.sum())
-    return _Candidate(process, busiest, is_thread, active, alive)
+        counts.append((-int(own.sum()), tid))
+    most = min(counts, default=(0, 0))[0]
+    busiest = [tid for count, tid in sorted(counts) if count <= _MIN_MEMBER_RATIO * most < 0]
+    return _Candidate(process, tuple(busiest[:_MAX_THREADS]), is_thread, active, alive)
 
 
 def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None) -> list[_Wait]:
@@ -290,6 +296,7 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
     if may_wait_in_driver(rank):
         places[CONNECTION] &= ~find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
     pipes = find_sleep_samples(thread, rank.chunk.wchan_names, _is_pipe)
+    may_be_remote = _may_have_remote_connections(rank)
     waits = []
     for place, samples in places.items():
         count = int(samples.sum())
@@ -297,7 +304,8 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
             continue
         ratio = count / max(int(asleep.sum()), 1)
         part, is_known = _judge_place(place, ratio, calls)
-        is_known |= place == CONNECTION and 2 * int((samples & pipes).sum()) > count
+        if place == CONNECTION:  # the other side is on this machine
+            is_known |= not may_be_remote or 2 * int((samples & pipes).sum()) > count
         ratios = asleep_ns * compute_place_ratios(rank, lost, inside, samples) / length_ns
         if place == CONNECTION:
             certain_ns = find_certain_idle_time(ratios * length_ns, length_ns - lost.lost_ns)
@@ -311,6 +319,19 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
     weight = lost.lost_ns[inside].astype(np.float64)
     least = _MIN_WAIT_RATIO * float(weight.sum())
     return [wait for wait in waits if float((wait.share[inside] * weight).sum()) >= least]
+
+
+def _may_have_remote_connections(rank: Rank) -> bool:
+    """Return whether the job may have a connection to another machine: it has, or is not seen."""
+    chunk = rank.chunk
+    is_listed = any(
+        item.get("name") == _SOCKETS and item.get("status") == "available"
+        for item in chunk.header.collectors
+    )
+    if not is_listed or any(gap.collector == _SOCKETS for gap in chunk.gaps):
+        return True
+    received = [item for (name, _), item in chunk.series.items() if name == _RECEIVED]
+    return any(item.values.size and item.values[-1] != item.values[0] for item in received)
 
 
 def _is_pipe(name: str) -> bool:
@@ -367,7 +388,9 @@ def _measure_calls(rank: Rank, lost: LostTime, inside: _Bools) -> _Calls | None:
     used = set(np.unique(stacks.stack[rows]).tolist())
     table, reader = rank.chunk.stacks, _get_sources(rank)
     classified = [
-        _classify_stack(table, number, reader) if number in used else ()
+        list_wait_kinds([table.places[place] for place in table.list_places(number)], reader)
+        if number in used
+        else ()
         for number in numbers.tolist()
     ]
     weight = np.maximum(stacks.interval_ns, 0).astype(np.float64)
@@ -381,14 +404,12 @@ def _measure_calls(rank: Rank, lost: LostTime, inside: _Bools) -> _Calls | None:
         return None
     in_job = rows & (np.array(["job" in words for words in classified])[inverse])
     is_late = float(weight[in_job & late].sum()) / max(float(weight[in_job].sum()), 1.0)
-    return _Calls(
-        *(
-            measure(asleep, word) if enough[0] else 0.0
-            for word in ("poll", "sleep", "job", "output", "pool")
-        ),
-        busy_polls=measure(busy, "poll") if enough[1] else 0.0,
-        late=is_late,
+    polls, sleeps, job, output, pools = (
+        measure(asleep, word) if enough[0] else 0.0
+        for word in ("poll", "sleep", "job", "output", "pool")
     )
+    busy_polls = measure(busy, "poll") if enough[1] else 0.0
+    return _Calls(polls, sleeps, job, output, pools, busy_polls, is_late)
 
 
 def _get_sources(rank: Rank) -> SourceReader:
@@ -398,25 +419,6 @@ def _get_sources(rank: Rank) -> SourceReader:
         started_ns = rank.chunk.header.started.get("realtime_ns", 0)
         reader = rank.chunk.shared[_SOURCES_KEY] = SourceReader(started_ns)
     return reader
-
-
-def _classify_stack(table: StackTable, stack: int, reader: SourceReader) -> tuple[str, ...]:
-    """Classify a stack by what the innermost line of the job's own code called."""
-    parts = split_at_own_line([table.places[place] for place in table.list_places(stack)])
-    if parts is None:
-        return ()
-    own, called = parts
-    if any(_RANK_FILES.search(place.file) for place in called):
-        return ()
-    if any(_JOB_FILES.search(place.file) for place in called):
-        names = {place.function.rpartition(".")[2] for place in called}
-        is_pool = any(_POOL_FILES.search(place.file) for place in called)
-        output = ("output",) if names & _OUTPUT_FUNCTIONS else ()
-        return ("job", *output, *(("pool",) if is_pool else ()))
-    polls = reader.is_in_poll(own.file, own.line, own.function)
-    if polls:
-        return ("poll",)
-    return ("sleep",) if polls is False and not called else ()
 
 
 def _choose_culprits(
@@ -493,7 +495,7 @@ def _select_sharing(
     for item in others:
         t_ns = item.process.io.t_ns  # type: ignore[union-attr]
         start_ns, end_ns = max(start_ns, int(t_ns[0])), min(end_ns, int(t_ns[-1]))
-    edges = np.arange(start_ns, end_ns + 1, _BYTES_WINDOW_NS, np.int64)
+    edges = np.arange(start_ns, end_ns + 1, _BYTES_WINDOW_NS)
     if edges.size < _MIN_BYTES_WINDOWS:
         return []
     columns = ("write_chars", "read_chars") if wait.takes_output else ("read_chars", "write_chars")
@@ -526,19 +528,16 @@ def _measure_work(
     """Measure what the awaited processes did in each segment."""
     culprits = choice.culprits
     context = get_read_context(rank.chunk)
-    tables = []
-    for item in culprits:
-        view = view_thread(item.process, item.tid)
-        tables.append(estimate_activity(view, lost.start_ns, lost.end_ns, context))
+    tables = [_measure_activity(item, lost, context) for item in culprits]
     mean = np.mean(tables, axis=0)
-    active = mean[:, _ACTIVE_COLUMNS].sum(axis=1)
+    active = mean[:, ACTIVE_COLUMNS].sum(axis=1)
     if wait.is_pool:  # one of them makes the awaited item
-        most = np.max([table[:, _ACTIVE_COLUMNS].sum(axis=1) for table in tables], axis=0)
+        most = np.max([table[:, ACTIVE_COLUMNS].sum(axis=1) for table in tables], axis=0)
         mean = mean * (most / np.maximum(active, 1e-9))[:, None]
         active = most
     factor = np.minimum(choice.ratio, 1.0 / np.maximum(active, 1e-9))
     activity = np.zeros_like(mean)
-    for column in _ACTIVE_COLUMNS:
+    for column in ACTIVE_COLUMNS:
         activity[:, column] = mean[:, column] * factor
     is_thread = culprits[0].is_thread
     share = wait.share
@@ -550,11 +549,20 @@ def _measure_work(
         share,
         activity,
         pids,
-        culprits[0].tid if is_thread else 0,
+        culprits[0].tids[0] if is_thread else 0,
         _describe_culprits(culprits),
         wait.takes_output or _is_writing(culprits, activity),
         choice.is_sure,
     )
+
+
+def _measure_activity(candidate: _Candidate, lost: LostTime, context: ReadContext) -> Float:
+    """Measure what the threads of a candidate did in each segment: float64[n, 11]."""
+    views = [view_thread(candidate.process, tid) for tid in candidate.tids]
+    tables = [estimate_activity(view, lost.start_ns, lost.end_ns, context) for view in views]
+    table: Float = np.sum(tables, axis=0)
+    active = table[:, ACTIVE_COLUMNS].sum(axis=1)
+    return table / np.maximum(active, 1.0)[:, None]
 
 
 def _is_writing(culprits: Sequence[_Candidate], activity: Float) -> bool:
@@ -575,26 +583,10 @@ def _describe_culprits(culprits: Sequence[_Candidate]) -> str:
     """Name the awaited ones: "process tokenizer pid 4711", "thread logger 4712", "2 processes"."""
     first = culprits[0]
     if first.is_thread:
-        return f"thread {first.process.threads[first.tid].name} {first.tid}"
+        tid = first.tids[0]
+        more = f" and {len(first.tids) - 1} more" if len(first.tids) > 1 else ""
+        return f"thread {first.process.threads[tid].name} {tid}{more}"
     if len(culprits) == 1:
         return f"process {first.process.name} pid {first.process.pid}"
     pids = ", ".join(str(item.process.pid) for item in culprits[:4])
     return f"{len(culprits)} processes {first.process.name} pid {pids}"
-
-
-def add_awaited_work(columns: Mapping[str, Any], works: Sequence[AwaitedWork]) -> None:
-    """Add what awaited processes did to the breakdown of lost segments inside steps.
-
-    columns: the fields of a `DataWaitBreakdown`; changed in place. What takes output delays the
-    step as logging does, and is left out.
-    """
-    for work in works:
-        if work.takes_output:
-            continue
-        room = np.minimum(work.share, columns["unknown"])
-        for column in _ACTIVE_COLUMNS:
-            amount = room * work.activity[:, column]
-            columns[kinds.SHARE_NAMES[column]][:] += amount
-            columns["unknown"][:] -= amount
-        rows = (room > 0) & (columns["worker_pid"] == 0)
-        columns["worker_pid"][rows] = work.pids[0]

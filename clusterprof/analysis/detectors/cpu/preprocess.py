@@ -26,10 +26,10 @@ functions outside of PyTorch that keep the interpreter lock (grade C). Where the
 waits inside a step for another process or thread of the job (a file, a pipe, a connection, a lock,
 a loop that polls), what that computed counts: grade B if it works on request, or its output is what
 the training process reads; C if it was the only one active in waits that are known to be for the
-job. If workers are idle most of the time and a larger prefetch would have let them make the batch ahead of time, it is
-`cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
-evidence says how many, and how many cores those are: two busy hyper-threads do little more work
-than one.
+job. If workers are idle most of the time and a larger prefetch would have let them make the batch
+ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than
+the node has, the evidence says how many, and how many cores those are: two busy hyper-threads do
+little more work than one.
 
 ## What to do
 
