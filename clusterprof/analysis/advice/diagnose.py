@@ -16,6 +16,7 @@ from clusterprof.analysis.advice.base import (
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
 from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.advice.rules import NO_AWAITED_WORK
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
 from clusterprof.probe import layout
 from clusterprof.units import format_quantity
@@ -84,6 +85,16 @@ def _fill_own_code(context: AdviceContext) -> FilledRecommendation:
     )
 
 
+def _fill_awaited_work(context: AdviceContext) -> FilledRecommendation:
+    name = context.resource or "it"
+    dump = mark_command("py-spy dump --pid PID")
+    return FilledRecommendation(
+        f"{dump} of {name} shows what it does; it was the only one active in these waits, but"
+        " nothing else connects it with the training process",
+        (_explain_uncertainty(context),),
+    )
+
+
 NOT_OWN_CODE = ExclusionRule(
     "not-own-code",
     "no line of the training thread takes half of the time, or it did not compute there",
@@ -146,6 +157,19 @@ DIAGNOSES = (
         unless=(NOT_OWN_CODE,),
         place="job",
         effort="code",
+    ),
+    Recommendation(
+        "look-at-awaited-work",
+        (),
+        "Look at the process for which the step seems to wait",
+        "py-spy dump of it, while the device idles",
+        _fill_awaited_work,
+        evidence_names=("awaited.waiting_ratio",),
+        diagnose=True,
+        expected_change="the manual check agrees",
+        unless=(NO_AWAITED_WORK,),
+        place="job",
+        effort="look",
     ),
     Recommendation(
         "record-with-probe",

@@ -34,7 +34,7 @@ further they are from the others. Later the equations are updated at fixed numbe
 that where a recording is cut into chunks changes nothing.
 
 Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), for least squares with
-bounds (`util.least_squares`).
+bounds (`util.statistics`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from clusterprof.analysis.timeline.model import (
     Float,
     Int,
 )
-from clusterprof.util.least_squares import solve_within_bounds
+from clusterprof.util.statistics import solve_within_bounds
 
 _ASLEEP = max(FILL_ORDER) + 1
 """The part of PHASE_COMPUTE in which the main thread slept."""
