@@ -120,7 +120,7 @@ class PhaseShares:
     spread: float = 1.0
     """Usual difference of a window's idle part from its expectation."""
     copying: bool = False
-    """Whether the device copies much: then it does no work in some of the waits for it."""
+    """True if the device copies much; a wait for it may then be a wait for a copy."""
 
 
 NO_SHARES = PhaseShares()
