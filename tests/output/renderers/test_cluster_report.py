@@ -38,7 +38,7 @@ def test_every_size_fits_its_screen(nodes: int, per_node: int, width: int) -> No
     head = text.split("\n CAUSES IN FULL")[0].splitlines()
     assert len(head) <= 25 and any(line.startswith(" Not seen: 2 gaps") for line in head)
     # from 2 to 1,024 ranks the report grows by what a few more lines hold
-    assert len(text.splitlines()) < 160
+    assert len(text.splitlines()) < 165
 
 
 def test_the_verdict_names_cause_amount_culprit_and_victims() -> None:

@@ -50,7 +50,7 @@ def test_every_operation_is_joined_with_its_entry(tmp_path: Path) -> None:
     [note] = [note for note in report.notes if note.startswith("PyTorch's flight recorder")]
     # The time of the steps is compared: from the end of the first to the end of the last. In each
     # there are the sum of the step before and the gradients.
-    compared = re.search(r"recorder: (\d+) operations of 2 ranks compared \(100 %", note)
+    compared = re.search(r", in (\d+) operations of 2 ranks \(100 %", note)
     assert compared is not None and int(compared[1]) == 2 * (STEPS - 1), note
 
 
