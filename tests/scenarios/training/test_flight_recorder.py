@@ -25,11 +25,11 @@ SCRIPT = Path(__file__).parent / "scripts" / "slow_rank.py"
 STEPS = 12
 
 
-def run_job(out: Path, *options: str) -> None:
+def run_job(out: Path, *options: str, steps: int = STEPS) -> None:
     root = str(Path(__file__).parents[3])
     env = environment(own_job("flight"), PYTHONPATH=root, OMP_NUM_THREADS="1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(STEPS), "0.15"]
+    command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(steps), "0.15"]
     command = [*RECORD, "-o", str(out), *options, "--", *command]
     subprocess.run(command, env=env, timeout=120, check=True, capture_output=True)
     wait_for_end(out)
@@ -55,7 +55,7 @@ def test_every_operation_is_joined_with_its_entry(tmp_path: Path) -> None:
 
 
 def test_no_dump_where_nothing_of_nccl_is_wanted(tmp_path: Path) -> None:
-    run_job(tmp_path / "run", "--nccl", "off")
+    run_job(tmp_path / "run", "--nccl", "off", steps=3)
     assert not list((tmp_path / "run").glob("*/nccl"))
     report = analyze(tmp_path / "run")
     assert not [note for note in report.notes if "flight recorder" in note]
