@@ -88,7 +88,13 @@ def _begin_priming(*unused: Any, **keywords: Any) -> Optional[bool]:
 
 
 def _finish_priming(
-    wait: Optional[bool], start: int, end: int, result: None, iterator: Any, *rest: Any, **names: Any
+    wait: Optional[bool],
+    start: int,
+    end: int,
+    result: None,
+    iterator: Any,
+    *rest: Any,
+    **names: Any,
 ) -> None:
     """Record how long an epoch took to begin: the loop waits while its thread draws indices.
 

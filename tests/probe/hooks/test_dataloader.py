@@ -263,7 +263,7 @@ def main():
 """
     code = TRAIN.replace("\ndef main():\n", sampler)
     code = code.replace("batch_size=4,", "batch_size=4, sampler=Slow(),")
-    main, workers = train(tmp_path, code, num_workers=2, persistent_workers=True, epochs=2)
+    main, _ = train(tmp_path, code, num_workers=2, persistent_workers=True, epochs=2)
     waits = main.of(DATA_WAIT)
     begins = [wait for wait in waits if wait.a < 0]
     # The training process draws the indices itself: it waits for no worker.

@@ -32,7 +32,11 @@ from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.timeline.device_sync import select_device_waits
-from clusterprof.analysis.timeline.intervals import find_containing, measure_overlap, merge_intervals
+from clusterprof.analysis.timeline.intervals import (
+    find_containing,
+    measure_overlap,
+    merge_intervals,
+)
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
