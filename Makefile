@@ -62,6 +62,7 @@ lint: $(VENV)/dev ## check format and style
 
 types: $(VENV)/dev ## check static types
 	$(BIN)/mypy clusterprof
+	$(BIN)/mypy --explicit-package-bases lab/clusterprof_lab bench
 
 contracts: $(VENV)/dev ## check who imports whom
 	$(BIN)/lint-imports

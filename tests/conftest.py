@@ -17,6 +17,11 @@ from hypothesis import settings
 
 from clusterprof.agent.linux.files import Roots
 
+# The tests import 500 files and start a thousand Pythons that import the package. Where the
+# environment (a container's, say) forbids to keep bytecode, each would compile all of it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Few examples where every change waits for them; `make test-long` looks at many.
 settings.register_profile("quick", max_examples=25, deadline=None)
 settings.register_profile("long", max_examples=400, deadline=None)

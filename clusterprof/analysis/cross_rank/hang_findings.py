@@ -238,11 +238,11 @@ def _describe_cycle(hang: Hang, analysis: HangAnalysis, seconds: float) -> str:
 def _describe_working_root(hang: Hang, analysis: HangAnalysis) -> str:
     recorded = analysis.recorded[analysis.ranks[hang.waiting[0]]]
     seconds = recorded.waited_ns(analysis.under_way[hang.waiting[0]]) / 1e9
+    roots = _format_global_ranks(hang.roots, analysis)
     return (
-        f"when the recording ended {_format_global_ranks(hang.waiting, analysis)} had been"
-        f" waiting for"
-        f" {seconds:.0f} s for {_format_global_ranks(hang.roots, analysis)}, which was still"
-        f" at work"
+        f"{_format_global_ranks(hang.waiting, analysis)} had waited {seconds:.0f} s for {roots}"
+        f" when the recording ended; {roots} {'was' if len(hang.roots) == 1 else 'were'} still"
+        f" working"
     )
 
 

@@ -230,7 +230,7 @@ def measure_own_code(rank: Rank, lost: LostTime, column: str = "on_cpu_ns") -> F
     ratio = _compute_own_ratio(stacks.select(awake), table, late_ns, lines)
     if ratio > 0:
         own = ratio * np.nan_to_num(measure_main_thread(rank, column, lost, inside))
-        # After a wait for the device all of it is idle time, else as much as chance would have it.
+        # After a wait for the device all of it is idle time, else as if both were independent.
         scale = (lost.end_ns - lost.start_ns) / np.maximum(lost.lost_ns, 1)
         own = np.minimum(np.where(find_drained_segments(rank, lost), own * scale, own), 1.0)
         share = np.where(inside, own, 0.0)

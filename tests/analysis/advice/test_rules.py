@@ -11,6 +11,7 @@ from clusterprof.analysis.advice.base import ExclusionRule, Recommendation
 from clusterprof.analysis.advice.context import AdviceContext, CodePath, Disk, LoaderSettings, Mount
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
+from clusterprof.probe import layout
 from clusterprof.report.code import Place
 from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
@@ -89,6 +90,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "keep-segments": ("memory-free", {}, {}),
     "pin-once": ("memory-free", {"host__pinning_ratio": 0.5}, {}),
     "wait-once": ("h2d-sync", {}, {"has_framework": False}),
+    "switch-off-debugging": (
+        "launch-bound",
+        {},
+        {"debug_mode_ratios": {layout.ANOMALY_DETECTION: 0.1}},
+    ),
     "copy-asynchronously": ("h2d-copy-bound", {}, {"has_framework": False}),
     "launch-graphs": ("launch-bound", {}, {"has_framework": False}),
     "allocate-once": ("launch-alloc", {}, {"has_framework": False}),
@@ -211,6 +217,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "node-full": ({}, SHORT),
     "no-blocking_ratio": ({"h2d__blocking_ratio": 0}, {}),
     "already-fast": ({"copy__bytes_per_second": 10e9}, {}),
+    "no-debugging": ({}, {"debug_mode_ratios": {layout.ANOMALY_DETECTION: 0.09}}),
     "few-waits": ({"sync__waits_per_step_count": 0.09}, {}),
     "no-frees_total": ({"allocator__frees_total": 0}, {}),
     "no-retries_total": ({"allocator__retries_total": 0}, {}),

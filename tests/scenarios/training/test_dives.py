@@ -12,6 +12,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.trace.schema import Event
+from tests.support.job_python import needs_torch
 from tests.support.recording_runs import (
     RECORD,
     environment,
@@ -21,7 +22,7 @@ from tests.support.recording_runs import (
     wait_until,
 )
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "extra_operator.py"

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
+from tests.support.job_python import needs_torch
 from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "slow_rank.py"

@@ -17,8 +17,9 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
+from tests.support.job_python import needs_torch
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+needs_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"

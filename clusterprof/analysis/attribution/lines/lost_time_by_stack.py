@@ -154,10 +154,13 @@ class StackTimeSums:
         """Add the samples of the threads that train and load; amounts: float64[n] each, ns."""
         in_wait = lost.phase == PHASE_DATA_WAIT
         by_worker = in_wait & (breakdown.worker_pid > 0) & (breakdown.worker_pid != rank.pid)
-        by_thread = self._add_feeding_threads(rank, segment, lost, amounts, in_wait & ~by_worker)
+        in_step = lost.phase == PHASE_COMPUTE
+        for_thread = (in_wait & ~by_worker) | (in_step & (breakdown.worker_pid == rank.pid))
+        by_thread = self._add_feeding_threads(rank, segment, lost, amounts, for_thread)
+        awaits = in_step & (breakdown.worker_pid > 0)
         main = _select_samples(rank.main, segment.start_ns, segment.end_ns)
         if main is not None:
-            self._add_main(rank, main, lost, amounts, ~by_worker & ~by_thread)
+            self._add_main(rank, main, lost, amounts, ~by_worker & ~by_thread, awaits)
         if _HELD_LOCK in amounts:
             self._add_lock_holders(rank.main, segment, float(amounts[_HELD_LOCK].sum()))
         for pid in np.unique(breakdown.worker_pid[by_worker]).tolist():
@@ -191,7 +194,13 @@ class StackTimeSums:
         lost: LostTime,
         amounts: Mapping[str, Float],
         counted: NDArray[np.bool_],
+        awaits: NDArray[np.bool_],
     ) -> None:
+        """Add the samples of the thread that trains.
+
+        counted, awaits: bool[n], the intervals whose loss it carries, and those in which it waited
+        for another process that computed: there it slept.
+        """
         row = np.searchsorted(lost.start_ns, samples.t_ns, side="right") - 1
         inside = row >= 0
         inside[inside] = samples.t_ns[inside] < lost.end_ns[row[inside]]
@@ -213,7 +222,10 @@ class StackTimeSums:
             if key == _HELD_LOCK:
                 continue
             share = (ns / np.maximum(lost.lost_ns, 1))[at]
-            self._put_by_state(key, chosen, share * density)
+            for rows, needed in ((~awaits[at], _get_needed_state(key)), (awaits[at], ASLEEP)):
+                if rows.any():
+                    loses = share[rows] * density[rows]
+                    self._put_by_state(key, _select_rows(chosen, rows), loses, needed)
 
     def _add_worker(
         self, worker: Process, lost: LostTime, amounts: Mapping[str, Float], rows: NDArray[np.bool_]
@@ -244,7 +256,8 @@ class StackTimeSums:
         length_ns = np.maximum(until - begin, 1)
         for key, ns in amounts.items():
             total_ns = np.bincount(group, ns[rows], minlength=begin.size)
-            self._put_by_state(key, chosen, (total_ns / length_ns)[at])
+            loses = (total_ns / length_ns)[at]
+            self._put_by_state(key, chosen, loses, _get_needed_state(key))
 
     def _add_feeding_threads(
         self,
@@ -271,7 +284,7 @@ class StackTimeSums:
         at, chosen = row[inside], _select_rows(samples, inside)
         length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
         for key, ns in amounts.items():
-            self._put_by_state(key, chosen, (ns / length_ns)[at])
+            self._put_by_state(key, chosen, (ns / length_ns)[at], _get_needed_state(key))
         return rows
 
     def _add_lock_holders(self, main: Process, segment: Segment, total_ns: float) -> None:
@@ -289,12 +302,11 @@ class StackTimeSums:
             weight = stacks.interval_ns[rows] / int(stacks.interval_ns[rows].sum())
             self._put(_HELD_LOCK, stacks.stack[rows], total_ns * weight)
 
-    def _put_by_state(self, key: str, samples: _Samples, density: Float) -> None:
+    def _put_by_state(self, key: str, samples: _Samples, density: Float, needed: int) -> None:
         """Add the samples whose state fits the cause; all of them if none does.
 
         Those that fit also carry the loss of the others, up to all of their own time.
         """
-        needed = _NEEDED_STATES.get(key, _WRITING_STATES.get(key, ANY_THREAD))
         loses = density > 0
         ns = density * samples.interval_ns
         fits = loses & ((samples.state == needed) | (samples.state == ANY_THREAD))
@@ -315,6 +327,11 @@ class StackTimeSums:
 
 
 _IN_STEPS, _WORKED = "in steps", "worked"
+
+
+def _get_needed_state(key: str) -> int:
+    """Return which samples of a thread count for a cause."""
+    return _NEEDED_STATES.get(key, _WRITING_STATES.get(key, ANY_THREAD))
 
 
 def _split_loss(lost: LostTime, shares: Mapping[str, Int], unclaimed: Int) -> dict[str, Float]:

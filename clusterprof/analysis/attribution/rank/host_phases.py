@@ -302,7 +302,7 @@ def _find_waits_for_gradients(rank: Rank) -> Intervals:
         device wait   |----|           |-------|           |-------|
     """
     operations = rank.main.get_spans(CollectiveSpans)
-    if operations is None or rank.device is None or _is_alone(rank):
+    if operations is None or not rank.device or _is_alone(rank):
         return EMPTY
     waits = _find_hooked_waits(rank, operations)
     if not waits.any():
@@ -322,7 +322,7 @@ def _find_hooked_waits(rank: Rank, operations: CollectiveSpans) -> NDArray[np.bo
     other = operations.by_other_thread & (operations.group != 0)
     kind = operations.code & layout.OPERATION_MASK
     gradients = ~operations.by_other_thread & (kind == layout.GRADIENTS)
-    if rank.device is None or not other.any():
+    if not rank.device or not other.any():
         return np.zeros(gradients.size, np.bool_)
     begins = np.sort(operations.start_ns[other])
     first = np.searchsorted(begins, operations.start_ns)

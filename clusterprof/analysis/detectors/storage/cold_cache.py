@@ -54,9 +54,9 @@ from clusterprof.analysis.detectors.base import (
     sum_claimed_ns,
 )
 from clusterprof.analysis.detectors.storage.evidence import (
-    PAGE_BYTES,
     find_awaited_disk,
     find_most_read_mount,
+    get_page_bytes,
     get_read_breakdown,
 )
 from clusterprof.analysis.timeline import series
@@ -117,7 +117,7 @@ class StorageColdCache:
             ),
             Evidence(
                 "memory.refaulted_bytes_total",
-                pages * PAGE_BYTES,
+                pages * get_page_bytes(rank),
                 "bytes",
                 "had been in memory and were read again",
             ),

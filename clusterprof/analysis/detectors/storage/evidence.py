@@ -207,7 +207,8 @@ NFS_METADATA = frozenset(
     ("GETATTR", "LOOKUP", "ACCESS", "OPEN", "OPEN_NOATTR", "CLOSE", "READDIR", "READDIRPLUS")
 )
 CIFS_METADATA = frozenset(("CREATE", "CLOSE", "QUERY_INFO", "QUERY_DIRECTORY"))
-PAGE_BYTES = 4096
+_DEFAULT_PAGE_BYTES = 4096
+"""Of hosts whose recording does not say how large their pages are: 64 KiB on some arm64 kernels."""
 MIN_COLD_RATIO = 0.3
 """A smaller fraction of the bytes read is normal: any full page cache evicts and reads that again.
 """
@@ -469,6 +470,12 @@ def _merge_small_parts(parts: Float) -> Float:
     return out
 
 
+def get_page_bytes(rank: Rank) -> int:
+    """Return how many bytes a page of the rank's host has."""
+    size = rank.chunk.header.host.get("page_bytes")
+    return size if isinstance(size, int) and size > 0 else _DEFAULT_PAGE_BYTES
+
+
 def _estimate_cold_ratio(
     rank: Rank, lost: LostTime, share: Float, from_mount: bool = False
 ) -> float:
@@ -484,7 +491,7 @@ def _estimate_cold_ratio(
             from_servers += measure_claimed_growth(rank, name, device, lost, share) or 0.0
         elif name == signals.DISK_READ_BYTES.name and device in disks:
             from_disks += measure_claimed_growth(rank, name, device, lost, share) or 0.0
-    refaulted, read = (refaults or 0.0) * PAGE_BYTES, from_disks + from_servers
+    refaulted, read = (refaults or 0.0) * get_page_bytes(rank), from_disks + from_servers
     if from_mount and from_servers <= 0:  # pages that came from a disk are not this mount's
         refaulted, read = refaulted - from_disks, _sum_uncounted_bytes(rank, lost, share)
     elif not _has_job_read(rank, lost, share, MIN_COLD_RATIO * read):
