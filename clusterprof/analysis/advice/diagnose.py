@@ -12,9 +12,10 @@ from clusterprof.analysis.advice.base import (
     ExclusionRule,
     FilledRecommendation,
     Recommendation,
+    format_place,
     mark_command,
 )
-from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
+from clusterprof.analysis.advice.code_lines import find_dominant_line
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import NO_AWAITED_WORK
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME

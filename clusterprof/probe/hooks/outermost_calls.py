@@ -1,7 +1,8 @@
 """Evaluations and saves: whole functions of a framework; only the outermost call is recorded.
 
 A loop without a framework evaluates between `model.eval()` and `model.train()`: if no optimizer
-steps meanwhile, that is an evaluation, too. It ends earlier if the loop asks for a batch to train on.
+steps meanwhile, that is an evaluation, too. It ends earlier if the loop asks for a batch with
+gradients enabled.
 
 A framework's save calls `torch.save` for each part of a checkpoint: one span, with the
 bytes of all parts. Calls in other threads than the training thread, or in helper
@@ -86,7 +87,7 @@ def begin_evaluation(model: Any) -> None:
     """Note that a model was set to evaluation mode; its evaluation may begin."""
     key, now = id(model), monotonic_ns()
     known = open_evaluations.get(key)
-    if known is not None and known[0]() is model or len(open_evaluations) >= MAX_OPEN_EVALUATIONS:
+    if (known is not None and known[0]() is model) or len(open_evaluations) >= MAX_OPEN_EVALUATIONS:
         return
     thread = get_ident()
     if thread in evaluating_threads or ring.is_helper():
@@ -96,7 +97,7 @@ def begin_evaluation(model: Any) -> None:
 
 
 def bound_evaluations(now_ns: int) -> None:
-    """End open evaluations, at the latest, when the loop asks for a batch with gradients enabled."""
+    """End open evaluations if the loop, which asks for a batch, has gradients enabled."""
     computes_gradients = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
     if computes_gradients is not None and computes_gradients():
         for evaluation in open_evaluations.values():
@@ -122,7 +123,7 @@ def finish_evaluation(model: Any, caller: CodeType, train: CodeType) -> None:
 
 
 def wrap_modes(module_class: Any) -> None:
-    """Wrap `eval` and `train` of torch.nn.Module, to see evaluations of loops without a framework."""
+    """Wrap `eval` and `train` of torch.nn.Module: they enclose evaluations of plain loops."""
     original = module_class.train
     if getattr(original, "_is_clusterprof", False):
         return

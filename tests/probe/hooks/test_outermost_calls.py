@@ -82,7 +82,10 @@ def test_evaluation_between_modes(rest: str, count: int, tmp_path: Path) -> None
     for evaluation in evaluations:
         waits = [wait for wait in ring.of(DATA_WAIT) if evaluation.start_ns <= wait.start_ns]
         assert len([wait for wait in waits if wait.end_ns <= evaluation.end_ns]) >= 2
-        assert any(step.start_ns <= evaluation.start_ns and evaluation.end_ns <= step.end_ns for step in steps)
+        assert any(
+            step.start_ns <= evaluation.start_ns and evaluation.end_ns <= step.end_ns
+            for step in steps
+        )
 
 
 def test_evaluation_ends_where_the_loop_asks_for_a_batch(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ from clusterprof.signals import Signal
 
 MIN_OTHERS_RATIO = 0.4
 """A smaller fraction may be the job's own: reads half a second earlier or later than counted."""
+MIN_JOB_RATIO = 0.7
+"""A disk that gave less than this part of what the job read is not the one it waits for."""
 MARGIN_NS = 1_000_000_000
 """Time around each wait that is included, in ns: processes are read only twice a second."""
 
@@ -114,19 +116,26 @@ def _measure_awaited_ratio(rank: Rank, disk: str, lost: LostTime, share: Float) 
 def find_awaited_disk(rank: Rank, lost: LostTime, share: Float) -> tuple[str, float]:
     """Find the disk that the claimed segments waited for, and the bytes read from it there.
 
-    The disk that gave most bytes, unless another one had requests for more than twice as long: one
-    that others read from is not the one that is waited for. share: float64[n].
+    The disk whose bytes around them were nearest to those that the job read, as others may read
+    more from another one, or from the disk below a volume; of disks that gave less than the job
+    read, that with most bytes. share: float64[n].
     """
     name = signals.DISK_READ_BYTES.name
     disk, read_bytes = find_busiest_device(rank, name, lost, share)
-    busiest, busy_ns = find_busiest_device(rank, signals.DISK_BUSY.name, lost, share)
-    if not read_bytes or busiest in ("", disk):
+    rows = np.flatnonzero(share > 0)
+    windows = _expand_windows(rank.chunk, lost.start_ns[rows], lost.end_ns[rows])
+    job_read = _sum_job_reads(rank.chunk, *windows) if read_bytes > 0 else 0.0
+    if not job_read:
         return disk, read_bytes
-    own_busy_ns = measure_claimed_growth(rank, signals.DISK_BUSY.name, disk, lost, share)
-    its_bytes = measure_claimed_growth(rank, name, busiest, lost, share)
-    if its_bytes and own_busy_ns is not None and busy_ns > 2 * own_busy_ns:
-        return busiest, its_bytes
-    return disk, read_bytes
+    around = {
+        device: _measure_increase(rank.chunk, signals.DISK_READ_BYTES, device, *windows)
+        for device in _list_devices(rank, signals.DISK_READ_BYTES)
+    }
+    enough = [device for device in around if around[device] >= MIN_JOB_RATIO * job_read]
+    nearest = min(enough, key=lambda device: abs(around[device] - job_read), default=disk)
+    if around[nearest] < MIN_OTHERS_RATIO * around[disk]:
+        disk = nearest
+    return disk, measure_claimed_growth(rank, name, disk, lost, share) or 0.0
 
 
 def _expand_windows(chunk: Chunk, start: Int, end: Int) -> tuple[Int, Int]:
