@@ -20,7 +20,7 @@ from typing import Literal
 
 from clusterprof.report.history import History, RankHistory
 from clusterprof.report.impact import DeviceUtilization, RankUtilization
-from clusterprof.report.model import Finding, RankLedger, RankSum, Report
+from clusterprof.report.model import Finding, NodeFacts, RankLedger, RankSum, Report
 
 MAX_LISTED_RANKS = 512
 """Number of ranks up to which every rank is listed."""
