@@ -13,7 +13,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text.first_screen import build_first_screen
-from clusterprof.output.renderers.text.summary import describe_nodes, describe_scope
+from clusterprof.output.renderers.text.summary import build_summary, describe_nodes, describe_scope
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
 from tests.support.kineto_traces import call, document, event, on_device, read, spans, step, written
@@ -116,3 +116,11 @@ def test_two_windows_of_one_process_are_one_rank(
     assert len(report.ranks) == 2  # each window has its own ledger
     nodes = describe_nodes(report)
     assert ("clocks" in nodes) == (scope == "2 traces, 2 ranks, 2 GPUs")
+
+
+def test_a_lone_rank_of_a_job_is_not_said_to_wait(tmp_path: Path) -> None:
+    """Whether it waited for others or the transfer took so long, its own trace does not show."""
+    about = {"distributedInfo": {"rank": 0, "world_size": RANKS}}
+    report = analyze(written(tmp_path, document(list_events(0, 0), **about)))
+    assert report.findings[0].cause.title == "Communication with ranks that were not recorded"
+    assert "Ranks" not in dict(build_summary(report, None, "$"))
