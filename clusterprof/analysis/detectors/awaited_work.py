@@ -432,6 +432,7 @@ def _choose_culprits(
         together = np.logical_or.reduce([item.active for item in active] or [running & False])
         if not active or float(together[wait.samples].mean()) < _MIN_ACTIVE_RATIO:
             return _Choice()
+        return _Choice(_select_sharing(rank, lost, active, wait) or active, True)
     on_request = [item for item in active if _works_on_request(item, wait.samples, running)]
     if on_request:
         ratios = [_compute_concentration(item, wait.samples, running) for item in on_request]
@@ -439,7 +440,7 @@ def _choose_culprits(
     sharing = _select_sharing(rank, lost, active, wait)
     if sharing:
         return _Choice(sharing, True)
-    if not wait.is_known or not active or not (len(active) == 1 or wait.is_pool):
+    if not wait.is_known or len(active) != 1:
         return _Choice()
     # What a loop polls for may also come from outside the job.
     is_child = all(rank.pid in _list_ancestors(rank, item.process) for item in active)
