@@ -5,16 +5,15 @@
     process 4712      |~~~~~~~~~~~~ asleep ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 
 A thread that waits in a timer, on a lock, a pipe or a connection does not say for whom. A process
-or thread of the job is named only if it was active in most of these waits, and one thing more
-connects the two:
+or thread of the job is named only if something connects the two:
 
-* it is much less active while the training thread runs: it works on request;
-* what it writes is what the training process reads, byte for byte;
-* the code waits for another part of the job (`multiprocessing`, a pipe, a loop that polls), and
-  nobody else was active.
+* it is active in most of the waits, and much less while the training thread runs: on request;
+* what it writes is what the training process reads, as far as bytes are counted;
+* it is active in most of the waits, nobody else is, and the code waits for another part of the job
+  (`multiprocessing`, a pipe, a loop that polls).
 
-A process that is always busy and shares nothing with the training process is not named: beside a
-`time.sleep` in the step it would be innocent. What the awaited one did meanwhile decides the cause.
+A busy process that shares nothing with the training process is innocent beside a `time.sleep`.
+What the awaited one did meanwhile decides the cause.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     compute_place_ratios,
     find_certain_idle_time,
@@ -51,6 +49,7 @@ from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing
 from clusterprof.analysis.timeline.load.buffers import TRAINING_KINDS
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Process, Rank
+from clusterprof.analysis.timeline.network_counters import may_have_remote_connections
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.probe import layout
 from clusterprof.util.source_calls import SourceReader
@@ -58,10 +57,8 @@ from clusterprof.util.source_calls import SourceReader
 _Bools = NDArray[np.bool_]
 TIMER, LOCK, CONNECTION, BUSY = "timer", "lock", "connection", "busy"
 """Where the training thread waits; BUSY = in a loop that polls without a pause."""
-_RECEIVED = signals.TCP_JOB_RECEIVED.name
 _KEY, _SOURCES_KEY = "awaited work", "sources"
 _PIPE_PLACES = ("pipe_read", "pipe_write", "unix_stream")
-_SOCKETS = "sockets"  # the collector that lists the job's connections to other machines
 _CONNECTION_PLACES = (
     *("sk_wait", "wait_woken", "tcp_recv", "skb_wait", "sk_stream_wait"),
     *_PIPE_PLACES,
@@ -118,6 +115,8 @@ class AwaitedWork:
     """True if the training thread hands something over, False if it waits for something."""
     is_sure: bool
     """True if requests or bytes connect the two; else the only active one was chosen."""
+    timer_ratio: float
+    """Part of the samples in which it was not active, but slept in a timer."""
 
     @property
     def active_share(self) -> Float:
@@ -250,7 +249,7 @@ def _list_candidates(rank: Rank) -> list[_Candidate]:
         if tid != rank.pid and not thread.name.startswith(HELPER_THREADS)
     ]
     candidates.append(_build_candidate(rank, rank.main, tuple(own), True))
-    return [candidate for candidate in candidates if candidate.active.any()]
+    return candidates
 
 
 def _list_ancestors(rank: Rank, process: Process) -> list[int]:
@@ -296,7 +295,7 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
     if may_wait_in_driver(rank):
         places[CONNECTION] &= ~find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
     pipes = find_sleep_samples(thread, rank.chunk.wchan_names, _is_pipe)
-    may_be_remote = _may_have_remote_connections(rank)
+    may_be_remote = may_have_remote_connections(rank.chunk)
     waits = []
     for place, samples in places.items():
         count = int(samples.sum())
@@ -319,19 +318,6 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
     weight = lost.lost_ns[inside].astype(np.float64)
     least = _MIN_WAIT_RATIO * float(weight.sum())
     return [wait for wait in waits if float((wait.share[inside] * weight).sum()) >= least]
-
-
-def _may_have_remote_connections(rank: Rank) -> bool:
-    """Return whether the job may have a connection to another machine: it has, or is not seen."""
-    chunk = rank.chunk
-    is_listed = any(
-        item.get("name") == _SOCKETS and item.get("status") == "available"
-        for item in chunk.header.collectors
-    )
-    if not is_listed or any(gap.collector == _SOCKETS for gap in chunk.gaps):
-        return True
-    received = [item for (name, _), item in chunk.series.items() if name == _RECEIVED]
-    return any(item.values.size and item.values[-1] != item.values[0] for item in received)
 
 
 def _is_pipe(name: str) -> bool:
@@ -437,8 +423,8 @@ def _choose_culprits(
     if on_request:
         ratios = [_compute_concentration(item, wait.samples, running) for item in on_request]
         return _Choice(on_request, True, float(np.mean(ratios)))
-    sharing = _select_sharing(rank, lost, active, wait)
-    if sharing:
+    sharing = _select_sharing(rank, lost, candidates, wait)
+    if sharing:  # also where these rest themselves
         return _Choice(sharing, True)
     if not wait.is_known or len(active) != 1:
         return _Choice()
@@ -449,11 +435,16 @@ def _choose_culprits(
 
 def _measure_active_ratio(candidate: _Candidate, samples: _Bools) -> float:
     """Measure in which part of some samples a candidate was active; 0 if it hardly lived then."""
-    count = int(samples.sum())
-    alive = int((samples & candidate.alive).sum())
-    if not candidate.is_thread and 2 * alive < count:
+    known = samples if candidate.is_thread else samples & candidate.alive
+    if not _lives_in(candidate, samples):
         return 0.0
-    return int((samples & candidate.active).sum()) / max(count if candidate.is_thread else alive, 1)
+    return int((known & candidate.active).sum()) / max(int(known.sum()), 1)
+
+
+def _lives_in(candidate: _Candidate, samples: _Bools) -> bool:
+    """Return whether a candidate lived in most of some samples; threads may follow each other."""
+    alive = int((samples & candidate.alive).sum())
+    return candidate.is_thread or 2 * alive >= int(samples.sum())
 
 
 def _works_on_request(candidate: _Candidate, samples: _Bools, running: _Bools) -> bool:
@@ -481,21 +472,22 @@ def _compute_concentration(candidate: _Candidate, samples: _Bools, running: _Boo
 
 
 def _select_sharing(
-    rank: Rank, lost: LostTime, active: Sequence[_Candidate], wait: _Wait
+    rank: Rank, lost: LostTime, candidates: Sequence[_Candidate], wait: _Wait
 ) -> list[_Candidate]:
     """Select the processes whose output is the input of the training process, or the reverse.
 
     Together they must explain what it reads (or writes), each a known part of it.
     """
     main = rank.main.io
-    others = [item for item in active if not item.is_thread and item.process.io is not None]
+    others = [item for item in candidates if not item.is_thread and _lives_in(item, wait.samples)]
     if main is None or main.t_ns.size < 2 or not others:
         return []
     start_ns = max(int(lost.start_ns[0]), int(main.t_ns[0]))
     end_ns = min(int(lost.end_ns[-1]), int(main.t_ns[-1]))
     for item in others:
-        t_ns = item.process.io.t_ns  # type: ignore[union-attr]
-        start_ns, end_ns = max(start_ns, int(t_ns[0])), min(end_ns, int(t_ns[-1]))
+        t_ns = item.process.io.t_ns if item.process.io is not None else np.zeros(0, np.int64)
+        if t_ns.size:
+            start_ns, end_ns = max(start_ns, int(t_ns[0])), min(end_ns, int(t_ns[-1]))
     edges = np.arange(start_ns, end_ns + 1, _BYTES_WINDOW_NS)
     if edges.size < _MIN_BYTES_WINDOWS:
         return []
@@ -554,12 +546,28 @@ def _measure_work(
         _describe_culprits(culprits),
         wait.takes_output or _is_writing(culprits, activity),
         choice.is_sure,
+        _measure_timer_ratio(rank, culprits, wait.samples),
     )
+
+
+def _measure_timer_ratio(rank: Rank, culprits: Sequence[_Candidate], samples: _Bools) -> float:
+    """Measure in which part of its rest the awaited process slept in a timer, 0 to 1."""
+    counts = np.zeros(2)
+    t_ns = rank.main.threads[rank.pid].t_ns[samples]
+    for item in culprits:
+        thread = item.process.threads.get(item.process.pid)
+        if thread is None or item.is_thread:
+            continue
+        asleep = np.isin(thread.t_ns, t_ns) & (thread.state == _ASLEEP) & (thread.wchan >= 0)
+        timer = find_sleep_samples(thread, rank.chunk.wchan_names, _PLACES[TIMER])
+        counts += (int((asleep & timer).sum()), int(asleep.sum()))
+    return float(counts[0] / max(counts[1], 1.0))
 
 
 def _measure_activity(candidate: _Candidate, lost: LostTime, context: ReadContext) -> Float:
     """Measure what the threads of a candidate did in each segment: float64[n, 11]."""
-    views = [view_thread(candidate.process, tid) for tid in candidate.tids]
+    tids = candidate.tids or (candidate.process.pid,)
+    views = [view_thread(candidate.process, tid) for tid in tids]
     tables = [estimate_activity(view, lost.start_ns, lost.end_ns, context) for view in views]
     table: Float = np.sum(tables, axis=0)
     active = table[:, ACTIVE_COLUMNS].sum(axis=1)
