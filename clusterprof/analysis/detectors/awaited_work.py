@@ -44,6 +44,7 @@ from clusterprof.analysis.timeline.data_wait.candidates import (
     compute_concentration,
     describe_candidates,
     is_on_request,
+    is_reading,
     list_ancestors,
     list_candidates,
     measure_active_ratio,
@@ -216,9 +217,18 @@ def _find_feeders(rank: Rank, lost: LostTime) -> AwaitedWork | None:
     return _measure_work(rank, lost, wait, _Choice(feeders, True), None)
 
 
+def list_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
+    """List for whom the training thread waited, inside steps and for its batches."""
+    feeders = find_feeders(rank, lost)
+    return [*find_awaited_work(rank, lost), *((feeders,) if feeders is not None else ())]
+
+
 def find_awaited_input(rank: Rank, lost: LostTime) -> AwaitedWork | None:
     """Find for whom the training thread waited most to get something; None = not known."""
     works = [work for work in find_awaited_work(rank, lost) if not work.takes_output]
+    feeders = find_feeders(rank, lost)
+    if feeders is not None and len(feeders.pids) == 1:  # several are workers like a loader's
+        works.append(feeders)
     return max(works, key=lambda work: sum_claimed_ns(lost, work.active_share), default=None)
 
 
@@ -395,6 +405,8 @@ def _choose_culprits(
     if sharing:  # also where these rest themselves
         return _Choice(sharing, True)
     if not wait.is_known or len(active) != 1:
+        return _Choice()
+    if wait.place in (TIMER, BUSY) and is_reading(rank, lost):  # from others: bytes would show it
         return _Choice()
     # What a loop polls for may also come from outside the job.
     is_child = all(rank.pid in list_ancestors(rank, item.process) for item in active)

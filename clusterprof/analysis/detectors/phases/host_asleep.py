@@ -55,7 +55,7 @@ from clusterprof.analysis.detectors.awaited_work import (
     CONNECTION,
     TIMER,
     find_awaited_work,
-    find_feeders,
+    list_awaited_work,
     measure_poll_ratio,
 )
 from clusterprof.analysis.detectors.base import (
@@ -191,9 +191,7 @@ def _claim_awaited_process(rank: Rank, lost: LostTime) -> tuple[Float, str]:
 
     float64[n].
     """
-    feeders = find_feeders(rank, lost)
-    works = [*find_awaited_work(rank, lost), *((feeders,) if feeders is not None else ())]
-    works = [work for work in works if work.timer_ratio > 0]
+    works = [work for work in list_awaited_work(rank, lost) if work.timer_ratio > 0]
     none = np.zeros(lost.start_ns.size)
     if not works:
         return none, ""

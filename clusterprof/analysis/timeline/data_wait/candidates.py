@@ -31,9 +31,9 @@ MIN_MEMBER_RATIO = 0.1
 """Part of the waits, and of the bytes, from which one of several counts."""
 _MIN_BYTES_RATIO, _MAX_BYTES_RATIO = 0.4, 1.1
 """Part of the bytes that is explained: a file may be read twice."""
-_MIN_BYTES_PER_SECOND = 1_000.0
+_MIN_BYTES_PER_SECOND = 8_000.0  # the probe itself reads some 1.5 kB of states
 _BYTES_WINDOW_NS = 1_000_000_000
-_MIN_BYTES_WINDOWS, _USUAL_QUANTILE = 5, 0.75
+_MIN_BYTES_WINDOWS, _USUAL_QUANTILE = 5, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +170,12 @@ def select_sharing(
         t_ns = item.process.io.t_ns if item.process.io is not None else np.zeros(0, np.int64)
         if t_ns.size:
             start_ns, end_ns = max(start_ns, int(t_ns[0])), min(end_ns, int(t_ns[-1]))
-    edges = np.arange(start_ns, end_ns + 1, _BYTES_WINDOW_NS)
-    if edges.size < _MIN_BYTES_WINDOWS:
-        return []
     columns = ("write_chars", "read_chars") if takes_output else ("read_chars", "write_chars")
-    whole = _measure_increases(rank.main, columns[0], edges)
-    usual = whole <= np.quantile(whole, _USUAL_QUANTILE)  # without imports, and children's ends
-    total = float(whole[usual].sum())
-    if not total >= _MIN_BYTES_PER_SECOND * np.count_nonzero(usual):
+    edges = np.arange(start_ns, end_ns + 1, _BYTES_WINDOW_NS)
+    usual = _select_usual_windows(rank, columns[0], edges)
+    if usual is None:
         return []
+    total = float(_measure_increases(rank.main, columns[0], edges)[usual].sum())
     parts = [
         float(_measure_increases(item.process, columns[1], edges)[usual].sum()) / total
         for item in others
@@ -186,6 +183,25 @@ def select_sharing(
     members = [item for item, part in zip(others, parts) if part >= MIN_MEMBER_RATIO]
     explained = sum(part for part in parts if part >= MIN_MEMBER_RATIO)
     return members if _MIN_BYTES_RATIO <= explained <= _MAX_BYTES_RATIO else []
+
+
+def is_reading(rank: Rank, lost: LostTime) -> bool:
+    """Return whether the training process reads bytes all the time: from files, pipes or queues."""
+    edges = np.arange(int(lost.start_ns[0]), int(lost.end_ns[-1]) + 1, _BYTES_WINDOW_NS)
+    return _select_usual_windows(rank, "read_chars", edges) is not None
+
+
+def _select_usual_windows(rank: Rank, column: str, edges: Int) -> _Bools | None:
+    """Select the windows without imports and ends of children: bool[n - 1]; None = hardly a byte.
+
+    edges: int64[n], ns.
+    """
+    if edges.size < _MIN_BYTES_WINDOWS:
+        return None
+    whole = _measure_increases(rank.main, column, edges)
+    usual = whole <= np.quantile(whole, _USUAL_QUANTILE)
+    is_enough = float(whole[usual].sum()) >= _MIN_BYTES_PER_SECOND * np.count_nonzero(usual)
+    return usual if is_enough else None
 
 
 def _measure_increases(process: Process, column: str, edges: Int) -> Float:
