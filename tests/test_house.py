@@ -37,7 +37,7 @@ STORED_KEYS = {PACKAGE / "report" / "document.py", PACKAGE / "report" / "documen
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_TEST_FUNCTION_LINES = 120  # tests and their factories contain whole records
-MAX_MODULES = 456
+MAX_MODULES = 460
 """Modules of the package, without `__init__.py` files that hold only a docstring."""
 MAX_CHILDREN = 14
 """Files and folders in one folder of the package; more need a subfolder."""

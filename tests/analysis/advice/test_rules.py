@@ -43,6 +43,7 @@ UNUSED = Evidence(
 NOTED = {"fast-interface": (FASTER,), "use-rdma": (UNUSED,)}
 
 # By remedy: a cause, numbers and settings with which it is advised.
+AWAITED = {"awaited__waiting_ratio": 0.9}
 OWN_WORK = {"worker__on_cpu_ratio": 0.8, "loader__own_work_ratio": 0.7}
 UNEVEN = {"worker__balance_ratio": 0.5}
 ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
@@ -67,7 +68,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "even-shards": ("cpu-preprocess", UNEVEN, {}),
     "more-workers": ("cpu-preprocess", {}, {}),
     "persistent-workers": ("cpu-loader-config", {"worker__starting_ratio": 0.1}, {}),
+    "prepare-ahead": ("cpu-preprocess", {}, {}),
     "prepare-on-gpu": ("cpu-preprocess", {}, {}),
+    "speed-up-awaited-work": ("cpu-preprocess", AWAITED, {"resource": "process python pid 7"}),
+    "do-not-wait-for-receivers": ("eval-host", AWAITED, {}),
+    "look-at-awaited-work": ("cpu", AWAITED, {}),
     "more-cpus-for-workers": ("cpu-preprocess", {}, {"own_loss_ratio": 0.6}),
     "more-cpus": ("cpu-contention", {}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
     "fit-the-quota": ("cpu-throttled", {}, {"quota_cpus": 4.0}),
@@ -151,6 +156,8 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
 # By rule, or by remedy and rule: what makes it hold, and no other rule of the remedy.
 HOLDS: dict[str | tuple[str, str], Case] = {
     "own-work": (OWN_WORK, {}),
+    "awaited-work": (AWAITED, {}),
+    "no-awaited-work": ({"awaited__waiting_ratio": -1}, {}),
     "workers-uneven": (UNEVEN, {}),
     "workers-compute": ({"loader__own_work_ratio": 0.1}, {}),
     "workers-even": ({"worker__balance_ratio": 0.9}, {}),
