@@ -10,10 +10,10 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Evidence, Report
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import RECORD, make_environment, make_job_id, wait_for_end
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "experts.py"
@@ -23,7 +23,7 @@ TOKEN_BYTES = 256  # 64 numbers of 4 bytes
 
 def record_job(out: Path, tokens: str, token_s: str) -> Report:
     root = str(Path(__file__).parents[3])
-    env = environment(own_job("experts"), PYTHONPATH=root, OMP_NUM_THREADS="1")
+    env = make_environment(make_job_id("experts"), PYTHONPATH=root, OMP_NUM_THREADS="1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(STEPS), tokens, token_s]
     command = [*RECORD, "-o", str(out), "--", *command]

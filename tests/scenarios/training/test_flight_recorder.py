@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import RECORD, make_environment, make_job_id, wait_for_end
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "slow_rank.py"
@@ -27,7 +27,7 @@ STEPS = 12
 
 def run_job(out: Path, *options: str, steps: int = STEPS) -> None:
     root = str(Path(__file__).parents[3])
-    env = environment(own_job("flight"), PYTHONPATH=root, OMP_NUM_THREADS="1")
+    env = make_environment(make_job_id("flight"), PYTHONPATH=root, OMP_NUM_THREADS="1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(steps), "0.15"]
     command = [*RECORD, "-o", str(out), *options, "--", *command]

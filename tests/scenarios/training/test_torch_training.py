@@ -17,9 +17,9 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"

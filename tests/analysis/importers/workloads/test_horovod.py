@@ -10,7 +10,7 @@ from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.analysis.importers.workloads.horovod import HorovodTimeline
 from clusterprof.analysis.pipeline import analyze
-from tests.support.importing import read
+from tests.support.import_results import import_folder
 
 
 def operation(tensor: int, ready_us: list[int], end_us: int) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def test_no_rank_is_named_where_they_take_turns(tmp_path: Path) -> None:
 
 
 def test_an_operation_of_one_rank_shows_nothing(tmp_path: Path) -> None:
-    _, _, why = read(HorovodTimeline(), write(tmp_path, operation(1, [5], 50)))
+    _, _, why = import_folder(HorovodTimeline(), write(tmp_path, operation(1, [5], 50)))
     assert "no operation for which two ranks were ready" in why
 
 
@@ -76,7 +76,7 @@ def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
     ]
     path = write(tmp_path, events)
     path.write_text(path.read_text() + '{"ph": "B", "na')
-    _, (account,), why = read(HorovodTimeline(), path)
+    _, (account,), why = import_folder(HorovodTimeline(), path)
     assert why == ""
     assert account.skipped == {
         "events that are not of an operation": 2,
