@@ -113,7 +113,7 @@ def as_nobody() -> Callable[[], AbstractContextManager[None]]:
 
 @pytest.fixture
 def open_files() -> Callable[[], int]:
-    """Return how many files this process has open, what other tests left to be collected not."""
+    """Return a function that counts the open files of this process, after a garbage collection."""
 
     def count() -> int:
         gc.collect()

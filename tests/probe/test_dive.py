@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.launch.launcher import install_probe
-from tests.support.probing import clean_environment
+from tests.support.probe_jobs import clean_environment
 
 pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
 pytestmark = pytest.mark.torch

@@ -13,7 +13,7 @@ from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
 from clusterprof.report.code import Place
 from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
-from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
+from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 from tests.support.advice_rules import RULES_OF
 
 Case = tuple[dict[str, float], dict[str, Any]]
@@ -269,7 +269,7 @@ def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> A
     settings = {**settings, **more[1]}
     cause = settings.pop("cause", cause)
     notes = NOTED.get(remedy.id, ()) if noted else ()
-    return scene(cause, (*numbers(**values), *notes), **settings)
+    return make_context(cause, (*make_evidence(**values), *notes), **settings)
 
 
 @pytest.mark.parametrize(
@@ -309,4 +309,4 @@ def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> N
 )
 def test_what_has_no_rule_is_always_advised(remedy: Recommendation) -> None:
     cause = remedy.causes[0] if remedy.causes else "storage"
-    assert remedy.advise(scene(cause)) is not None
+    assert remedy.advise(make_context(cause)) is not None

@@ -17,7 +17,7 @@ from clusterprof_lab.real.aims import AIMS as FAULTS
 from clusterprof_lab.real.aims import Aim, Made
 from clusterprof_lab.real.launch import SCRIPT
 from clusterprof_lab.real.layout import layout_of
-from tests.support.recording_runs import events_of
+from tests.support.recording_runs import list_events
 
 MS = 1_000_000
 SCENARIO = """
@@ -155,6 +155,7 @@ def test_a_scenario_for_real(tmp_path: Path) -> None:
     assert set(caused) == {0, 1} and min(caused.values()) > 3 * 50 * MS
     assert sum(bucket.ns for bucket in readings.lost) < readings.in_step_ns
     ranks = [
-        event.attributes["rank"] for event in events_of(folder / "recording", "process-registered")
+        event.attributes["rank"]
+        for event in list_events(folder / "recording", "process-registered")
     ]
     assert {0, 1} <= set(ranks)

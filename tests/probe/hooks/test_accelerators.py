@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.accelerators.torch_device import DEVICE
-from tests.support.job_python import needs_torch
-from tests.support.probing import (
+from tests.support.gloo_ranks import COLLECTIVE, GRADIENTS, list_operations
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import (
     DATA_WAIT,
     EXPOSED,
     EXPOSED_COLLECTIVE,
@@ -21,12 +22,11 @@ from tests.support.probing import (
     STEP,
     Ring,
     Span,
-    install,
-    recorded,
+    install_probe,
+    record_code,
 )
-from tests.support.ranks import COLLECTIVE, GRADIENTS, operations
 
-needs_torch("2.9", "the device of these tests uses its interfaces for streams and events")
+require_torch("2.9", "the device of these tests uses its interfaces for streams and events")
 pytestmark = pytest.mark.torch
 SYNC = 18
 MS = 1_000_000
@@ -45,8 +45,8 @@ def run_job(
     tmp_path: Path, library: Path, code: str, gpu_events: bool = True, **environ: str
 ) -> Ring:
     """Run code on the device; return the ring of a probe that is still on."""
-    run_dir = install(tmp_path / "run", gpu_events=gpu_events)
-    (ring,) = recorded(DEVICE + code, run_dir, TORCH_DEVICE=str(library), **environ)
+    run_dir = install_probe(tmp_path / "run", gpu_events=gpu_events)
+    (ring,) = record_code(DEVICE + code, run_dir, TORCH_DEVICE=str(library), **environ)
     assert ring.switched_off == 0
     return ring
 
@@ -201,7 +201,7 @@ def test_the_wait_of_ddp_for_gradients_is_measured_on_the_stream(
     ring = run_job(tmp_path, torch_device, GROUP + PASSES, TORCH_CPP_LOG_LEVEL="ERROR")
     gradients = [
         span
-        for span, operation in zip(ring.of(COLLECTIVE), operations(ring))
+        for span, operation in zip(ring.of(COLLECTIVE), list_operations(ring))
         if operation.what == GRADIENTS
     ]
     assert len(gradients) == 5

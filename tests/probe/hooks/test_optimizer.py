@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import STEP, install, recorded
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import STEP, install_probe, record_code
 
-needs_torch("2.0", "hooks of all optimizers are new in 2.0")
+require_torch("2.0", "hooks of all optimizers are new in 2.0")
 pytestmark = pytest.mark.torch
 STEP_COUNTER = 27
 
@@ -87,7 +87,7 @@ assert hook._read_counter(optimizer) == -1
 def test_two_numbers_of_the_optimizer_are_recorded(
     tmp_path: Path, code: str, counters: list[tuple[int, int]], steps: int
 ) -> None:
-    (ring,) = recorded(START + code, install(tmp_path / "run"))
+    (ring,) = record_code(START + code, install_probe(tmp_path / "run"))
     assert ring.switched_off == 0
     assert [(span.a, span.b) for span in ring.of(STEP_COUNTER)] == counters
     assert [span.a for span in ring.of(STEP)] == list(range(steps))

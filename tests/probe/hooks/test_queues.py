@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.frameworks import both_ways
-from tests.support.job_python import needs_torch
-from tests.support.probing import DATA_WAIT, STEP, Ring, Span, install, run, seen
+from tests.support.frameworks import run_with_and_without_probe
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import (
+    DATA_WAIT,
+    STEP,
+    Ring,
+    Span,
+    collect_output,
+    install_probe,
+    run_python,
+)
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 # Ten steps. Each batch takes 20 ms to make, and each step hardly any time: the loop waits.
@@ -135,7 +143,7 @@ for _ in range(STEPS):
 
 
 def train(tmp_path: Path, code: str) -> Ring:
-    rings = both_ways(CODE + code + "print(net.weight.tolist())\n", tmp_path)
+    rings = run_with_and_without_probe(CODE + code + "print(net.weight.tolist())\n", tmp_path)
     (ring,) = (ring for ring in rings if ring.of(STEP))
     assert len(ring.of(STEP)) == 10
     return ring
@@ -180,16 +188,20 @@ def test_queues_of_a_loader_belong_to_it(tmp_path: Path) -> None:
 
 
 def test_a_process_without_steps_waits_for_no_batches(tmp_path: Path) -> None:
-    (ring,) = both_ways(CODE + SERVER, tmp_path)
+    (ring,) = run_with_and_without_probe(CODE + SERVER, tmp_path)
     assert [wait.a for wait in ring.of(DATA_WAIT)] == [0, 1, 2]  # of its loader
 
 
-@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
+@pytest.mark.skipif(
+    job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
+)
 def test_an_error_reads_as_it_does_without_us(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE + QUEUE + "source.get(timeout=0.01)\n")
-    run_dir = install(tmp_path / "run")
-    with_probe = run("train.py", run_dir=run_dir, cwd=tmp_path)
-    assert seen(with_probe) == seen(run("train.py", run_dir=None, cwd=tmp_path))
+    run_dir = install_probe(tmp_path / "run")
+    with_probe = run_python("train.py", run_dir=run_dir, cwd=tmp_path)
+    assert collect_output(with_probe) == collect_output(
+        run_python("train.py", run_dir=None, cwd=tmp_path)
+    )
     assert with_probe.stderr.count(b"File ") == 2  # the script, and queue.py
 
 
@@ -207,5 +219,5 @@ except queue.Empty:
     print("empty")
 """
     (tmp_path / "train.py").write_text(CODE + QUEUE + break_probe)
-    done = run("train.py", run_dir=install(tmp_path / "run"), cwd=tmp_path)
+    done = run_python("train.py", run_dir=install_probe(tmp_path / "run"), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"empty\n", b"")

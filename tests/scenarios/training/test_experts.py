@@ -10,7 +10,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Evidence, Report
-from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end
+from tests.support.recording_runs import RECORD, make_environment, make_job_id, wait_for_end
 
 pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
 pytestmark = pytest.mark.torch
@@ -22,7 +22,7 @@ TOKEN_BYTES = 256  # 64 numbers of 4 bytes
 
 def record_job(out: Path, tokens: str, token_s: str) -> Report:
     root = str(Path(__file__).parents[3])
-    env = environment(own_job("experts"), PYTHONPATH=root, OMP_NUM_THREADS="1")
+    env = make_environment(make_job_id("experts"), PYTHONPATH=root, OMP_NUM_THREADS="1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(STEPS), tokens, token_s]
     command = [*RECORD, "-o", str(out), "--", *command]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
-from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end
+from tests.support.recording_runs import RECORD, make_environment, make_job_id, wait_for_end
 
 pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
 pytestmark = pytest.mark.torch
@@ -26,7 +26,7 @@ STEPS = 12
 
 def run_job(out: Path, *options: str) -> None:
     root = str(Path(__file__).parents[3])
-    env = environment(own_job("flight"), PYTHONPATH=root, OMP_NUM_THREADS="1")
+    env = make_environment(make_job_id("flight"), PYTHONPATH=root, OMP_NUM_THREADS="1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(STEPS), "0.15"]
     command = [*RECORD, "-o", str(out), *options, "--", *command]

@@ -25,9 +25,9 @@ from clusterprof.report.model import Report
 from tests.support.ras_server import RasServer
 from tests.support.recording_runs import (
     RECORD,
-    environment,
-    events_of,
-    own_job,
+    list_events,
+    make_environment,
+    make_job_id,
     wait_for_end,
     wait_until,
 )
@@ -63,7 +63,7 @@ def running(tmp_path: Path, fault: str, *options: str, **variables: str) -> Iter
     """Record a job until its fault has begun; end it with the context."""
     out = tmp_path / "run"
     root = str(Path(__file__).parents[3])
-    env = environment(own_job("hang"), PYTHONPATH=root, OMP_NUM_THREADS="1", **variables)
+    env = make_environment(make_job_id("hang"), PYTHONPATH=root, OMP_NUM_THREADS="1", **variables)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", str(RANKS), str(SCRIPT), fault]
     launcher = subprocess.Popen(
@@ -93,8 +93,8 @@ def running(tmp_path: Path, fault: str, *options: str, **variables: str) -> Iter
 
 def wait_for_autopsy(job: Job) -> None:
     """Wait until the evidence is there, and the ranks have stood still for long enough."""
-    wait_until(lambda: events_of(job.out, "autopsy-finished"), PATIENCE_S)
-    [stopped] = events_of(job.out, "progress-stopped")
+    wait_until(lambda: list_events(job.out, "autopsy-finished"), PATIENCE_S)
+    [stopped] = list_events(job.out, "progress-stopped")
     since_ns = max(stopped.attributes["since_ns"], stopped.t_ns - 8_000_000_000)
     time.sleep(max(0.0, (since_ns + HANG_NS - time.monotonic_ns()) / 1e9 + 3))
 

@@ -18,9 +18,9 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.recordings import SECOND, Script, write
-from tests.support.report_checks import check_books
-from tests.support.waiting_jobs import STEPS, job
+from tests.support.recordings import SECOND, Script, write_recording
+from tests.support.report_laws import check_conservation
+from tests.support.waiting_jobs import STEPS, make_scripts
 
 FIRST_ARRIVAL_S, STEP_S = (1.3, 1.5), 0.6
 
@@ -65,12 +65,12 @@ def record_with_dumps(
     ranks: Sequence[int] = (0, 1),
     **options: str,
 ) -> Report:
-    for rank, script in enumerate(scripts or job((0.0, 0.3), (0.2, 0.3))):
-        write(script, tmp_path / f"node-{rank}")
+    for rank, script in enumerate(scripts or make_scripts((0.0, 0.3), (0.2, 0.3))):
+        write_recording(script, tmp_path / f"node-{rank}")
         if rank in ranks:
             write_dump(tmp_path / f"node-{rank}", rank, created_s, **options)
     report = analyze(tmp_path)
-    check_books(report)
+    check_conservation(report)
     return report
 
 
@@ -123,7 +123,7 @@ def test_gradients_end_with_their_last_bucket(tmp_path: Path) -> None:
         arrival_s = FIRST_ARRIVAL_S[rank] + STEP_S * step
         return [arrival_s - 0.2, arrival_s - 0.15, arrival_s - 0.1]
 
-    scripts = job((0.0, 0.3), (0.2, 0.3))
+    scripts = make_scripts((0.0, 0.3), (0.2, 0.3))
     for script in scripts:
         script.main_spans = [
             (*span[:6], layout.GRADIENTS) if span[0] == layout.COLLECTIVE else span
