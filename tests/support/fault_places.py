@@ -32,7 +32,7 @@ def require_fault(name: str) -> str:
     return name
 
 
-def read_truth(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
@@ -41,5 +41,5 @@ def list_injected(options: Options) -> list[dict[str, Any]]:
     return [json.loads(line) for line in options.log.read_text().splitlines()]
 
 
-def read_value(options: Options, name: str) -> str:
+def find_option(options: Options, name: str) -> str:
     return next(word.split("=", 1)[1] for word in options.script if word.startswith(f"{name}="))

@@ -164,12 +164,12 @@ def analyze_recordings(folder: Path) -> Report:
     return report
 
 
-def read_recording(folder: Path) -> list[NodeResult]:
+def analyze_nodes(folder: Path) -> list[NodeResult]:
     return [analyze_node(value, build_limits({})) for value in list_node_folders(folder)]
 
 
 def analyze_together(folder: Path) -> JobState:
-    return analyze_across_ranks(read_recording(folder))
+    return analyze_across_ranks(analyze_nodes(folder))
 
 
 def list_lost_by_rank(report: Report, rank: int) -> list[dict[str, float]]:

@@ -8,5 +8,5 @@ PAGE = Path(__file__).parents[2] / "docs/agreement.md"
 SHARED = Path(__file__).parents[2].parent / "shared/data/node-exporter-fixtures"
 
 
-def match_metric(theirs: dict, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
+def list_values(theirs: dict, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
     return {labels: value for (name, labels), value in theirs.items() if name == metric}

@@ -53,7 +53,7 @@ class RdmaRig:
         self.now_ns += 1
         return self.now_ns
 
-    def take_reading(self) -> dict[tuple[str, str], Value]:
+    def read_all(self) -> dict[tuple[str, str], Value]:
         """Return the next reading, however long it takes."""
         self.now_ns += 1_000_000  # a reading takes nanoseconds of this clock: it may rest over
         end = time.monotonic() + PATIENCE
@@ -67,20 +67,20 @@ class RdmaRig:
             return dict(zip(keys, values, strict=True))
         raise AssertionError("nothing was read")
 
-    def take_fresh_reading(self) -> dict[tuple[str, str], Value]:
+    def read_fresh(self) -> dict[tuple[str, str], Value]:
         """Return a reading that began after this call."""
-        self.take_reading()
-        return self.take_reading()
+        self.read_all()
+        return self.read_all()
 
 
-def make_rig(zoo: dict[tuple[str, str], Value], port: str, names: list[str]) -> list[Value]:
+def pick_port(zoo: dict[tuple[str, str], Value], port: str, names: list[str]) -> list[Value]:
     return [zoo[f"rdma.{name}", port] for name in names]
 
 
-def list_uncounted_ports() -> Unavailable:
+def make_not_counted() -> Unavailable:
     return Unavailable("absent", "the driver has no such counter", "")
 
 
-def set_counter_near_wrap(port: str, name: str, value: int) -> Unavailable:
+def make_saturated(port: str, name: str, value: int) -> Unavailable:
     message = f"{name} of {port} is saturated at {value} and counts no further"
     return Unavailable("failed", message, "reset it with perfquery -R")

@@ -178,15 +178,15 @@ CHILD = """
     import sys
     sys.path.insert(0, {root!r})
     from pathlib import Path
-    from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
+    from tests.support.trace_samples import HEADER, SECOND_NS, ManualClock, make_second
     from clusterprof.trace.writer import RecordingWriter
 
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(Path(sys.argv[1]), HEADER, clock, keep_free_bytes=0)
     number = 0
     while True:
         clock.now_ns += SECOND_NS
-        writer.append(*second(number))
+        writer.append(*make_second(number))
         print(number, flush=True)
         number += 1
 """

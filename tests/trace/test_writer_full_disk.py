@@ -194,16 +194,16 @@ CHILD = """
     import resource, sys
     sys.path.insert(0, {root!r})
     from pathlib import Path
-    from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
+    from tests.support.trace_samples import HEADER, SECOND_NS, ManualClock, make_second
     from clusterprof.trace.writer import RecordingWriter
 
     limit = 20_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(Path(sys.argv[1]), HEADER, clock, keep_free_bytes=0)
     for number in range(120):
         clock.now_ns += SECOND_NS
-        writer.append(*second(number))
+        writer.append(*make_second(number))
     writer.close()
     print(writer.frames_dropped)
 """

@@ -12,9 +12,9 @@ from tests.support.rdma_ports import (
     LINK,
     PATIENCE,
     RdmaRig,
-    list_uncounted_ports,
-    make_rig,
-    set_counter_near_wrap,
+    make_not_counted,
+    make_saturated,
+    pick_port,
 )
 
 pytestmark = pytest.mark.usefixtures("closed_rdma_ports")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("closed_rdma_ports")
 
 @pytest.fixture
 def zoo(host) -> dict[tuple[str, str], Value]:
-    return RdmaRig(host("rdma-zoo")).take_reading()
+    return RdmaRig(host("rdma-zoo")).read_all()
 
 
 def test_every_port_has_every_column_in_order(host) -> None:
@@ -35,7 +35,7 @@ def test_every_port_has_every_column_in_order(host) -> None:
 
 
 def test_infiniband_counts_words_and_a_counter_of_8_bits_that_has_stopped(zoo) -> None:
-    assert make_rig(zoo, "mlx5_0/1", COUNTERS) == [
+    assert pick_port(zoo, "mlx5_0/1", COUNTERS) == [
         4 * 1_000_000_000_000,
         4 * 2_000_000_000_000,
         777,
@@ -45,18 +45,18 @@ def test_infiniband_counts_words_and_a_counter_of_8_bits_that_has_stopped(zoo) -
         5,
         6 + 1 + 7 + 0,
         4,
-        set_counter_near_wrap("mlx5_0/1", "link_downed", 255),
+        make_saturated("mlx5_0/1", "link_downed", 255),
         3,
         14,
-        set_counter_near_wrap("mlx5_0/1", "link_error_recovery", 255),
-        list_uncounted_ports(),
-        list_uncounted_ports(),
+        make_saturated("mlx5_0/1", "link_error_recovery", 255),
+        make_not_counted(),
+        make_not_counted(),
     ]
-    assert make_rig(zoo, "mlx5_0/1", LINK) == [4, 50_000_000_000, 4]  # 400 Gb/s
+    assert pick_port(zoo, "mlx5_0/1", LINK) == [4, 50_000_000_000, 4]  # 400 Gb/s
 
 
 def test_roce_with_congestion(zoo) -> None:
-    assert make_rig(zoo, "mlx5_2/1", COUNTERS) == [
+    assert pick_port(zoo, "mlx5_2/1", COUNTERS) == [
         1000,
         2000,
         0,
@@ -68,8 +68,8 @@ def test_roce_with_congestion(zoo) -> None:
         0,
         0,
         0,
-        list_uncounted_ports(),
-        list_uncounted_ports(),
+        make_not_counted(),
+        make_not_counted(),
         12,
         13,
     ]
@@ -77,18 +77,18 @@ def test_roce_with_congestion(zoo) -> None:
 
 def test_data_counters_of_32_bits_that_have_stopped_are_no_rate_of_zero(zoo) -> None:
     end = 0xFFFFFFFF
-    assert make_rig(zoo, "mlx4_0/1", COUNTERS) == [
-        set_counter_near_wrap("mlx4_0/1", "port_rcv_data", end),
-        set_counter_near_wrap("mlx4_0/1", "port_xmit_data", end),
-        set_counter_near_wrap("mlx4_0/1", "port_xmit_wait", end),
-        *[list_uncounted_ports()] * 3,
+    assert pick_port(zoo, "mlx4_0/1", COUNTERS) == [
+        make_saturated("mlx4_0/1", "port_rcv_data", end),
+        make_saturated("mlx4_0/1", "port_xmit_data", end),
+        make_saturated("mlx4_0/1", "port_xmit_wait", end),
+        *[make_not_counted()] * 3,
         21,
         22 + 23,
         0,
         0,
-        set_counter_near_wrap("mlx4_0/1", "symbol_error", 0xFFFF),
-        list_uncounted_ports(),
-        list_uncounted_ports(),
+        make_saturated("mlx4_0/1", "symbol_error", 0xFFFF),
+        make_not_counted(),
+        make_not_counted(),
         24,
         25,
     ]
@@ -96,7 +96,7 @@ def test_data_counters_of_32_bits_that_have_stopped_are_no_rate_of_zero(zoo) -> 
 
 def test_a_link_that_is_down_has_a_state_and_no_speed(zoo) -> None:
     down = Unavailable("absent", "the link of mlx5_1/1 is not up", "")
-    assert make_rig(zoo, "mlx5_1/1", LINK) == [1, down, down]
+    assert pick_port(zoo, "mlx5_1/1", LINK) == [1, down, down]
 
 
 def test_bnxt_without_performance_management(zoo) -> None:
@@ -105,7 +105,7 @@ def test_bnxt_without_performance_management(zoo) -> None:
     def keeps_no(name: str) -> Unavailable:
         return Unavailable("absent", f"{port} has no {name}", "")
 
-    assert make_rig(zoo, port, COUNTERS) == [
+    assert pick_port(zoo, port, COUNTERS) == [
         7000,
         6000,  # of RoCE, not of everything on the card
         keeps_no("port_xmit_wait"),
@@ -117,16 +117,16 @@ def test_bnxt_without_performance_management(zoo) -> None:
         8,
         keeps_no("link_downed"),
         keeps_no("symbol_error"),
-        list_uncounted_ports(),
-        list_uncounted_ports(),
+        make_not_counted(),
+        make_not_counted(),
         42,
         41,
     ]
 
 
 def test_drivers_with_counters_of_their_own_only(zoo) -> None:
-    missing = list_uncounted_ports()
-    assert make_rig(zoo, "irdma0/1", COUNTERS) == [
+    missing = make_not_counted()
+    assert pick_port(zoo, "irdma0/1", COUNTERS) == [
         1010,
         2020,
         missing,
@@ -138,45 +138,52 @@ def test_drivers_with_counters_of_their_own_only(zoo) -> None:
         13,
         *[missing] * 6,
     ]
-    missing = list_uncounted_ports()
-    assert make_rig(zoo, "rdmap0s6/1", COUNTERS) == [111, 222, *[missing] * 5, 4, 3, *[missing] * 6]
+    missing = make_not_counted()
+    assert pick_port(zoo, "rdmap0s6/1", COUNTERS) == [
+        111,
+        222,
+        *[missing] * 5,
+        4,
+        3,
+        *[missing] * 6,
+    ]
 
 
 def test_counters_are_read_anew_and_stop_being_known_at_their_end(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     rig = RdmaRig(roots)
     file = roots.sys / "class/infiniband/mlx5_2/ports/1/counters/port_xmit_wait"
-    seen: list[Any] = [rig.take_reading()["rdma.transmit_wait_total", "mlx5_2/1"]]
+    seen: list[Any] = [rig.read_all()["rdma.transmit_wait_total", "mlx5_2/1"]]
     for value in (900, 0xFFFFFFFF):
         file.write_text(f"{value}\n")
-        seen.append(rig.take_fresh_reading()["rdma.transmit_wait_total", "mlx5_2/1"])
-    assert seen == [0, 900, set_counter_near_wrap("mlx5_2/1", "port_xmit_wait", 0xFFFFFFFF)]
+        seen.append(rig.read_fresh()["rdma.transmit_wait_total", "mlx5_2/1"])
+    assert seen == [0, 900, make_saturated("mlx5_2/1", "port_xmit_wait", 0xFFFFFFFF)]
 
 
 def test_a_value_carries_the_time_at_which_it_was_read(host) -> None:
     rig = RdmaRig(host("rdma-zoo"))
     before_ns = rig.now_ns
-    rig.take_reading()
+    rig.read_all()
     assert 0 < rig.collector.sampled_ns <= before_ns
-    rig.take_fresh_reading()
+    rig.read_fresh()
     assert rig.collector.sampled_ns > before_ns
 
 
 def test_a_device_that_goes_changes_the_columns(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     rig = RdmaRig(roots)
-    rig.take_reading()
+    rig.read_all()
     shutil.rmtree(roots.sys / "class/infiniband/mlx5_1")
     with pytest.raises(DevicesChanged):
-        rig.take_fresh_reading()
+        rig.read_fresh()
     rig.collector.close()
     rig.columns = rig.collector.open()
     assert "mlx5_1/1" not in {device for _, device in rig.columns}
-    assert ("rdma.state_count", "mlx5_0/1") in rig.take_reading()
+    assert ("rdma.state_count", "mlx5_0/1") in rig.read_all()
     for kind in ("infiniband", "cxi"):
         shutil.rmtree(roots.sys / "class" / kind)
     with pytest.raises(DevicesChanged):
-        rig.take_fresh_reading()
+        rig.read_fresh()
     rig.collector.close()
     with pytest.raises(Unavailable) as raised:
         rig.collector.open()
@@ -186,10 +193,10 @@ def test_a_device_that_goes_changes_the_columns(host_copy) -> None:
 def test_files_are_given_back(host, open_files) -> None:
     before = open_files()
     rig = RdmaRig(host("rdma-zoo"))
-    rig.take_fresh_reading()
+    rig.read_fresh()
     held = open_files() - before
     assert 0 < held <= 128 + 1
-    rig.take_reading()
+    rig.read_all()
     rig.collector._reader._worker.answered.wait(PATIENCE)
     rig.collector.close()
     assert open_files() == before

@@ -17,7 +17,7 @@ from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
 from tests.support.archives import unpack_archive
-from tests.support.node_exporter import PAGE, SHARED, match_metric
+from tests.support.node_exporter import PAGE, SHARED, list_values
 from tests.support.opened_collector import OpenedCollector
 
 needs_trees = pytest.mark.skipif(
@@ -65,7 +65,7 @@ def test_disks(tree: Roots, theirs: dict) -> None:
     assert {name for name, _ in mine} == {row.signal for row in table}  # all that we know of a disk
     for row in table:
         wanted = {
-            dict(labels)["device"]: v for labels, v in match_metric(theirs, row.metric).items()
+            dict(labels)["device"]: v for labels, v in list_values(theirs, row.metric).items()
         }
         got = {device: value for (name, device), value in mine.items() if name == row.signal}
         assert set(got) - OURS_ALONE == set(wanted) - THEIRS_ALONE
@@ -79,7 +79,7 @@ def test_nfs_mounts(tree: Roots, theirs: dict) -> None:
     mine = ours(MountsCollector, tree, 10)
     compared = 0
     for row in rows("mounts"):
-        for labels, number in match_metric(theirs, row.metric).items():
+        for labels, number in list_values(theirs, row.metric).items():
             label = dict(labels)
             operation = label.get("operation", "")
             if operation == "NULL":
@@ -101,8 +101,8 @@ def test_nfs_mounts(tree: Roots, theirs: dict) -> None:
 
 @needs_trees
 def test_retransmissions_are_transmissions_less_requests(tree: Roots, theirs: dict) -> None:
-    requests = match_metric(theirs, "node_mountstats_nfs_operations_requests_total")
-    sent = match_metric(theirs, "node_mountstats_nfs_operations_transmissions_total")
+    requests = list_values(theirs, "node_mountstats_nfs_operations_requests_total")
+    sent = list_values(theirs, "node_mountstats_nfs_operations_transmissions_total")
     mine = ours(MountsCollector, tree, 10)
     for labels, count in requests.items():
         label = dict(labels)
@@ -116,7 +116,7 @@ def test_retransmissions_are_transmissions_less_requests(tree: Roots, theirs: di
 def test_memory_and_what_is_read_again(tree: Roots, theirs: dict) -> None:
     mine = ours(MemoryCollector, tree, 10)
     for row in rows("memory"):
-        (number,) = match_metric(theirs, row.metric).values()
+        (number,) = list_values(theirs, row.metric).values()
         assert mine[row.signal, ""] == number * row.factor, row
 
 

@@ -13,11 +13,11 @@ from tests.support.faulty_recordings import (
     BLAMED,
     Machine,
     add_launcher_variables,
+    analyze_nodes,
     analyze_recordings,
     list_lost_by_rank,
     make_group_event,
     make_two_ranks,
-    read_recording,
     remove_launcher_variables,
     truncate_in_a_frame,
     write_on,
@@ -232,7 +232,7 @@ def test_a_device_that_two_ranks_share_is_reported(tmp_path: Path) -> None:
     nodes = []
     for number, script in enumerate(make_two_ranks()):
         write_on(Machine(f"pod-{number}", "one machine"), script, tmp_path / f"n{number}")
-    for node in read_recording(tmp_path):
+    for node in analyze_nodes(tmp_path):
         [books] = node.ranks
         shared = replace(books, ledger=replace(books.ledger, device="GPU-1f2e"))
         nodes.append(replace(node, ranks=(shared,)))

@@ -15,11 +15,11 @@ from tests.support.faulty_recordings import (
     BLAMED,
     HOUR,
     Machine,
+    analyze_nodes,
     analyze_recordings,
     analyze_together,
     list_lost_by_rank,
     make_two_ranks,
-    read_recording,
     write_on,
 )
 from tests.support.recordings import SECOND, make_training
@@ -52,7 +52,7 @@ def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_p
     )
     for number, (machine, script) in enumerate(zip(machines, make_two_ranks())):
         write_on(machine, script, tmp_path / f"n{number}")
-    nodes = read_recording(tmp_path)
+    nodes = analyze_nodes(tmp_path)
     node_clocks = align_node_clocks(nodes)
     # 20 s after the beginning of the script, on either clock
     first, second = (
@@ -75,7 +75,7 @@ def test_few_operations_in_common_leave_the_clocks_alone(tmp_path: Path) -> None
 def test_hosts_that_leave_the_waiting_to_a_device_have_no_common_clock(tmp_path: Path) -> None:
     for number, script in enumerate(make_two_ranks()):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
-    nodes = read_recording(tmp_path)
+    nodes = analyze_nodes(tmp_path)
     [books] = nodes[1].ranks
     on_device = replace(books, ledger=replace(books.ledger, device="GPU-1"))
     across = analyze_across_ranks([nodes[0], replace(nodes[1], ranks=(on_device,))])

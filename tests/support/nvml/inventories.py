@@ -3,7 +3,7 @@
 `read_profile(text)` takes a profile of NVIDIA's mock NVML (k8s-test-infra), `read_nvidia_smi(text)`
 what `nvidia-smi -q -x` printed. Both give every value in NVML's own unit to the library, and say in
 ours what the file states; a value that the file does not state, or as N/A, is not supported. All of
-the profiles are of Ampere or newer: retired pages, which such GPUs have not, are not in the scenario.
+the profiles are of Ampere or newer: retired pages, which they lack, are not in the scenario.
 """
 
 from __future__ import annotations

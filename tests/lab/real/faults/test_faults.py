@@ -23,25 +23,25 @@ from tests.support.fault_places import (
     NODE,
     SLOWED_NS,
     STEP_NS,
+    find_option,
     list_injected,
     make_place,
-    read_truth,
-    read_value,
+    read_lines,
     require_fault,
 )
 
 
 def throttles(way: str) -> list[str]:
-    return read_truth(f"{disks.THROTTLE}/blkio.throttle.{way}_bps_device")
+    return read_lines(f"{disks.THROTTLE}/blkio.throttle.{way}_bps_device")
 
 
 def test_a_disk_lets_a_batch_through_per_slowed_step(tmp_path: Path) -> None:
     with FAULTS[require_fault("disk-cap")].apply(make_place(tmp_path, NODE)) as options:
-        device = os.stat(read_value(options, "--data")).st_dev
+        device = os.stat(find_option(options, "--data")).st_dev
         # 8 items of 327,680 bytes for each of two ranks in 0.428571429 s
         rule = f"{os.major(device)}:{os.minor(device)} {2 * 8 * 327_680 * 10**9 // SLOWED_NS}"
         assert rule in throttles("read")
-        assert source(read_value(options, "--data"), 327_680)(random.Random(0)) == 327_680
+        assert source(find_option(options, "--data"), 327_680)(random.Random(0)) == 327_680
     assert rule not in throttles("read")
     assert [line["cause"] for line in list_injected(options)] == ["storage-local"]
 
@@ -67,7 +67,7 @@ def test_a_slow_server_logs_what_it_held_back(
     name: str, file: str, causes: set[str], tmp_path: Path
 ) -> None:
     with FAULTS[require_fault(name)].apply(make_place(tmp_path, NODE, reads=8)) as options:
-        data, size = read_value(options, "--data"), int(read_value(options, "--read-bytes"))
+        data, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         began_ns = time.monotonic_ns()
         assert source(data, size)(random.Random(1)) == size
         took_ns = time.monotonic_ns() - began_ns
@@ -83,13 +83,13 @@ def test_a_clean_server_holds_nothing_back(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-small-files")].apply(
         make_place(tmp_path, NODE, clean=True)
     ) as options:
-        assert source(read_value(options, "--data"), 0)(random.Random(1)) == 16_384
+        assert source(find_option(options, "--data"), 0)(random.Random(1)) == 16_384
     assert list_injected(options) == []
 
 
 def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-slots")].apply(make_place(tmp_path, NODE)) as options:
-        data, size = read_value(options, "--data"), int(read_value(options, "--read-bytes"))
+        data, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         readers = [
             threading.Thread(target=lambda i=i: source(data, size)(random.Random(i)))
             for i in range(4)
@@ -105,7 +105,7 @@ def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
 
 def test_what_is_written_to_the_server_waits_for_its_sync(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-fsync")].apply(make_place(tmp_path, NODE)) as options:
-        path = Path(read_value(options, "--log"))
+        path = Path(find_option(options, "--log"))
         with path.with_suffix(".tmp").open("wb") as file:
             file.write(b"x" * 5000)
             file.flush()
@@ -119,7 +119,7 @@ def test_what_is_written_to_the_server_waits_for_its_sync(tmp_path: Path) -> Non
 
 def test_an_object_store_is_a_host_of_its_own(tmp_path: Path) -> None:
     with FAULTS["object-store"].apply(make_place(tmp_path, NODE)) as options:
-        address, size = read_value(options, "--data"), int(read_value(options, "--read-bytes"))
+        address, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         assert address.startswith("http://127.0.0.1:" if os.geteuid() else "http://10.78.")
         assert source(address, size)(random.Random(0)) == size
     (line,) = list_injected(options)
@@ -179,7 +179,7 @@ def children() -> list[Path]:
 
 def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
     with FAULTS["free-neighbour"].apply(make_place(tmp_path, NODE)):
-        children = read_truth(f"/proc/self/task/{threading.get_native_id()}/children")[0].split()
+        children = read_lines(f"/proc/self/task/{threading.get_native_id()}/children")[0].split()
         end = time.monotonic() + 60
         while time.monotonic() < end and not any(
             os.sched_getscheduler(int(child)) == os.SCHED_IDLE for child in children

@@ -19,7 +19,7 @@ import pytest
 import clusterprof_lab.real.faults
 from clusterprof_lab.real.faults import cgroups, disks, remote_files
 from clusterprof_lab.real.faults.registry import FAULTS
-from tests.support.fault_places import NODE, make_place, read_truth, require_fault
+from tests.support.fault_places import NODE, make_place, read_lines, require_fault
 
 ANYBODY = {"free-neighbour", "object-store"}
 LINKS = {name for name in FAULTS if name.startswith("link-")}
@@ -39,15 +39,15 @@ def images_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def traces(folder: Path) -> Mapping[str, Any]:
     """What a fault might leave behind."""
     return {
-        "mounts": [line for line in read_truth("/proc/self/mounts") if str(folder) in line],
-        "swaps": [line for line in read_truth("/proc/swaps") if "loop" in line],
+        "mounts": [line for line in read_lines("/proc/self/mounts") if str(folder) in line],
+        "swaps": [line for line in read_lines("/proc/swaps") if "loop" in line],
         "loops": [
             str(file)
             for file in Path("/sys/block").glob("loop*/loop/backing_file")
             if str(folder) in file.read_text()
         ],
         "groups": cgroups.left_over(),
-        "children": read_truth(f"/proc/self/task/{threading.get_native_id()}/children"),
+        "children": read_lines(f"/proc/self/task/{threading.get_native_id()}/children"),
         "threads": threading.active_count(),
         "files": [file.name for file in folder.iterdir() if file.suffix != ".jsonl"],
     }

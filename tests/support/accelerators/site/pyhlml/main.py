@@ -30,7 +30,7 @@ def check_return(code):
     return code
 
 
-def make_call(name):
+def call(name):
     short = name.removeprefix("hlmlDevice")
     values = _load_scenario()["values"]
     own = ("hlmlInit", "hlmlShutdown", "hlmlDeviceGetCount", "hlmlDeviceGetHandleByIndex")
