@@ -78,10 +78,10 @@ def judge(folder: Path) -> JudgedRun:
         KNOWN[measured["scenario"]], analyze_recording(folder / "recording"), measured
     )
     sys.path.insert(0, str(ROOT / "bench"))
-    from baselines.recorded import recorded
+    from baselines.recorded import read_recording
     from baselines.rules import RULES
 
-    seen = recorded(folder / "recording")
+    seen = read_recording(folder / "recording")
     rules = {name: rule(seen.job) for name, rule in RULES.items()}
     rules |= {"iowait > 5 %": seen.iowait_above(), "AU < 90 %": seen.au_below()}
     return replace(verdict, rules=rules)
