@@ -42,7 +42,7 @@ ZOOM = """(async () => {
 })()""".replace("FRAMES", str(FRAMES))
 
 
-def cpu_s(renderer: Html | Json, report: Report) -> float:
+def measure_cpu_s(renderer: Html | Json, report: Report) -> float:
     """Least CPU time of a few rounds."""
     best = float("inf")
     for _ in range(ROUNDS):
@@ -52,7 +52,7 @@ def cpu_s(renderer: Html | Json, report: Report) -> float:
     return best
 
 
-def drawn(browser: Browser, file: Path) -> str:
+def measure_drawing(browser: Browser, file: Path) -> str:
     """Open the page a few times and zoom in it; return the best opening and all frames."""
     paints, readies, spent = [], [], []
     for _ in range(ROUNDS):
@@ -80,7 +80,7 @@ def main() -> None:
         "8,000 ranks on 1,000 nodes, 1 h": make_one_hour_job(1000, 8, 360, 200),
     }
     for name, report in jobs.items():
-        ours, theirs = cpu_s(Html(), report), cpu_s(Json(), report)
+        ours, theirs = measure_cpu_s(Html(), report), measure_cpu_s(Json(), report)
         page = Html().render(report)
         print(
             f"{name}: {ours:.2f} CPU-s (target 5), {ours / theirs:.1f} x the JSON report,"
@@ -93,7 +93,7 @@ def main() -> None:
             file = Path(folder) / "report.html"
             file.write_text(page, encoding="ascii")
             with Browser.start(Path(folder)) as browser:
-                print(drawn(browser, file))
+                print(measure_drawing(browser, file))
 
 
 if __name__ == "__main__":

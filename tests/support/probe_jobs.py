@@ -116,7 +116,7 @@ def list_stacks(log: bytes) -> list[list[tuple[str, str, int, int]]]:
 class RingWatcher:
     """Opens the rings of a run directory as they are announced, and holds on to them.
 
-    with RingWatcher(run_dir) as watcher: … ; watcher.read_rings() afterwards, of dead processes too.
+    with RingWatcher(run_dir) as watcher: …; then watcher.read_rings(), of dead processes, too.
     """
 
     run_dir: Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterprof_lab.truth import Injected, Lost, Place, Truth, write
+from clusterprof_lab.truth import Injected, Lost, Place, Truth, write_truth
 from tests.support import recordings
 from tests.support.waiting_jobs import make_scripts
 
@@ -54,5 +54,5 @@ def write_two_ranks(folder: Path, name: str, seed: int = 0, ranks: int = 2) -> P
         step_ns=0.6e9,
         clean_step_ns=0.4e9,
     )
-    write(truth, run)
+    write_truth(truth, run)
     return run

@@ -11,7 +11,7 @@ from clusterprof.probe.hooks.process_groups import compute_group_number
 from clusterprof.report.model import Report
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Gap, Record, Rows, Spans
-from clusterprof_lab.synth.record import Seen, record
+from clusterprof_lab.synth.record import RecordingQuality, write_story
 from clusterprof_lab.synth.story import Act, Mark, Node, Rank, Story, Thread, Work
 
 MS = 1_000_000
@@ -97,9 +97,14 @@ def make_data_parallel_job(ranks: int, per_node: int, late: int) -> Story:
     return Story(collected, nodes, 0, at + SECOND, world_size=ranks)
 
 
-def record_story(story: Story, folder: Path, seen: Seen = Seen(), seed: int = 1) -> list[Record]:  # noqa: B008
+def record_story(
+    story: Story,
+    folder: Path,
+    seen: RecordingQuality = RecordingQuality(),  # noqa: B008
+    seed: int = 1,
+) -> list[Record]:
     """Record a story of one node and return the records."""
-    record(story, folder, np.random.default_rng(seed), seen)
+    write_story(story, folder, np.random.default_rng(seed), seen)
     (node,) = list_node_folders(folder)
     return list(NodeReader(node))
 

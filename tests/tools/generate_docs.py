@@ -84,10 +84,10 @@ def make_cause_pages() -> dict[str, str]:
 def make_accuracy_pages() -> dict[str, str]:
     """The page of the score, its picture and that of what if, from lab/results."""
     sys.path.insert(0, str(ROOT / "lab"))
-    from clusterprof_lab.score.page import PAGE, pages
-    from clusterprof_lab.score.whatif_page import pages as whatif_pages
+    from clusterprof_lab.score.page import PAGE, make_pages
+    from clusterprof_lab.score.whatif_page import make_pages as whatif_pages
 
-    by_key = {name: MARK + text if name == PAGE else text for name, text in pages().items()}
+    by_key = {name: MARK + text if name == PAGE else text for name, text in make_pages().items()}
     return {**by_key, **{name: MARK + text for name, text in whatif_pages().items()}}
 
 

@@ -1,4 +1,4 @@
-"""Faults in the script or in the cable: how strong they must be to cost their share.
+"""Faults in the script or on the network: the strength at which each costs its intended share.
 
 A scenario names one of them in `real: {fault: …}`; names that are not here are faults of the
 environment (`real/faults/`). The amount follows from the share: a step takes `step_ms` without the
@@ -23,8 +23,8 @@ _EXPECTED_LARGEST = {2: 0.56, 3: 0.85, 4: 1.03}  # of so many normal draws, in s
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What a fault is to cost, and whom it is to hit."""
+class FaultAim:
+    """The intended cost of a fault, and its culprits."""
 
     share: float
     """Of the time in steps, from 0 to below 1."""
@@ -44,11 +44,11 @@ class Aim:
 
     @property
     def lateness_ms(self) -> float:
-        """How much longer one rank is to compute: only those who wait for it lose that time."""
+        """How much longer one rank computes: only the ranks that wait for it lose that time."""
         share = min(0.8, self.share * self.world / max(self.world - 1, 1))
         return self.step_ms * share / (1.0 - share)
 
-    def of(self, name: str, value: float) -> Words:
+    def get_culprit_option(self, name: str, value: float) -> Words:
         """Return an option of the culprits."""
         text = f"{value:.4f}" if isinstance(value, float) else str(value)
         if len(self.culprits) == self.world:
@@ -57,8 +57,8 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What the job and the cable get."""
+class FaultOptions:
+    """The options of the job and the limits of the network links."""
 
     script: Words = field(default_factory=list)
     links: Mapping[int, Link] = field(default_factory=dict)
@@ -73,179 +73,193 @@ class Made:
     """The job hangs and has to be ended."""
 
 
-def _script(*parts: tuple[str, Callable[[Aim], float | int]]) -> Callable[[Aim], Made]:
-    def make(aim: Aim) -> Made:
-        return Made([word for name, amount in parts for word in aim.of(name, amount(aim))])
+def _make_script_fault(
+    *parts: tuple[str, Callable[[FaultAim], float | int]],
+) -> Callable[[FaultAim], FaultOptions]:
+    def make(aim: FaultAim) -> FaultOptions:
+        return FaultOptions(
+            [word for name, amount in parts for word in aim.get_culprit_option(name, amount(aim))]
+        )
 
     return make
 
 
-def _stall(name: str) -> Callable[[Aim], Made]:
-    return _script((name, lambda aim: aim.stall_ms))
+def _make_stall(name: str) -> Callable[[FaultAim], FaultOptions]:
+    return _make_script_fault((name, lambda aim: aim.stall_ms))
 
 
-def _every(name: str, *parts: tuple[str, Callable[[Aim], float | int]]) -> Callable[[Aim], Made]:
-    """A pause every few steps, each so much longer."""
+def _make_periodic_stall(
+    name: str, *parts: tuple[str, Callable[[FaultAim], float | int]]
+) -> Callable[[FaultAim], FaultOptions]:
+    """Pause every few steps, each time correspondingly longer."""
     interval_steps = 4
     pause = (f"{name}-ms", lambda aim: aim.stall_ms * interval_steps)
-    return _script((f"{name}-every", lambda aim: interval_steps), pause, *parts)
+    return _make_script_fault((f"{name}-every", lambda aim: interval_steps), pause, *parts)
 
 
-def _throttle(aim: Aim) -> Made:
+def _make_throttle(aim: FaultAim) -> FaultOptions:
     compute_ms = float(aim.given.get("script", {}).get("compute-ms", 120.0))
-    return Made(aim.of("clock-ratio", compute_ms / (compute_ms + aim.stall_ms)))
+    return FaultOptions(
+        aim.get_culprit_option("clock-ratio", compute_ms / (compute_ms + aim.stall_ms))
+    )
 
 
-def _compute(aim: Aim) -> Made:
+def _make_slow_compute(aim: FaultAim) -> FaultOptions:
     compute_ms = float(aim.given.get("script", {}).get("compute-ms", 120.0))
-    return Made(aim.of("compute-ms", compute_ms + aim.lateness_ms))
+    return FaultOptions(aim.get_culprit_option("compute-ms", compute_ms + aim.lateness_ms))
 
 
-def _skew(aim: Aim) -> Made:
-    """The longest of all ranks' draws sets the pace of each step."""
+def _make_skew(aim: FaultAim) -> FaultOptions:
+    """The slowest rank's draw determines the length of each step."""
     spread = aim.share / (1.0 - aim.share) / _EXPECTED_LARGEST.get(aim.world, 1.0)
-    return Made([f"--skew={spread:.4f}", f"--seed={int(aim.random.integers(1 << 30))}"])
+    return FaultOptions([f"--skew={spread:.4f}", f"--seed={int(aim.random.integers(1 << 30))}"])
 
 
-def _tiny(aim: Aim) -> Made:
+def _make_tiny_kernels(aim: FaultAim) -> FaultOptions:
     """Kernels shorter than it takes to launch them."""
     count = 480
     compute_ms = float(aim.given.get("script", {}).get("compute-ms", 120.0))
     launch_us = 1000 * (compute_ms + aim.stall_ms) / count
-    return Made([f"--kernels={count}", f"--launch-us={launch_us:.1f}"])
+    return FaultOptions([f"--kernels={count}", f"--launch-us={launch_us:.1f}"])
 
 
 _TURN = 6
 
 
-def _turn_ms(aim: Aim) -> float:
+def _compute_turn_ms(aim: FaultAim) -> float:
     """A batch of a slow turn: what is ahead when the turn begins hides some of it."""
     given = aim.given.get("script", {})
     ahead = int(given.get("prefetch", 2)) + int(given.get("queued-steps", 2))
     return aim.step_ms * (_TURN + ahead) / _TURN + aim.stall_ms
 
 
-def _two_culprits(aim: Aim) -> Made:
+def _make_two_culprits(aim: FaultAim) -> FaultOptions:
     """One rank reads for long, another decodes for long, in turns of a few steps."""
     reader, decoder = map(str, aim.culprits[:2])
     own = (
-        (reader, f"turn-read-ms={_turn_ms(aim):.2f}"),
-        (decoder, f"turn-ms={_turn_ms(aim)}"),
+        (reader, f"turn-read-ms={_compute_turn_ms(aim):.2f}"),
+        (decoder, f"turn-ms={_compute_turn_ms(aim)}"),
         (reader, "turns=2"),
         (decoder, "turns=2"),
         (decoder, "turn=1"),
     )
     words = [word for rank, value in own for word in ("--own", rank, value)]
-    return Made([*words, f"--turn-every={_TURN}"])
+    return FaultOptions([*words, f"--turn-every={_TURN}"])
 
 
-def _wandering(aim: Aim) -> Made:
+def _make_wandering(aim: FaultAim) -> FaultOptions:
     words = [f"--turns={aim.world}", "--turn=-1", f"--turn-every={_TURN}"]
-    return Made([*words, f"--turn-read-ms={_turn_ms(aim):.2f}"])
+    return FaultOptions([*words, f"--turn-read-ms={_compute_turn_ms(aim):.2f}"])
 
 
-def _heavy_stage(aim: Aim) -> Made:
+def _make_heavy_stage(aim: FaultAim) -> FaultOptions:
     """The last stage computes longer for each micro-batch."""
     compute_ms = float(aim.given.get("script", {}).get("compute-ms", 120.0))
-    return Made(["--own", str(aim.world - 1), f"compute-ms={compute_ms + aim.lateness_ms:.2f}"])
+    return FaultOptions(
+        ["--own", str(aim.world - 1), f"compute-ms={compute_ms + aim.lateness_ms:.2f}"]
+    )
 
 
-def _model_mb(aim: Aim) -> float:
+def _compute_model_mb(aim: FaultAim) -> float:
     return float(aim.given.get("script", {}).get("model-mb", 4.0))
 
 
-def _rate_cap(aim: Aim) -> Made:
-    rate = round(_model_mb(aim) * (1 << 20) * 8 / (aim.stall_ms / 1000))
-    return Made(links={1: Link(rate_bits_per_second=rate)})
+def _make_rate_cap(aim: FaultAim) -> FaultOptions:
+    rate = round(_compute_model_mb(aim) * (1 << 20) * 8 / (aim.stall_ms / 1000))
+    return FaultOptions(links={1: Link(rate_bits_per_second=rate)})
 
 
-def _latency(aim: Aim) -> Made:
+def _make_latency(aim: FaultAim) -> FaultOptions:
     """A ring of two nodes crosses the link a few times per all-reduce: measured, not derived."""
     trips = float(aim.given.get("trips", 4.0))
-    return Made(links={1: Link(delay_s=aim.stall_ms / 1000 / trips)})
+    return FaultOptions(links={1: Link(delay_s=aim.stall_ms / 1000 / trips)})
 
 
-def _loss(aim: Aim) -> Made:
+def _make_loss(aim: FaultAim) -> FaultOptions:
     """What a lost frame costs depends on the kernel: measured, not derived."""
     ratio = 0.0025 * aim.share / (1.0 - aim.share)
-    return Made(links={1: Link(delay_s=0.0005, loss_ratio=min(0.02, ratio))})
+    return FaultOptions(links={1: Link(delay_s=0.0005, loss_ratio=min(0.02, ratio))})
 
 
-def _background(aim: Aim) -> Made:
+def _make_background(aim: FaultAim) -> FaultOptions:
     """The job gets about half of a link that others fill."""
-    rate = round(_model_mb(aim) * (1 << 20) * 8 * 2 / (aim.stall_ms / 1000))
+    rate = round(_compute_model_mb(aim) * (1 << 20) * 8 * 2 / (aim.stall_ms / 1000))
     link = Link(rate_bits_per_second=rate)
-    return Made(links={1: link}, flow_mbit=1.5 * rate / 1e6)
+    return FaultOptions(links={1: link}, flow_mbit=1.5 * rate / 1e6)
 
 
-def _one_way(aim: Aim) -> Made:
-    rate = round(_model_mb(aim) * (1 << 20) * 8 / (aim.stall_ms / 1000))
-    return Made(one_way={1: rate})
+def _make_one_way(aim: FaultAim) -> FaultOptions:
+    rate = round(_compute_model_mb(aim) * (1 << 20) * 8 / (aim.stall_ms / 1000))
+    return FaultOptions(one_way={1: rate})
 
 
-def _big(aim: Aim) -> Made:
+def _make_big_model(aim: FaultAim) -> FaultOptions:
     """A healthy link, and more to send than a step can hide."""
     rate = 800_000_000
     size = aim.stall_ms / 1000 * rate / 8 / (1 << 20)
     links = {node: Link(rate_bits_per_second=rate) for node in (0, 1)}
-    return Made([f"--model-mb={size:.2f}"], links=links)
+    return FaultOptions([f"--model-mb={size:.2f}"], links=links)
 
 
-def _stop(name: str) -> Callable[[Aim], Made]:
-    def make(aim: Aim) -> Made:
+def _make_stop(name: str) -> Callable[[FaultAim], FaultOptions]:
+    def make(aim: FaultAim) -> FaultOptions:
         steps = int(aim.given.get("script", {}).get("steps", 40))
-        words = aim.of(name, int(aim.random.integers(steps // 3, steps // 2)))
-        return Made(words, restarts=int(name == "fail-at"), ends_badly=name == "hang-at")
+        words = aim.get_culprit_option(name, int(aim.random.integers(steps // 3, steps // 2)))
+        return FaultOptions(words, restarts=int(name == "fail-at"), ends_badly=name == "hang-at")
 
     return make
 
 
-AIMS: Mapping[str, Callable[[Aim], Made]] = {
-    "none": lambda aim: Made(),
-    "heavy-transform": _script(("decode-ms", lambda aim: aim.step_ms + aim.stall_ms)),
-    "no-workers": _script(
+AIMS: Mapping[str, Callable[[FaultAim], FaultOptions]] = {
+    "none": lambda aim: FaultOptions(),
+    "heavy-transform": _make_script_fault(("decode-ms", lambda aim: aim.step_ms + aim.stall_ms)),
+    "no-workers": _make_script_fault(
         ("workers", lambda aim: 0), ("decode-ms", lambda aim: aim.step_ms + aim.stall_ms)
     ),
-    "prefetch-one": _script(
+    "prefetch-one": _make_script_fault(
         ("workers", lambda aim: 2),
         ("prefetch", lambda aim: 1),
         ("uneven-every", lambda aim: 5),
         ("uneven-ms", lambda aim: 4 * aim.step_ms + 5 * aim.stall_ms),
     ),
     # A sixth of a step is under way on the device when it begins.
-    "gil-hog": _script(("gil-ms", lambda aim: aim.stall_ms + aim.step_ms / 6)),
-    "gc": _every("gc"),
-    "logging": _stall("log-ms"),
-    "checkpoint": _every("checkpoint"),
-    "evaluation": _every("eval"),
-    "slow-start": lambda aim: Made([f"--start-ms={4000 + 8000 * aim.share:.0f}"]),
-    "pageable-copies": _script(("copy-mb", lambda aim: aim.stall_ms * _PAGEABLE_MB_PER_MS)),
-    "oversized-copies": _script(
+    "gil-hog": _make_script_fault(("gil-ms", lambda aim: aim.stall_ms + aim.step_ms / 6)),
+    "gc": _make_periodic_stall("gc"),
+    "logging": _make_stall("log-ms"),
+    "checkpoint": _make_periodic_stall("checkpoint"),
+    "evaluation": _make_periodic_stall("eval"),
+    "slow-start": lambda aim: FaultOptions([f"--start-ms={4000 + 8000 * aim.share:.0f}"]),
+    "pageable-copies": _make_script_fault(
+        ("copy-mb", lambda aim: aim.stall_ms * _PAGEABLE_MB_PER_MS)
+    ),
+    "oversized-copies": _make_script_fault(
         ("copy-mb", lambda aim: aim.stall_ms * _PINNED_MB_PER_MS), ("pinned", lambda aim: 1)
     ),
-    "item-syncs": _script(
+    "item-syncs": _make_script_fault(
         ("item-syncs", lambda aim: 1), ("host-ms", lambda aim: aim.stall_ms / _LAUNCHES)
     ),
-    "tiny-kernels": _tiny,
-    "allocator-churn": _stall("alloc-ms"),
-    "recompiles": _script(
+    "tiny-kernels": _make_tiny_kernels,
+    "allocator-churn": _make_stall("alloc-ms"),
+    "recompiles": _make_script_fault(
         ("recompile-every", lambda aim: max(1, round(_RECOMPILE_MS / aim.stall_ms))),
         ("recompile-operations", lambda aim: max(30, round(30 * aim.stall_ms / _RECOMPILE_MS))),
     ),
-    "slow-rank": _compute,
-    "uneven-shards": _compute,
-    "throttle": _throttle,
-    "skew": _skew,
-    "wandering-loader": _wandering,
-    "two-culprits": _two_culprits,
-    "heavy-last-stage": _heavy_stage,
-    "jitter": lambda aim: Made(["--jitter=0.1", f"--seed={int(aim.random.integers(1 << 30))}"]),
-    "rate-cap": _rate_cap,
-    "latency": _latency,
-    "loss": _loss,
-    "background-flow": _background,
-    "one-way": _one_way,
-    "big-all-reduce": _big,
-    "restart": _stop("fail-at"),
-    "hang": _stop("hang-at"),
+    "slow-rank": _make_slow_compute,
+    "uneven-shards": _make_slow_compute,
+    "throttle": _make_throttle,
+    "skew": _make_skew,
+    "wandering-loader": _make_wandering,
+    "two-culprits": _make_two_culprits,
+    "heavy-last-stage": _make_heavy_stage,
+    "jitter": lambda aim: FaultOptions(
+        ["--jitter=0.1", f"--seed={int(aim.random.integers(1 << 30))}"]
+    ),
+    "rate-cap": _make_rate_cap,
+    "latency": _make_latency,
+    "loss": _make_loss,
+    "background-flow": _make_background,
+    "one-way": _make_one_way,
+    "big-all-reduce": _make_big_model,
+    "restart": _make_stop("fail-at"),
+    "hang": _make_stop("hang-at"),
 }

@@ -1,4 +1,4 @@
-"""From stopwatches to `truth.json`: the parts of `account` under the leaves of the scenario."""
+"""From stopwatches to `truth.json`: lost time under the causes of the scenario."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterprof_lab.families import FAMILY_OF
-from clusterprof_lab.real import account
-from clusterprof_lab.real.stopwatches import Life, last_life
-from clusterprof_lab.scenario import Trial, Wanted
+from clusterprof_lab.real import device_ledger
+from clusterprof_lab.real.stopwatches import Incarnation, find_last_incarnation
+from clusterprof_lab.scenario import ExpectedVerdict, Trial
 from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
 
 # Part -> the leaves it may be, the first when the scenario names none of them.
 _MAY_BE = {
-    account.DECODE: ("cpu-preprocess", "cpu-loader-config"),
-    account.HAND_OVER: (OTHER,),
-    account.CONTENTION: ("cpu-contention", "cpu-throttled"),
-    account.BLOCKED: (OTHER, "cpu-memory"),
-    account.LOOP: (OTHER, "launch-bound", "h2d-sync"),
-    account.WORK: ("sync-imbalance", "sync-slow-compute", "sync-bubble"),
+    device_ledger.DECODE: ("cpu-preprocess", "cpu-loader-config"),
+    device_ledger.HAND_OVER: (OTHER,),
+    device_ledger.CONTENTION: ("cpu-contention", "cpu-throttled"),
+    device_ledger.BLOCKED: (OTHER, "cpu-memory"),
+    device_ledger.LOOP: (OTHER, "launch-bound", "h2d-sync"),
+    device_ledger.WORK: ("sync-imbalance", "sync-slow-compute", "sync-bubble"),
 }
 _FAMILIES = {
-    account.STORAGE: ("storage-local", "storage"),
-    account.TRANSFER: ("net-transfer", "network"),
+    device_ledger.STORAGE: ("storage-local", "storage"),
+    device_ledger.TRANSFER: ("net-transfer", "network"),
 }
 
 
 BUBBLE = "sync-bubble"
 
 
-def leaf_of(part: str, wanted: Wanted) -> str:
+def find_cause(part: str, wanted: ExpectedVerdict) -> str:
     """Return the cause that a part of lost time is in a scenario."""
-    if part == account.WORK and not wanted.family:
+    if part == device_ledger.WORK and not wanted.family:
         return OTHER  # work that only varies, of a job with nothing wrong
     named = (*wanted.leaves, *(leaf for _, leaf in wanted.also))
     if part in _MAY_BE:
@@ -42,8 +42,8 @@ def leaf_of(part: str, wanted: Wanted) -> str:
     return part
 
 
-def lost_rows(
-    lives: Sequence[Life], wanted: Wanted, stages: Sequence[int] | None = None
+def list_lost(
+    lives: Sequence[Incarnation], wanted: ExpectedVerdict, stages: Sequence[int] | None = None
 ) -> tuple[Lost, ...]:
     """Return the lost time of the ranks of one life, exact to the nanosecond.
 
@@ -52,18 +52,20 @@ def lost_rows(
     """
     by_rank = {life.rank: life for life in lives}
     sums: dict[tuple[str, int | None, int], int] = {}
-    for rank, losses in zip(sorted(by_rank), account.sum_losses(by_rank)):
+    for rank, losses in zip(sorted(by_rank), device_ledger.sum_losses(by_rank)):
         for (part, culprit), ns in losses.items():
-            who = {account.OWN: rank, account.NOBODY: None}.get(culprit, culprit)
-            cause = leaf_of(part, wanted)
-            if part == account.WORK and stages is not None and who not in stages:
+            who = {device_ledger.OWN: rank, device_ledger.NOBODY: None}.get(culprit, culprit)
+            cause = find_cause(part, wanted)
+            if part == device_ledger.WORK and stages is not None and who not in stages:
                 cause = BUBBLE
             key = (cause, None if cause in (OTHER, BUBBLE) else who, rank)
             sums[key] = sums.get(key, 0) + ns
     return tuple(Lost(*key, ns) for key, ns in sorted(sums.items(), key=str) if ns)
 
 
-def outside_rows(lives: Sequence[Life], culprits: Sequence[int], hung_ns: int) -> tuple[Lost, ...]:
+def list_outside_steps(
+    lives: Sequence[Incarnation], culprits: Sequence[int], hung_ns: int
+) -> tuple[Lost, ...]:
     """Return what passed before, between and after steps; `hung_ns`: end of a hung job, else 0."""
     rows = []
     for life in lives:
@@ -80,7 +82,9 @@ def outside_rows(lives: Sequence[Life], culprits: Sequence[int], hung_ns: int) -
     return tuple(rows)
 
 
-def injected(wanted: Wanted, culprits: Sequence[int], also: Sequence[int]) -> tuple[Injected, ...]:
+def list_injected(
+    wanted: ExpectedVerdict, culprits: Sequence[int], also: Sequence[int]
+) -> tuple[Injected, ...]:
     """Return what a right answer names; `also`: the culprits of further faults, one each."""
     if not wanted.family:
         return ()
@@ -89,9 +93,9 @@ def injected(wanted: Wanted, culprits: Sequence[int], also: Sequence[int]) -> tu
     return (Injected(wanted.leaves[0], named), *further)
 
 
-def truth_of(
+def build_truth(
     trial: Trial,
-    lives: Sequence[Life],
+    lives: Sequence[Incarnation],
     culprits: Sequence[int],
     parameters: Mapping[str, Any],
     clean_step_ns: float | None,
@@ -104,8 +108,8 @@ def truth_of(
     lost: dict[tuple[str, int | None, int], int] = {}
     script = (trial.scenario.real or {}).get("script", {})
     stages = culprits if script.get("micro-batches") else None
-    for number in range(last_life(lives) + 1):
-        for lost_row in lost_rows(
+    for number in range(find_last_incarnation(lives) + 1):
+        for lost_row in list_lost(
             [life for life in trained if life.number == number], wanted, stages
         ):
             key = (lost_row.cause, lost_row.culprit, lost_row.rank)
@@ -127,8 +131,8 @@ def truth_of(
         parameters=parameters,
         places=tuple(places[rank] for rank in sorted(places)),
         lost=tuple(Lost(*key, ns) for key, ns in lost.items()),
-        injected=injected(wanted, first, also),
-        outside=outside_rows(lives, culprits or (0,), hung_ns),
+        injected=list_injected(wanted, first, also),
+        outside=list_outside_steps(lives, culprits or (0,), hung_ns),
         step_ns=sum(place.in_step_ns for place in places.values()) / steps if steps else None,
         clean_step_ns=clean_step_ns,
         disturbed_ratio=round(disturbed_ratio, 4),

@@ -1,6 +1,6 @@
-"""Three deliberate faults in the attribution: does the score catch each?
+"""Three deliberate faults in the attribution: does the score notice each of them?
 
-    python -m clusterprof_lab.score.sabotage [--runs DIR]
+    python -m clusterprof_lab.score.attribution_mutations [--runs DIR]
 
 swap-causes       time blocked on a disk and time of compute of a thread are exchanged
 longest-waiter    a wait is blamed on the rank that waited longest, not on the last to arrive
@@ -28,14 +28,14 @@ from clusterprof.analysis.attribution.rank import chunk_boundary, claims, lost_t
 from clusterprof.analysis.cross_rank import run_slices
 from clusterprof.analysis.timeline.model import DataWaitBreakdown
 from clusterprof_lab.scenario import Scenario, Trial, load_corpus
+from clusterprof_lab.score.clusterprof_answer import TOOL, analyze_recording
 from clusterprof_lab.score.figures import Figure
-from clusterprof_lab.score.judge import judge
-from clusterprof_lab.score.metrics import Row, scored
-from clusterprof_lab.score.ours import TOOL, ours
-from clusterprof_lab.score.plan import Work, lying_in
-from clusterprof_lab.score.rewrite import Less, rewrite
-from clusterprof_lab.score.work import RECORDING, made
-from clusterprof_lab.truth import read
+from clusterprof_lab.score.judge import judge_answer
+from clusterprof_lab.score.metrics import JudgedRun, compute_score
+from clusterprof_lab.score.plan import ScoredRun, list_stored_runs
+from clusterprof_lab.score.rewrite import RemovedSignals, rewrite_recording
+from clusterprof_lab.score.work import RECORDING, make_run
+from clusterprof_lab.truth import read_truth
 
 SCENARIOS = ("storage-io-cap", "cpu-heavy-transform", "sync-slow-rank", "null-clean")
 SEEDS = 4
@@ -50,11 +50,11 @@ WATCHED: Mapping[str, int] = {
     "conserved": 1,
 }
 """Figure -> 1 when more is better, -1 when less is."""
-GAPS = Less("gaps", "3 of 10 s of the device's samples lost", device_gaps_s=(3, 10))
+GAPS = RemovedSignals("gaps", "3 of 10 s of the device's samples lost", device_gaps_s=(3, 10))
 _LONG_GAP = 2.0  # windows longer than this many usual ones are gaps
 
 
-def _swapped(feed: Callable[..., DataWaitBreakdown]) -> Callable[..., DataWaitBreakdown]:
+def _swap_breakdown(feed: Callable[..., DataWaitBreakdown]) -> Callable[..., DataWaitBreakdown]:
     def feed_swapped(*given: Any) -> DataWaitBreakdown:
         breakdown = feed(*given)
         return replace(breakdown, block_io=breakdown.user_cpu, user_cpu=breakdown.block_io)
@@ -62,7 +62,7 @@ def _swapped(feed: Callable[..., DataWaitBreakdown]) -> Callable[..., DataWaitBr
     return feed_swapped
 
 
-def _longest_waiter(settle: Callable[..., Any]) -> Callable[..., Any]:
+def _blame_longest_waiter(settle: Callable[..., Any]) -> Callable[..., Any]:
     def settle_wrong(ops: Any, *more: Any) -> Any:
         blamed, carry = settle(ops, *more)
         size = np.diff(ops.first)
@@ -75,7 +75,7 @@ def _longest_waiter(settle: Callable[..., Any]) -> Callable[..., Any]:
     return settle_wrong
 
 
-def _zero_gap(windows: Callable[..., Any]) -> Callable[..., Any]:
+def _fill_gaps_with_zeros(windows: Callable[..., Any]) -> Callable[..., Any]:
     def with_zeros(rank: Any) -> Any:
         measured = windows(rank)
         if measured is None or not measured.start_ns.size:
@@ -92,19 +92,22 @@ def _zero_gap(windows: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def sabotaged(fault: str) -> Iterator[None]:
-    """Hold one fault in the attribution of this process; "" holds none."""
+def apply_mutation(fault: str) -> Iterator[None]:
+    """Apply one fault to the attribution of this process while the context is open; "" applies
+    none."""
     with ExitStack() as stack:
         if fault == "swap-causes":
-            bad = _swapped(claims.split_data_wait)
+            bad = _swap_breakdown(claims.split_data_wait)
             stack.enter_context(patch.object(claims, "split_data_wait", bad))
         elif fault == "longest-waiter":
             stack.enter_context(
-                patch.object(run_slices, "blame_waits", _longest_waiter(run_slices.blame_waits))
+                patch.object(
+                    run_slices, "blame_waits", _blame_longest_waiter(run_slices.blame_waits)
+                )
             )
         elif fault == "zero-gap":
             for module in (lost_time, chunk_boundary):
-                bad = _zero_gap(module.build_device_windows)
+                bad = _fill_gaps_with_zeros(module.build_device_windows)
                 stack.enter_context(patch.object(module, "build_device_windows", bad))
         elif fault:
             raise ValueError(f"no such fault: {fault!r}; there are {', '.join(FAULTS)}")
@@ -114,7 +117,7 @@ def sabotaged(fault: str) -> Iterator[None]:
 FAULTS = ("swap-causes", "longest-waiter", "zero-gap")
 
 
-def worse(sound: Mapping[str, Figure], bad: Mapping[str, Figure]) -> list[str]:
+def list_worse_figures(sound: Mapping[str, Figure], bad: Mapping[str, Figure]) -> list[str]:
     """Return the watched figures that got worse beyond both intervals, in words."""
     out = []
     for name, sign in WATCHED.items():
@@ -130,23 +133,23 @@ def worse(sound: Mapping[str, Figure], bad: Mapping[str, Figure]) -> list[str]:
     return out
 
 
-def figures(
+def compute_figures(
     runs: Sequence[Path], corpus: Mapping[str, Scenario], fault: str, gaps: bool
 ) -> Mapping[str, Figure]:
     """Analyze runs with a fault held, and return the figures."""
     rows = []
     for folder in runs:
-        truth = read(folder)
+        truth = read_truth(folder)
         with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as place:
             recording = folder / RECORDING
             if gaps:
-                recording = rewrite(recording, Path(place) / GAPS.name, GAPS)
-            with sabotaged(fault):
-                answer = ours(recording)
+                recording = rewrite_recording(recording, Path(place) / GAPS.name, GAPS)
+            with apply_mutation(fault):
+                answer = analyze_recording(recording)
         scenario = corpus[truth.scenario]
-        judged = judge(answer, truth, scenario.wanted)
+        judged = judge_answer(answer, truth, scenario.wanted)
         rows.append(
-            Row(
+            JudgedRun(
                 folder.name,
                 scenario.id,
                 scenario.group,
@@ -159,39 +162,39 @@ def figures(
                 judged,
             )
         )
-    return scored(rows).figures
+    return compute_score(rows).figures
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Put each fault in and see whether the score moves; 1 when one goes unnoticed."""
-    parser = argparse.ArgumentParser(prog="python -m clusterprof_lab.score.sabotage")
+    parser = argparse.ArgumentParser(prog="python -m clusterprof_lab.score.attribution_mutations")
     parser.add_argument("--runs", type=Path, help="runs that lie there, instead of a small slice")
     given = parser.parse_args(argv)
     corpus = {scenario.id: scenario for scenario in load_corpus()}
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as place:
-        runs = _runs(given.runs, Path(place), corpus)
+        runs = _make_runs(given.runs, Path(place), corpus)
         if not runs:
             print("sabotage: no runs to score", file=sys.stderr)
             return 2
-        sound = {gaps: figures(runs, corpus, "", gaps) for gaps in (False, True)}
+        sound = {gaps: compute_figures(runs, corpus, "", gaps) for gaps in (False, True)}
         missed = 0
         for fault in FAULTS:
             gaps = fault == "zero-gap"
-            moved = worse(sound[gaps], figures(runs, corpus, fault, gaps))
+            moved = list_worse_figures(sound[gaps], compute_figures(runs, corpus, fault, gaps))
             missed += not moved
             print(f"{fault:<16} {'caught: ' + '; '.join(moved) if moved else 'NOT CAUGHT'}")
     print(f"{len(FAULTS) - missed} of {len(FAULTS)} faults caught on {len(runs)} runs")
     return 1 if missed else 0
 
 
-def _runs(folder: Path | None, place: Path, corpus: Mapping[str, Scenario]) -> list[Path]:
+def _make_runs(folder: Path | None, place: Path, corpus: Mapping[str, Scenario]) -> list[Path]:
     if folder is not None:
-        return [work.folder for work in lying_in(folder, ("M0",), False) if work.folder]
+        return [work.folder for work in list_stored_runs(folder, ("M0",), False) if work.folder]
     out = []
     for name in SCENARIOS:
         for seed in range(SEEDS if name in corpus else 0):
-            work = Work("synth", Trial(corpus[name], "medium", seed, "dev"), None)
-            folder, reason = made(work, place)
+            work = ScoredRun("synth", Trial(corpus[name], "medium", seed, "dev"), None)
+            folder, reason = make_run(work, place)
             if folder is None:
                 print(f"sabotage: {work.name} was not run: {reason}", file=sys.stderr)
             else:

@@ -1,4 +1,4 @@
-"""The paired clean run of each injected fault: the same job and random numbers without the fault.
+"""The clean run of each injected fault: the same job and random numbers without the fault.
 
 A synthetic job is simulated again with the size of that fault 0 and all others unchanged. Uneven
 work ("skew") is evened out instead: removing it would remove work, and no fix of an imbalance does
@@ -15,10 +15,10 @@ import numpy as np
 
 from clusterprof_lab.families import FAMILY_OF
 from clusterprof_lab.scenario import Scenario, Trial
-from clusterprof_lab.synth.simulate import run
+from clusterprof_lab.synth.simulate import run_job
 from clusterprof_lab.synth.simulate_faults import Faults
-from clusterprof_lab.synth.simulate_plan import Plan, draw
-from clusterprof_lab.synth.simulate_truth import step_ns
+from clusterprof_lab.synth.simulate_plan import Plan, draw_plan
+from clusterprof_lab.synth.simulate_truth import compute_step_ns
 from clusterprof_lab.truth import Truth
 
 SAME_RATIO = 1e-6
@@ -46,7 +46,7 @@ class Pair:
         return 100.0 * (1 - self.clean_step_ns / truth.step_ns)
 
 
-def pairs_of(truth: Truth, scenario: Scenario) -> Iterator[Pair]:
+def make_pairs(truth: Truth, scenario: Scenario) -> Iterator[Pair]:
     """Yield a pair per injected fault; NoPairError when there is nothing to hold it against."""
     wanted = scenario.wanted
     if not wanted.family or wanted.outside_steps:
@@ -58,9 +58,9 @@ def pairs_of(truth: Truth, scenario: Scenario) -> Iterator[Pair]:
         yield Pair(leaves, wanted.family, truth.clean_step_ns, REMOVED)
         return
     trial = Trial(scenario, truth.severity, truth.seed, truth.split)  # type: ignore[arg-type]
-    plan, faults = draw(trial)
+    plan, faults = draw_plan(trial)
     sizes = [float(size) for size in truth.parameters["size_ns"]]
-    again = step_ns(run(plan, faults.scaled(sizes)))
+    again = compute_step_ns(run_job(plan, faults.set_sizes(sizes)))
     if abs(again - truth.step_ns) > SAME_RATIO * truth.step_ns:
         raise NoPairError("it was simulated by another version: make it anew")
     for at, fault in enumerate(faults.all):
@@ -68,14 +68,16 @@ def pairs_of(truth: Truth, scenario: Scenario) -> Iterator[Pair]:
             continue
         named = wanted.leaves if at == 0 else (fault.cause,)
         if fault.pattern == "skew":
-            yield Pair(named, FAMILY_OF[fault.cause], _evened(plan, faults, sizes, at), EVENED)
+            yield Pair(
+                named, FAMILY_OF[fault.cause], _simulate_even_fault(plan, faults, sizes, at), EVENED
+            )
             continue
         less = [0.0 if other == at else size for other, size in enumerate(sizes)]
-        clean_ns = step_ns(run(plan, faults.scaled(less)))
+        clean_ns = compute_step_ns(run_job(plan, faults.set_sizes(less)))
         yield Pair(named, FAMILY_OF[fault.cause], clean_ns, REMOVED)
 
 
-def _evened(plan: Plan, faults: Faults, sizes: list[float], at: int) -> float:
+def _simulate_even_fault(plan: Plan, faults: Faults, sizes: list[float], at: int) -> float:
     """Return the step time with each step's work of one fault spread evenly over the ranks."""
     fault = faults.all[at]
     noise = np.broadcast_to(fault.noise.mean(axis=0), fault.noise.shape)
@@ -83,4 +85,4 @@ def _evened(plan: Plan, faults: Faults, sizes: list[float], at: int) -> float:
         replace(candidate, noise=noise) if candidate is fault else candidate
         for candidate in faults.all
     ]
-    return step_ns(run(plan, Faults(tuple(even)).scaled(sizes)))
+    return compute_step_ns(run_job(plan, Faults(tuple(even)).set_sizes(sizes)))

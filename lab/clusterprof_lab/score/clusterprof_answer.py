@@ -24,33 +24,33 @@ BLAMED_RATIO = 0.25
 """A rank is blamed if it caused at least this part of what the first one caused."""
 
 
-def ours(recording: Path) -> Answer:
+def analyze_recording(recording: Path) -> Answer:
     """Analyze a recording in this process."""
-    return answer_of(analyze(recording))
+    return make_answer(analyze(recording))
 
 
-def answer_of(report: Report) -> Answer:
+def make_answer(report: Report) -> Answer:
     """Convert a report to an answer."""
     families = dict.fromkeys(FAMILIES, 0)
-    for id_, ns in bucket_ns(report).items():
-        family = family_of(id_, report)
+    for id_, ns in sum_buckets_ns(report).items():
+        family = find_family(id_, report)
         families[family] = families.get(family, 0) + ns
     whole = max(report.in_step_ns, 1)
     inside = [finding for finding in report.findings if not finding.outside_steps]
     large = [finding for finding in inside if finding.share_ratio >= GAIN_FROM_RATIO]
-    gain_ns = _gain_ns(report, large)
+    gain_ns = _estimate_gain_ns(report, large)
     return Answer(
         tool=f"{TOOL} {__version__}",
-        causes=tuple(_named_cause(finding) for finding in report.findings),
+        causes=tuple(_make_named_cause(finding) for finding in report.findings),
         family_ratio={name: ns / whole for name, ns in families.items()},
-        culprits=_blamed(report),
-        residual_ns=residual_ns(report),
+        culprits=_list_blamed(report),
+        residual_ns=compute_residual_ns(report),
         lost_ratio=report.lost_ns / whole,
         gain_ratio=None if gain_ns is None else gain_ns / whole,
     )
 
 
-def _gain_ns(report: Report, large: Sequence[Finding]) -> int | None:
+def _estimate_gain_ns(report: Report, large: Sequence[Finding]) -> int | None:
     """Return what fixing the large findings wins together, and no more than fixing all does."""
     gains = [
         finding.recoverable_ns
@@ -63,7 +63,7 @@ def _gain_ns(report: Report, large: Sequence[Finding]) -> int | None:
     return sum(gains) if gains else None
 
 
-def bucket_ns(report: Report) -> dict[str, int]:
+def sum_buckets_ns(report: Report) -> dict[str, int]:
     """Return in-step lost time of all ranks by id of cause, family or "unattributed"."""
     out: dict[str, int] = {UNATTRIBUTED: 0}
     for rank in report.ranks:
@@ -72,7 +72,7 @@ def bucket_ns(report: Report) -> dict[str, int]:
     return out
 
 
-def family_of(id_: str, report: Report) -> str:
+def find_family(id_: str, report: Report) -> str:
     """Return the group of a bucket: of the corpus, else as the report's own findings say."""
     if id_ in FAMILIES:
         return id_
@@ -82,13 +82,13 @@ def family_of(id_: str, report: Report) -> str:
     return named.get(id_, UNATTRIBUTED)
 
 
-def residual_ns(report: Report) -> int:
+def compute_residual_ns(report: Report) -> int:
     """Return parent less the sum of its children, at the level where it is largest.
 
     Levels: each rank, the job as the sum of its ranks, findings and reasons as sums over ranks,
     and victim time against culprit time.
     """
-    gaps = [gap for rank in report.ranks for gap in _gaps(rank)]
+    gaps = [gap for rank in report.ranks for gap in _compute_rank_residual(rank)]
     for name in (
         "window_ns",
         "unmeasured_ns",
@@ -98,7 +98,7 @@ def residual_ns(report: Report) -> int:
         "lost_ns",
     ):
         gaps.append(getattr(report, name) - sum(getattr(rank, name) for rank in report.ranks))
-    victim_ns = bucket_ns(report)
+    victim_ns = sum_buckets_ns(report)
     gaps.append(report.lost_ns - sum(victim_ns.values()))
     gaps.append(report.unattributed_ns - victim_ns[UNATTRIBUTED])
     gaps.append(report.unattributed_ns - sum(ns for _, ns in report.unattributed_reasons))
@@ -112,7 +112,7 @@ def residual_ns(report: Report) -> int:
     return max(map(abs, gaps), default=0)
 
 
-def _gaps(rank: RankLedger) -> Iterable[int]:
+def _compute_rank_residual(rank: RankLedger) -> Iterable[int]:
     yield rank.window_ns - rank.unmeasured_ns - rank.outside_ns - rank.in_step_ns
     yield rank.in_step_ns - rank.productive_ns - rank.lost_ns
     yield rank.lost_ns - sum(ns for _, ns in rank.buckets)
@@ -132,7 +132,7 @@ def _victim_less_culprit(report: Report, victim_ns: dict[str, int]) -> Iterable[
     yield from left.values()
 
 
-def _named_cause(finding: Finding) -> NamedCause:
+def _make_named_cause(finding: Finding) -> NamedCause:
     leaf = (
         None
         if finding.cause.id in FAMILIES and finding.cause.id not in FAMILY_OF
@@ -149,7 +149,7 @@ def _named_cause(finding: Finding) -> NamedCause:
     )
 
 
-def _blamed(report: Report) -> tuple[int, ...]:
+def _list_blamed(report: Report) -> tuple[int, ...]:
     """Return ranks by what all lost because of them; of a hang, who caused it."""
     hung = [
         finding

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILY_OF, UNATTRIBUTED
-from clusterprof_lab.scenario import Wanted
+from clusterprof_lab.scenario import ExpectedVerdict
 from clusterprof_lab.truth import OTHER, Truth
 
 _Name = TypeVar("_Name")
@@ -21,27 +21,31 @@ TIE_BELOW = 1.0
 """Two faults whose costs differ by fewer points are equally large."""
 
 
-def first_of(answer: Answer, wanted: Wanted) -> tuple[NamedCause | None, NamedCause | None]:
+def find_first_causes(
+    answer: Answer, wanted: ExpectedVerdict
+) -> tuple[NamedCause | None, NamedCause | None]:
     """Return the two largest causes where the scenario's lie: inside steps, or outside."""
-    named = _named(answer, wanted)
+    named = _list_named(answer, wanted)
     return (named[0] if named else None), (named[1] if len(named) > 1 else None)
 
 
-def group_of(answer: Answer, wanted: Wanted) -> NamedCause | None:
+def find_dominant_group(answer: Answer, wanted: ExpectedVerdict) -> NamedCause | None:
     """Return the largest cause of the group that cost most, all causes of a group together."""
-    named = _named(answer, wanted)
+    named = _list_named(answer, wanted)
     if not named or wanted.outside_steps or any(cause.covers for cause in named):
         return named[0] if named else None
-    sums = answer.family_ratio or _sums(named)
+    sums = answer.family_ratio or _sum_groups(named)
     return max(named, key=lambda cause: sums.get(cause.family, 0.0))  # the first of equal ones
 
 
-def meant(cause: NamedCause) -> tuple[str, ...]:
+def list_meant_groups(cause: NamedCause) -> tuple[str, ...]:
     """Return all groups that a tool's word stands for: it does not distinguish them."""
     return (cause.family, *cause.covers)
 
 
-def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: NamedCause | None) -> Wanted:
+def with_dominant_group(
+    wanted: ExpectedVerdict, true: Mapping[str, float], claimed: NamedCause | None
+) -> ExpectedVerdict:
     """Return `wanted` with the group that leads by its `true` points.
 
     Of several faults the largest leads; what the job loses without any fault leads when it cost
@@ -49,34 +53,38 @@ def leading_group(wanted: Wanted, true: Mapping[str, float], claimed: NamedCause
     """
     if not wanted.family or wanted.outside_steps:
         return wanted
-    leaves = dict(_faults(wanted))
+    leaves = dict(_list_faults(wanted))
     points = {name: amount for name, amount in true.items() if name != UNATTRIBUTED}
     points.update({family: points.get(family, 0.0) for family in leaves})
-    chosen = _leading(points, [claimed is not None and name in meant(claimed) for name in points])
+    chosen = _find_dominant(
+        points, [claimed is not None and name in list_meant_groups(claimed) for name in points]
+    )
     return replace(wanted, family=chosen, leaves=leaves.get(chosen, ()))
 
 
-def leading_leaf(wanted: Wanted, truth: Truth, claimed: NamedCause | None) -> Wanted:
+def with_dominant_leaf(
+    wanted: ExpectedVerdict, truth: Truth, claimed: NamedCause | None
+) -> ExpectedVerdict:
     """Return `wanted` with the leading leaves; a fault's leaves count as one."""
     if not wanted.family or wanted.outside_steps:
         return wanted
-    faults = [leaves for _, leaves in _faults(wanted)]
+    faults = [leaves for _, leaves in _list_faults(wanted)]
     for loss in truth.lost:
         if loss.cause != OTHER and not any(loss.cause in leaves for leaves in faults):
             faults.append((loss.cause,))
-    points = {leaves: points_of(truth, leaves) for leaves in faults}
+    points = {leaves: sum_points(truth, leaves) for leaves in faults}
     said_there = [claimed is not None and claimed.leaf in leaves for leaves in faults]
-    chosen = _leading(points, said_there)
+    chosen = _find_dominant(points, said_there)
     return replace(wanted, family=FAMILY_OF.get(chosen[0], wanted.family), leaves=chosen)
 
 
-def points_of(truth: Truth, leaves: Sequence[str]) -> float:
+def sum_points(truth: Truth, leaves: Sequence[str]) -> float:
     """Return what leaves cost inside steps, in points."""
     ns = sum(loss.ns for loss in truth.lost if loss.cause in leaves)
     return 100.0 * ns / truth.in_step_ns if truth.in_step_ns else 0.0
 
 
-def _named(answer: Answer, wanted: Wanted) -> list[NamedCause]:
+def _list_named(answer: Answer, wanted: ExpectedVerdict) -> list[NamedCause]:
     return [
         cause
         for cause in answer.causes or ()
@@ -84,7 +92,7 @@ def _named(answer: Answer, wanted: Wanted) -> list[NamedCause]:
     ]
 
 
-def _sums(named: Sequence[NamedCause]) -> Mapping[str, float]:
+def _sum_groups(named: Sequence[NamedCause]) -> Mapping[str, float]:
     """Sum amounts by group; nothing where one is without."""
     out: dict[str, float] = {}
     for cause in named:
@@ -94,11 +102,11 @@ def _sums(named: Sequence[NamedCause]) -> Mapping[str, float]:
     return out
 
 
-def _faults(wanted: Wanted) -> list[tuple[str, tuple[str, ...]]]:
+def _list_faults(wanted: ExpectedVerdict) -> list[tuple[str, tuple[str, ...]]]:
     return [(wanted.family, wanted.leaves), *((family, (leaf,)) for family, leaf in wanted.also)]
 
 
-def _leading(points: Mapping[_Name, float], claimed: Sequence[bool]) -> _Name:
+def _find_dominant(points: Mapping[_Name, float], claimed: Sequence[bool]) -> _Name:
     most = max(points.values())
     near = [
         (there, amount, name)
@@ -108,14 +116,14 @@ def _leading(points: Mapping[_Name, float], claimed: Sequence[bool]) -> _Name:
     return max(near, key=lambda candidate: candidate[:2])[2]
 
 
-def missed(truth: Truth, wanted: Wanted, aimed: float | None) -> str:
+def explain_weak_fault(truth: Truth, wanted: ExpectedVerdict, aimed: float | None) -> str:
     """Return why a run asks nothing about its fault: it cost less than half of what was aimed at.
 
     "" when it did, or when nobody said what was (synthetic faults cost what they are made to cost).
     """
     if aimed is None or not wanted.family or wanted.outside_steps:
         return ""
-    families = {family for family, _ in _faults(wanted)}
+    families = {family for family, _ in _list_faults(wanted)}
     ns = sum(loss.ns for loss in truth.lost if FAMILY_OF.get(loss.cause) in families)
     cost = 100.0 * ns / truth.in_step_ns if truth.in_step_ns else 0.0
     if cost >= 50.0 * aimed:

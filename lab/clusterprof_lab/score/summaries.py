@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof_lab.answer import NamedCause
-from clusterprof_lab.score.judge import NOTHING, guilty
+from clusterprof_lab.score.judge import NOTHING, list_culprits
 from clusterprof_lab.truth import OTHER, Truth
 
 
-def spoken(causes: Sequence[NamedCause]) -> str:
+def format_causes(causes: Sequence[NamedCause]) -> str:
     """Return causes in words, for lists of what went wrong."""
     phrases = [
         f"{cause.leaf or cause.family} "
@@ -21,7 +21,7 @@ def spoken(causes: Sequence[NamedCause]) -> str:
     return ", ".join(phrases) or NOTHING
 
 
-def true_words(truth: Truth) -> str:
+def format_truth(truth: Truth) -> str:
     """Return the truth in the same words."""
     of: dict[tuple[str, bool], int] = {}
     for outside, rows in ((False, truth.lost), (True, truth.outside)):
@@ -35,5 +35,5 @@ def true_words(truth: Truth) -> str:
         f"{' outside' if outside else ''}"
         for (cause, outside), ns in lines
     ]
-    who = sorted(guilty(truth))
+    who = sorted(list_culprits(truth))
     return (", ".join(phrases) or NOTHING) + (f"; by {who[0]}…{who[-1]}" if who else "")

@@ -75,7 +75,7 @@ PLACES: dict[tuple[str, str], Place] = {
 """(doing, what) -> place; what "*" stands for any other, and where there is none "" does."""
 
 
-def place_of(doing: str, what: str) -> Place:
+def find_place(doing: str, what: str) -> Place:
     """Return where a thread is that does this."""
     for key in ((doing, what), (doing, "*") if what else (doing, ""), (doing, "")):
         if key in PLACES:
@@ -83,7 +83,7 @@ def place_of(doing: str, what: str) -> Place:
     raise ValueError(f"no thread can be doing {doing!r}")
 
 
-class Codes:
+class ActivityCodes:
     """Numbers for the kinds of acts that occur, and what each number stands for."""
 
     def __init__(self) -> None:
@@ -91,14 +91,14 @@ class Codes:
         self.places: list[Place] = []
         self._weights: list[list[list[float]]] = []
 
-    def number(self, acts: Sequence[Act]) -> Int:
+    def get_codes(self, acts: Sequence[Act]) -> Int:
         """Return the number of each act's kind."""
         of = self.of
         numbers = []
         for act in acts:
             key = (act.doing, act.what)
             code = of.get(key)
-            numbers.append(self._new(key) if code is None else code)
+            numbers.append(self._add_code(key) if code is None else code)
         return np.array(numbers, np.int64)
 
     def weights(self) -> tuple[Float, Float, Float]:
@@ -106,8 +106,8 @@ class Codes:
         table = np.array(self._weights, np.float64).reshape(-1, 3, len(NAMES))
         return table[:, 0], table[:, 1], table[:, 2]
 
-    def _new(self, key: tuple[str, str]) -> int:
-        place = place_of(*key)
+    def _add_code(self, key: tuple[str, str]) -> int:
+        place = find_place(*key)
         self.places.append(place)
         grown = (place.counts, place.of_bytes, place.of_operations)
         self._weights.append([[float(name in counters) for name in NAMES] for counters in grown])
@@ -115,14 +115,14 @@ class Codes:
         return self.of[key]
 
 
-class Track:
+class ThreadTrack:
     """One thread on its node's clock; acts sorted by start."""
 
-    def __init__(self, thread: Thread, codes: Codes, clock: Clock) -> None:
+    def __init__(self, thread: Thread, codes: ActivityCodes, clock: Clock) -> None:
         self.thread = thread
         acts = [act for act in thread.acts if act.end_ns > act.start_ns]
         self.acts = acts
-        self.code = codes.number(acts)
+        self.code = codes.get_codes(acts)
         self.start_ns = clock.read(np.array([act.start_ns for act in acts], np.int64))
         self.end_ns = clock.read(np.array([act.end_ns for act in acts], np.int64))
         self.bytes = np.array([act.bytes for act in acts], np.int64)
@@ -130,7 +130,7 @@ class Track:
         firsts = [intervals[0].start_ns for intervals in (acts, thread.marks) if intervals]
         self.born_ns = clock.at(min(firsts, default=0))
 
-    def grown(self, t_ns: Int, codes: Codes) -> Float:
+    def compute_counters(self, t_ns: Int, codes: ActivityCodes) -> Float:
         """Return float64[names, n]: every counter of the thread at each time."""
         if not self.acts:
             return np.zeros((len(NAMES), len(t_ns)))
@@ -138,29 +138,29 @@ class Track:
         length = (self.end_ns - self.start_ns).astype(np.float64)
         each = per_ns[self.code] * length[:, None] + per_byte[self.code] * self.bytes[:, None]
         each = (each + per_operation[self.code] * self.operations[:, None]).T
-        each[_BOOKED_LATE] = self._at_the_end(each[_BOOKED_LATE])
+        each[_BOOKED_LATE] = self._move_waits_to_end(each[_BOOKED_LATE])
         before = np.zeros((len(NAMES), len(self.acts) + 1))
         np.cumsum(each, axis=1, out=before[:, 1:])
-        row, part = self._where(t_ns)
+        row, part = self._find_position(t_ns)
         value = before[:, row] + each[:, row] * part
         value[_BOOKED_LATE] = (before[:, row] + each[:, row] * np.floor(part))[_BOOKED_LATE]
         return value
 
-    def row(self, t_ns: Int) -> Int:
+    def find_activity(self, t_ns: Int) -> Int:
         """Return int64[n]: which act the thread is in at each time, -1 = in none."""
         if not self.acts:
             return np.full(len(t_ns), -1, np.int64)
         row = np.searchsorted(self.start_ns, t_ns, side="right") - 1
         return np.where((row >= 0) & (t_ns < self.end_ns[row]), row, -1)
 
-    def _where(self, t_ns: Int) -> tuple[Int, Float]:
+    def _find_position(self, t_ns: Int) -> tuple[Int, Float]:
         row = np.searchsorted(self.start_ns, t_ns, side="right") - 1
         at = np.maximum(row, 0)
         length = np.maximum(self.end_ns - self.start_ns, 1)
         part = np.clip((t_ns - self.start_ns[at]) / length[at], 0.0, 1.0)
         return at, np.where(row < 0, 0.0, part)
 
-    def _at_the_end(self, waits: Float) -> Float:
+    def _move_waits_to_end(self, waits: Float) -> Float:
         """Waits for a CPU that follow each other without one are booked with the last of them."""
         waiting = waits[0] > 0
         if not waiting.any():

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof_lab.synth.record_acts import Clock
+from clusterprof_lab.synth.activity_counters import Clock
 from clusterprof_lab.synth.story import Rate
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
 
 
-def accrued(start_ns: Int, end_ns: Int, amounts: Float | Int, t_ns: Int) -> Float:
+def sum_amounts(start_ns: Int, end_ns: Int, amounts: Float | Int, t_ns: Int) -> Float:
     """Return float64[n]: how much had come by each time, each amount evenly over its interval.
 
     Intervals may overlap. Example: 10 over [0, 100) and 10 over [50, 150): 15 at 100.
@@ -36,7 +36,7 @@ def accrued(start_ns: Int, end_ns: Int, amounts: Float | Int, t_ns: Int) -> Floa
     return np.interp(t_ns, at, sums)
 
 
-def union(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
+def merge_intervals(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
     """Return disjoint, sorted intervals that cover the same time."""
     order = np.argsort(start_ns, kind="stable")
     start, end = start_ns[order], end_ns[order]
@@ -49,13 +49,13 @@ def union(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
     return start[first], reach[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)]
 
 
-def covered(start_ns: Int, end_ns: Int, t_ns: Int) -> Float:
+def measure_covered_ns(start_ns: Int, end_ns: Int, t_ns: Int) -> Float:
     """Return float64[n]: time covered by any of the intervals up to each time."""
-    start, end = union(start_ns, end_ns)
-    return accrued(start, end, end - start, t_ns)
+    start, end = merge_intervals(start_ns, end_ns)
+    return sum_amounts(start, end, end - start, t_ns)
 
 
-def no_faster(total: Float, t_ns: Int) -> Float:
+def limit_growth(total: Float, t_ns: Int) -> Float:
     """Return a counter of time that grows no faster than time does."""
     if not len(total):
         return total
@@ -64,23 +64,23 @@ def no_faster(total: Float, t_ns: Int) -> Float:
     return out
 
 
-def risen(rates: Sequence[Rate], clock: Clock, t_ns: Int) -> Float:
+def sum_rates(rates: Sequence[Rate], clock: Clock, t_ns: Int) -> Float:
     """Return float64[n]: a counter, given only its growth."""
     if not rates:
         return np.zeros(len(t_ns))
-    start, end, amount = _columns(rates, clock)
-    return accrued(start, end, amount, t_ns)
+    start, end, amount = _make_arrays(rates, clock)
+    return sum_amounts(start, end, amount, t_ns)
 
 
-def held(rates: Sequence[Rate], clock: Clock, t_ns: Int, otherwise: float | Float) -> Float:
+def hold_gauge(rates: Sequence[Rate], clock: Clock, t_ns: Int, otherwise: float | Float) -> Float:
     """Return float64[n]: a gauge; `otherwise` where no value is given."""
     out = np.zeros(len(t_ns)) + otherwise
-    for start, end, value in zip(*_columns(rates, clock)) if rates else ():
+    for start, end, value in zip(*_make_arrays(rates, clock)) if rates else ():
         out[(t_ns >= start) & (t_ns < end)] = value
     return out
 
 
-def _columns(rates: Sequence[Rate], clock: Clock) -> tuple[Int, Int, Float]:
+def _make_arrays(rates: Sequence[Rate], clock: Clock) -> tuple[Int, Int, Float]:
     start = clock.read(np.array([rate.start_ns for rate in rates], np.int64))
     end = clock.read(np.array([rate.end_ns for rate in rates], np.int64))
     return start, end, np.array([rate.value for rate in rates], np.float64)

@@ -11,9 +11,9 @@ from clusterprof_lab.scenario import Trial
 from clusterprof_lab.synth import simulate_truth
 from clusterprof_lab.synth.simulate_faults import Faults
 from clusterprof_lab.synth.simulate_job import Job
-from clusterprof_lab.synth.simulate_nodes import nodes
+from clusterprof_lab.synth.simulate_nodes import make_nodes
 from clusterprof_lab.synth.simulate_plan import MS, Plan, PlanError
-from clusterprof_lab.synth.simulate_player import Part, Player
+from clusterprof_lab.synth.simulated_rank import HostPart, SimulatedRank
 from clusterprof_lab.synth.story import Act, Mark, Story
 from clusterprof_lab.truth import Injected, Lost, Place, Truth
 
@@ -21,78 +21,80 @@ HANG_MS = {"mild": 14_000, "medium": 25_000, "severe": 45_000}
 """A rank that has not moved for 10 s and twice as long as ever before hangs."""
 
 
-def simulate(
+def simulate_outside_steps(
     trial: Trial, plan: Plan, faults: Faults, what: str, aim: float
 ) -> tuple[Story, Truth]:
     """Return the story and truth of a fault outside the steps that takes `aim` of the whole run."""
-    made = {"startup": _startup, "restart": _restart, "hang": _hang}.get(what)
+    made = {"startup": _simulate_startup, "restart": _simulate_restart, "hang": _simulate_hang}.get(
+        what
+    )
     if made is None:
         raise PlanError(f"{trial.scenario.id}: outside: {what!r} is not known")
     plain = replace(plan, collectives="host") if what == "hang" else plan
-    clean = Job(plain, faults.scaled(()))
+    clean = Job(plain, faults.set_sizes(()))
     clean.run(plan.startup_ns)
     inside = sum(p.steps[-1][1] - p.steps[0][0] for p in clean.players) // plan.ranks
     jobs, more, injected, end = made(trial, plain, faults, round(inside * aim / (1 - aim)))
     story = Story(
         [player.rank for job in jobs for player in job.players],
-        nodes(plain, jobs, faults, end),
+        make_nodes(plain, jobs, faults, end),
         0,
         end,
         f"synth-{trial.scenario.id}",
         plan.ranks,
     )
     parameters: dict[str, Any] = {**asdict(plain), "outside": what, "aim_ratio": aim}
-    truth = simulate_truth.truth_of(
+    truth = simulate_truth.build_truth(
         trial,
         jobs[:1],
         faults,
         0,
         end,
-        simulate_truth.step_ns([clean]),
+        simulate_truth.compute_step_ns([clean]),
         parameters,
         more,
         injected,
         tail=what == "startup",
     )
-    return story, _with_second_life(truth, jobs[1:])
+    return story, _add_restarted_steps(truth, jobs[1:])
 
 
 Made = tuple[list[Job], list[Lost], list[Injected], int]
 
 
-def _startup(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
-    job = Job(plan, faults.scaled(()))
+def _simulate_startup(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
+    job = Job(plan, faults.set_sizes(()))
     job.run(max(ns, 3_000 * MS))
     ranks = tuple(player.number for player in job.players)
-    return [job], [], [Injected("startup", ranks)], _end([job])
+    return [job], [], [Injected("startup", ranks)], _find_end([job])
 
 
-def _restart(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
+def _simulate_restart(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
     """All ranks die together; a launcher starts them again after a while."""
-    first, cut = Job(plan, faults.scaled(())), plan.steps // 2
+    first, cut = Job(plan, faults.set_sizes(())), plan.steps // 2
     first.run(plan.startup_ns, cut)
     died = max(player.t for player in first.players) + 20 * MS
     for player in first.players:
         player.rank.exit_ns = died
     setup = 1_000 * MS
-    second = Job(plan, faults.scaled(()), 0, died + max(ns, 2_000 * MS) - setup, life=1)
+    second = Job(plan, faults.set_sizes(()), 0, died + max(ns, 2_000 * MS) - setup, life=1)
     second.run(setup, plan.steps - cut, cut)
     more = [
         Lost("fail-restart", None, old.number, new.steps[0][0] - old.steps[-1][1])
         for old, new in zip(first.players, second.players)
     ]
     ranks = tuple(player.number for player in first.players)
-    return [first, second], more, [Injected("fail-restart", ranks)], _end([first, second])
+    return [first, second], more, [Injected("fail-restart", ranks)], _find_end([first, second])
 
 
-def _hang(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
+def _simulate_hang(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
     """One rank never comes to an all-reduce, where all others wait until the recording ends."""
-    job, culprit = Job(plan, faults.scaled(())), faults.all[0].ranks[0]
+    job, culprit = Job(plan, faults.set_sizes(())), faults.all[0].ranks[0]
     job.run(plan.startup_ns)
-    end = _end([job]) + HANG_MS[trial.severity] * MS
+    end = _find_end([job]) + HANG_MS[trial.severity] * MS
     stuck = plan.steps
     for player in job.players:
-        player.do(Part(plan.compute_ns, "device", "fail-hang"))
+        player.run_part(HostPart(plan.compute_ns, "device", "fail-hang"))
         number = next(iter(player.rank.groups))
         if player.number == culprit:
             player.rank.main.acts.append(Act(player.t, end, "lock"))
@@ -109,18 +111,18 @@ def _hang(trial: Trial, plan: Plan, faults: Faults, ns: int) -> Made:
     return [job], more, [Injected("fail-hang", (culprit,))], end
 
 
-def _end(jobs: Sequence[Job]) -> int:
+def _find_end(jobs: Sequence[Job]) -> int:
     return max(player.t for job in jobs for player in job.players) + simulate_truth.TAIL_NS
 
 
-def _with_second_life(truth: Truth, jobs: Sequence[Job]) -> Truth:
+def _add_restarted_steps(truth: Truth, jobs: Sequence[Job]) -> Truth:
     """Add the steps of ranks that were started again."""
     if not jobs:
         return truth
     again = {p.number: p for job in jobs for p in job.players}
     places, lost = [], list(truth.lost)
     for place in truth.places:
-        player: Player = again[place.rank]
+        player: SimulatedRank = again[place.rank]
         window = (player.steps[0][0], player.steps[-1][1])
         places.append(
             Place(
@@ -130,13 +132,13 @@ def _with_second_life(truth: Truth, jobs: Sequence[Job]) -> Truth:
                 place.steps + len(player.steps),
             )
         )
-        lost += simulate_truth.rows(player, *window)
+        lost += simulate_truth.list_lost(player, *window)
     merged: dict[tuple[str, int | None, int], int] = {}
     for loss in lost:
         key = (loss.cause, loss.culprit, loss.rank)
         merged[key] = merged.get(key, 0) + loss.ns
-    return replace(truth, places=tuple(places), lost=_lost(merged))
+    return replace(truth, places=tuple(places), lost=_list_lost(merged))
 
 
-def _lost(merged: Mapping[tuple[str, int | None, int], int]) -> tuple[Lost, ...]:
+def _list_lost(merged: Mapping[tuple[str, int | None, int], int]) -> tuple[Lost, ...]:
     return tuple(Lost(*key, ns) for key, ns in merged.items())

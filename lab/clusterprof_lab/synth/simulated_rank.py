@@ -8,13 +8,21 @@ from typing import Any, NamedTuple
 
 from clusterprof.probe import layout
 from clusterprof.probe.hooks.torch_state import READ_INTERVAL_NS
-from clusterprof_lab.synth.simulate_blame import WORK, History, Label, Lost, add, owed, split
 from clusterprof_lab.synth.story import Act, Doing, Mark, Rank, Work
+from clusterprof_lab.synth.wait_truth import (
+    WORK,
+    History,
+    Label,
+    LostSegment,
+    add_amounts,
+    explain_wait,
+    split_by_weight,
+)
 from clusterprof_lab.truth import OTHER
 
 
-class Part(NamedTuple):
-    """Something a thread does for a while, and the cause it is of if a device waits for it."""
+class HostPart(NamedTuple):
+    """Something a thread does for a while, and its cause if a device waits for it."""
 
     ns: int
     doing: Doing
@@ -25,7 +33,7 @@ class Part(NamedTuple):
     queued_ns: int = 0
     what: str = ""
 
-    def act(self, start_ns: int) -> Act:
+    def make_act(self, start_ns: int) -> Act:
         """Return what it is in a story."""
         return Act(
             start_ns,
@@ -42,7 +50,7 @@ class Part(NamedTuple):
 _MEMORY_RATIO = 0.1
 
 
-class Extra(NamedTuple):
+class ExtraKernelTime(NamedTuple):
     """Time a kernel takes beyond its due."""
 
     ns: int
@@ -60,7 +68,7 @@ class Extra(NamedTuple):
         return stretched / (stretched + self.ns) if self.throttle_bits and stretched else 1.0
 
 
-class Player:
+class SimulatedRank:
     """A rank's host and device; `rank` collects what happened, `lost` what it cost."""
 
     def __init__(self, rank: Rank, depth: int, start_ns: int = 0) -> None:
@@ -68,8 +76,8 @@ class Player:
         self.t = self.device_t = start_ns
         self.why: History = {WORK: start_ns}
         self.device_why: History = {WORK: start_ns}
-        self.lost: list[Lost] = []
-        self.trail: list[Lost] = []
+        self.lost: list[LostSegment] = []
+        self.trail: list[LostSegment] = []
         """All that the host did, as what it costs a device that waits for it."""
         self.steps: list[tuple[int, int]] = []
         self.slowed: list[tuple[int, int]] = []
@@ -79,18 +87,18 @@ class Player:
         self._allocator = [start_ns, 0, 0]
         """When its counters were read last, and what was tried again and moved since."""
 
-    def do(self, part: Part) -> None:
+    def run_part(self, part: HostPart) -> None:
         """Let the host spend time on something."""
         if part.ns > 0:
-            self.rank.main.acts.append(part.act(self.t))
+            self.rank.main.acts.append(part.make_act(self.t))
             self.pass_time(part.ns, {(part.cause, self.number): part.ns})
 
     def pass_time(self, ns: int, shares: Mapping[Label, int]) -> None:
         """Move the host on, for these reasons; its act is noted elsewhere."""
         if ns > 0:
-            self.trail.append(Lost(self.t, self.t + ns, shares))
+            self.trail.append(LostSegment(self.t, self.t + ns, shares))
             self.t += ns
-            add(self.why, shares)
+            add_amounts(self.why, shares)
 
     def mark(self, start_ns: int, kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
         """Write a span that ends now; return its sequence number in the ring."""
@@ -110,7 +118,7 @@ class Player:
         self._allocator[1] += 1
         self._allocator[2] += blocks
 
-    def look_at_allocator(self) -> None:
+    def mark_allocator(self) -> None:
         """Write what its counters rose by, at most once a second."""
         read_ns, retries, blocks = self._allocator
         if self.t - read_ns >= READ_INTERVAL_NS:
@@ -118,39 +126,43 @@ class Player:
             self._allocator = [self.t, 0, 0]
 
     def launch(
-        self, ns: int, what: Any = "compute", extra: Extra | None = None, sm_ratio: float = 0.9
+        self,
+        ns: int,
+        what: Any = "compute",
+        extra: ExtraKernelTime | None = None,
+        sm_ratio: float = 0.9,
     ) -> None:
         """Put work on the device; the host goes on at once unless the queue is full."""
         while len(self._queue) >= self._depth:
-            self._until(*self._queue.popleft())
-        start = self.device_ready()
+            self._wait_until(*self._queue.popleft())
+        start = self.wait_for_queue()
         more = 0 if extra is None else extra.ns
         end = start + ns + more
         clock, bits = (1.0, 0) if extra is None else (extra.clock_ratio(ns), extra.throttle_bits)
         self.rank.work.append(Work(start, end, what, sm_ratio, clock, bits))
         if what == "copy":  # no kernel: the device computes nothing meanwhile
             cause = "h2d-copy" if extra is None else extra.cause
-            self._lose(start, end, {(cause, self.number): ns + more})
-            add(self.device_why, {(cause, self.number): ns + more})
+            self._add_lost(start, end, {(cause, self.number): ns + more})
+            add_amounts(self.device_why, {(cause, self.number): ns + more})
         else:
-            add(self.device_why, {WORK: ns})
+            add_amounts(self.device_why, {WORK: ns})
         if extra is not None and more and what != "copy":
             label = (extra.cause, self.number)
-            add(self.device_why, {label: more})
+            add_amounts(self.device_why, {label: more})
             if extra.own_loss:
-                self._lose(end - more, end, {label: more})
+                self._add_lost(end - more, end, {label: more})
                 self.slowed.append((end - more, end))
         self.device_t = end
         self._queue.append((end, dict(self.device_why)))
 
-    def device_ready(self) -> int:
+    def wait_for_queue(self) -> int:
         """Return when the device can begin what the host launches now; it idles until then."""
         if self.t > self.device_t:
-            self._lose(self.device_t, self.t, self.overlay(self.device_t, self.t))
+            self._add_lost(self.device_t, self.t, self.list_host_activity(self.device_t, self.t))
             self.device_t, self.device_why = self.t, dict(self.why)
         return self.device_t
 
-    def overlay(self, start_ns: int, end_ns: int) -> dict[Label, int]:
+    def list_host_activity(self, start_ns: int, end_ns: int) -> dict[Label, int]:
         """Return what the host did between two moments."""
         out: dict[Label, int] = {}
         for loss in reversed(self.trail):
@@ -158,59 +170,62 @@ class Player:
                 break
             inside = min(loss.end_ns, end_ns) - max(loss.start_ns, start_ns)
             if inside > 0:
-                add(out, split(inside, loss.shares))
+                add_amounts(out, split_by_weight(inside, loss.shares))
         missing = end_ns - start_ns - sum(out.values())
         if missing:
-            add(out, {(OTHER, self.number): missing})
+            add_amounts(out, {(OTHER, self.number): missing})
         return out
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Let the host wait until its device has nothing left to do."""
         self._queue.clear()
-        self._until(self.device_t, dict(self.device_why))
+        self._wait_until(self.device_t, dict(self.device_why))
 
-    def meet_host(
-        self, last: Player, release: int, why: History, net: Mapping[Label, int], p2p: bool
+    def join_host_collective(
+        self, last: SimulatedRank, release: int, why: History, net: Mapping[Label, int], p2p: bool
     ) -> None:
-        """Stand in a collective of the host from now on until the data have been moved."""
+        """Wait in a collective of the host from now on until the data are transferred."""
         wait, moving = release - self.t, sum(net.values())
-        shares = owed(why, self.why, wait, last.number, p2p)
+        shares = explain_wait(why, self.why, wait, last.number, p2p)
         if wait + moving > 0:
             self.rank.main.acts.append(Act(self.t, release + moving, "peer"))
         if wait > 0:
-            self.trail.append(Lost(self.t, release, shares))
+            self.trail.append(LostSegment(self.t, release, shares))
         if moving:
-            self.trail.append(Lost(release, release + moving, net))
+            self.trail.append(LostSegment(release, release + moving, net))
         self.t = release + moving
         self.why = dict(why)
-        add(self.why, net)
+        add_amounts(self.why, net)
 
-    def meet_device(
-        self, last: Player, release: int, why: History, net: Mapping[Label, int], p2p: bool
+    def join_device_collective(
+        self, last: SimulatedRank, release: int, why: History, net: Mapping[Label, int], p2p: bool
     ) -> int:
-        """Let a kernel spin until all have come and the data were moved; return for how long."""
+        """Let a kernel busy-wait until all ranks have arrived and the data are transferred; return
+        for how long."""
         start, end = self.device_t, release + sum(net.values())
-        self._lose(start, release, owed(why, self.device_why, release - start, last.number, p2p))
-        self._lose(release, end, net)
+        self._add_lost(
+            start, release, explain_wait(why, self.device_why, release - start, last.number, p2p)
+        )
+        self._add_lost(release, end, net)
         if end > start:
             self.rank.work.append(Work(start, end, "collective", 0.05))
         self.device_t = end
         self.device_why = dict(why)
-        add(self.device_why, net)
+        add_amounts(self.device_why, net)
         self._queue.append((end, dict(self.device_why)))
         return end - start
 
     def finish(self) -> None:
         """Count the device's idle time up to now."""
-        self.device_ready()
+        self.wait_for_queue()
 
-    def _until(self, moment: int, why: History) -> None:
+    def _wait_until(self, moment: int, why: History) -> None:
         if moment > self.t:
             self.rank.main.acts.append(Act(self.t, moment, "device"))
-            self.trail.append(Lost(self.t, moment, {(OTHER, self.number): moment - self.t}))
+            self.trail.append(LostSegment(self.t, moment, {(OTHER, self.number): moment - self.t}))
             self.t, self.why = moment, dict(why)
 
-    def _lose(self, start: int, end: int, shares: Mapping[Label, int]) -> None:
+    def _add_lost(self, start: int, end: int, shares: Mapping[Label, int]) -> None:
         if end > start:
             assert sum(shares.values()) == end - start
-            self.lost.append(Lost(start, end, shares))
+            self.lost.append(LostSegment(start, end, shares))

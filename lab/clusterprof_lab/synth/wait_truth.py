@@ -21,7 +21,7 @@ WORK: Label = ("work", None)
 BUBBLE: Label = ("sync-bubble", None)
 
 
-class Lost(NamedTuple):
+class LostSegment(NamedTuple):
     """A stretch in which a device lost all its time."""
 
     start_ns: int
@@ -30,7 +30,7 @@ class Lost(NamedTuple):
     """Sums to the length of the stretch."""
 
 
-def split(total_ns: int, weights: Mapping[Label, int]) -> dict[Label, int]:
+def split_by_weight(total_ns: int, weights: Mapping[Label, int]) -> dict[Label, int]:
     """Share an amount in proportion to positive weights; the parts sum to it."""
     whole = sum(weights.values())
     if total_ns <= 0 or whole <= 0:
@@ -45,13 +45,13 @@ def split(total_ns: int, weights: Mapping[Label, int]) -> dict[Label, int]:
     return {label: ns for label, ns in parts.items() if ns}
 
 
-def add(into: dict[Label, int], more: Mapping[Label, int]) -> None:
+def add_amounts(into: dict[Label, int], more: Mapping[Label, int]) -> None:
     """Add amounts label by label."""
     for label, ns in more.items():
         into[label] = into.get(label, 0) + ns
 
 
-def owed(
+def explain_wait(
     late: History, waiting: History, wait_ns: int, last: int, structural: bool
 ) -> dict[Label, int]:
     """Return why a rank waited for the rank `last`: what `last` spent more of, cause by cause.
@@ -73,13 +73,15 @@ def owed(
         if net[cause] <= 0:
             continue
         if cause == WORK[0]:
-            add(weights, {BUBBLE if structural else (OTHER, last): net[cause]})
+            add_amounts(weights, {BUBBLE if structural else (OTHER, last): net[cause]})
         else:
-            add(
+            add_amounts(
                 weights,
-                split(net[cause], {_resolve_culprit(k, last): v for k, v in more[cause].items()}),
+                split_by_weight(
+                    net[cause], {_resolve_culprit(k, last): v for k, v in more[cause].items()}
+                ),
             )
-    return split(wait_ns, weights)
+    return split_by_weight(wait_ns, weights)
 
 
 def _resolve_culprit(label: Label, last: int) -> Label:
@@ -88,11 +90,11 @@ def _resolve_culprit(label: Label, last: int) -> Label:
     return (cause, last) if culprit is None and not nobody else label
 
 
-def clipped(lost: list[Lost], start_ns: int, end_ns: int) -> dict[Label, int]:
+def sum_lost(lost: list[LostSegment], start_ns: int, end_ns: int) -> dict[Label, int]:
     """Sum up what was lost between two moments."""
     out: dict[Label, int] = {}
     for loss in lost:
         inside = min(loss.end_ns, end_ns) - max(loss.start_ns, start_ns)
         if inside > 0:
-            add(out, split(inside, loss.shares))
+            add_amounts(out, split_by_weight(inside, loss.shares))
     return out

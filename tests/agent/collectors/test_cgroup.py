@@ -143,7 +143,7 @@ def test_counters_are_read_anew_and_a_removed_cgroup_is_a_reason(host_copy, monk
     cgroup.close()
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
     roots = host("h100-node")
     pids: list[int] = []
     before = OpenedCollector(CgroupCollector, roots, pids)

@@ -83,7 +83,7 @@ def test_a_cgroup_that_vanishes_is_a_reason_and_the_node_goes_on(host_copy, monk
     pressure.close()
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
     roots = host("h100-node")
     pids: list[int] = []
     before = OpenedCollector(PressureCollector, roots, pids)

@@ -94,7 +94,7 @@ def test_small_backward_steps_of_idle_and_iowait_are_the_kernels_and_are_held(ho
     assert cpu.read_value("cpu.iowait_ns_total", "all") == 1500 * TICK_NS
 
 
-def test_a_core_that_starts_again_is_passed_on_as_it_is(host_copy) -> None:
+def test_a_reset_core_counter_is_passed_on(host_copy) -> None:
     roots = host_copy("h100-node")
     cores = OpenedCollector(CoresCollector, roots)
     cores.read_all()

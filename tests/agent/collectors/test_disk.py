@@ -150,7 +150,7 @@ def test_times_of_32_bits_go_on_rising_when_they_wrap(host_copy) -> None:
     assert disk.read_value("disk.write_ns_total", "sda") == (9 + (1 << 32)) * MS
 
 
-def test_a_disk_plugged_in_anew_starts_again_and_is_no_wrap(host_copy) -> None:
+def test_a_replugged_disk_restarts_without_a_wrap(host_copy) -> None:
     roots = host_copy("no-psi")
     write(roots, "   8       0 sda 500 0 80 900 600 0 16 900 0 900 900")
     disk = OpenedCollector(DiskCollector, roots)

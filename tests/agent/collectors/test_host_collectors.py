@@ -110,7 +110,7 @@ def test_clocks_are_read_once_and_what_vanishes_has_a_reason(host_copy) -> None:
     collector.close()
 
 
-def test_a_virtual_machine_tells_nothing_of_its_clocks(host) -> None:
+def test_a_virtual_machine_has_no_clock_readings(host) -> None:
     with pytest.raises(Unavailable, match="neither clocks nor temperatures"):
         OpenedCollector(CpuClockCollector, host("vm-two-cores"))
 
@@ -159,7 +159,7 @@ def test_reclaim_and_the_nodes_pages_came_from(host) -> None:
     }
 
 
-def test_what_a_kernel_does_not_count_is_no_zero(tmp_path: Path) -> None:
+def test_an_uncounted_value_is_unknown_and_not_zero(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 7\npgfault 3\nallocstall 5\n")
     roots = Roots(tmp_path, tmp_path / "no-sys")
     assert [value for _, _, value in OpenedCollector(ReclaimCollector, roots).read_all()] == [
@@ -170,7 +170,7 @@ def test_what_a_kernel_does_not_count_is_no_zero(tmp_path: Path) -> None:
     ]
 
 
-def test_words_and_files_that_go_are_reasons(host_copy) -> None:
+def test_missing_fields_and_files_have_reasons(host_copy) -> None:
     roots = host_copy("hidepid-node")
     reclaim = OpenedCollector(ReclaimCollector, roots)
     vmstat = roots.proc / "vmstat"

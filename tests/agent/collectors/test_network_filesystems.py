@@ -121,7 +121,7 @@ def rewrite(roots, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_the_next_sample_has_the_next_numbers(host_copy) -> None:
+def test_a_second_sample_has_the_new_values(host_copy) -> None:
     roots = host_copy("h100-node")
     mounts = OpenedCollector(MountsCollector, roots, [4711])
     rewrite(
@@ -154,7 +154,7 @@ def test_a_mount_that_comes_or_goes_changes_the_columns(host_copy) -> None:
         mounts.read_all()
 
 
-def test_a_counter_that_ran_below_zero_is_failed_and_not_a_number(host_copy) -> None:
+def test_a_negative_counter_is_failed(host_copy) -> None:
     # Seen on a real machine (see the fixtures of node_exporter): 2^64 less 154467947070 ms.
     roots = host_copy("h100-node")
     rewrite(
@@ -170,7 +170,7 @@ def test_a_counter_that_ran_below_zero_is_failed_and_not_a_number(host_copy) -> 
     assert mounts.read_value("nfs.rtt_ns_total", "/data:READ") == 79_386 * MS
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host_copy) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host_copy) -> None:
     roots = host_copy("h100-node")
     ours = (roots.proc / "4711/mountstats").read_text().replace("/data", "/ours")
     (roots.proc / "self/mountstats").write_text(ours)

@@ -104,7 +104,7 @@ def test_shares_that_come_and_go_change_the_columns(host_copy) -> None:
         opened.read_all()
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
     pids: list[int] = []
     opened = OpenedCollector(CifsCollector, host("lustre-nfs"), pids)
     assert readings(opened) == READINGS

@@ -152,7 +152,7 @@ def test_a_disk_or_interface_that_comes_or_goes_changes_the_columns(mac: SimpleN
         collector.read_all()
 
 
-def test_values_psutil_made_up_are_no_values(mac: SimpleNamespace) -> None:
+def test_placeholders_of_psutil_are_rejected(mac: SimpleNamespace) -> None:
     """Where /proc/vmstat cannot be read, psutil warns and returns zeros."""
     import warnings
 
@@ -166,7 +166,7 @@ def test_values_psutil_made_up_are_no_values(mac: SimpleNamespace) -> None:
     assert isinstance(collector.read_value("memory.swap_in_bytes_total"), Unavailable)
 
 
-def test_no_counter_steps_back(mac: SimpleNamespace) -> None:
+def test_counters_never_decrease(mac: SimpleNamespace) -> None:
     collector = OpenedCollector(PortableCollector, Roots())
     collector.read_all()
     mac.cpu_times = lambda: Counters(user=2.0, nice=0.5, system=1.5, idle=9.0)
@@ -299,7 +299,7 @@ def test_a_process_that_ended_and_the_recorder_itself_have_no_row(
     assert read_rows(collector) == {}
 
 
-def test_what_the_system_hides_is_minus_one(
+def test_hidden_values_are_minus_one(
     monkeypatch: pytest.MonkeyPatch, reader: tuple[subprocess.Popen[str], Path]
 ) -> None:
     """As on a Mac: `io_counters` does not exist; and threads are denied."""

@@ -32,7 +32,7 @@ def settled(proc: Path, *pids: int) -> tuple[ThreadRig, list[FakeThread]]:
     return rig, threads
 
 
-def test_what_a_settled_thread_does_is_seen_in_the_same_tick(proc: Path) -> None:
+def test_a_sleeping_threads_activity_is_seen_in_the_same_tick(proc: Path) -> None:
     rig, (thread,) = settled(proc, 10)
     seen = []
     for state, times, wchan, user in (
@@ -61,7 +61,7 @@ def test_what_a_settled_thread_does_is_seen_in_the_same_tick(proc: Path) -> None
     ]
 
 
-def test_a_place_of_one_that_runs_again_is_none(proc: Path) -> None:
+def test_a_running_thread_has_no_wait_place(proc: Path) -> None:
     rig, (thread,) = settled(proc, 10)
     thread.set_state("R", "2 0 2", "left_behind")  # it woke between the two readings
     assert rig.tick()[0].wchan == -1
@@ -72,7 +72,7 @@ def test_a_place_of_one_that_runs_again_is_none(proc: Path) -> None:
     ("error", "ticks"),
     [(errno.ESRCH, [2, 1, 1]), (errno.EACCES, [2, 1, 2]), (errno.EPERM, [2, 1, 2])],
 )
-def test_one_that_vanishes_or_is_hidden_in_mid_tick_costs_the_others_nothing(
+def test_a_vanishing_thread_leaves_the_others_in_the_tick(
     proc: Path, monkeypatch: pytest.MonkeyPatch, which: str, error: int, ticks: list[int]
 ) -> None:
     rig, threads = settled(proc, 10, 11)
@@ -113,7 +113,7 @@ def test_a_line_that_is_longer_than_one_reading_is_read_whole(proc: Path) -> Non
     assert rig.tick()[0].block_io == 50_000_000
 
 
-def test_closed_it_leaves_the_search_to_others(proc: Path) -> None:
+def test_a_closed_collector_no_longer_searches_processes(proc: Path) -> None:
     rig, _ = settled(proc, 10)
     assert rig.collector._context.readings.pids() == [10]
     rig.collector.close()

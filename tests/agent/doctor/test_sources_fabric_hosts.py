@@ -69,7 +69,9 @@ def kinds(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_doctor_says(name: str, host: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_the_expected_lines(
+    name: str, host: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     roots = host(name)
     _print_source_checks([*check_sources(kinds(name), roots), check_fabric(roots)], as_json=False)
     read_golden(name, "doctor.txt", capsys.readouterr().out)

@@ -110,7 +110,7 @@ def test_no_library_is_absent_for_good(rig: IsolatedGpuRig, tmp_path: Path) -> N
         assert rig.collector.pid is None
 
 
-def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: IsolatedGpuRig) -> None:
+def test_a_hanging_device_costs_the_other_no_samples(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick_until(lambda values: is_read(second(values)))
     rig.scenario.write("1 GetPowerUsage hang")
@@ -134,7 +134,7 @@ def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: IsolatedGpuRi
     assert len(rig.pids) == 1
 
 
-def test_closing_waits_for_nobody_and_kills_nobody(rig: IsolatedGpuRig) -> None:
+def test_closing_neither_waits_for_nor_kills_the_helper(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick()
     rig.scenario.write("* * hang")
@@ -206,7 +206,7 @@ def test_a_crash_names_the_device_and_the_others_go_on(rig: IsolatedGpuRig) -> N
     assert events_without_slow_calls(rig) == [("helper-died", died), restarted]
 
 
-def test_a_device_that_crashes_again_is_left_alone_for_longer(rig: IsolatedGpuRig) -> None:
+def test_a_repeatedly_crashing_device_is_retried_less_often(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.scenario.write("1 GetPowerUsage segv")
     rests = []
@@ -224,7 +224,7 @@ def test_a_device_that_crashes_again_is_left_alone_for_longer(rig: IsolatedGpuRi
     assert helpers == ["helper-died", "helper-restarted"] * 7
 
 
-def test_a_library_that_crashes_at_start_is_left_alone(rig: IsolatedGpuRig) -> None:
+def test_a_library_that_crashes_at_start_is_not_retried(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("* Init segv")
     with pytest.raises(Unavailable):
         rig.collector.open()
@@ -274,9 +274,7 @@ def test_a_killed_helper_is_replaced(rig: IsolatedGpuRig) -> None:
     ]
 
 
-def test_a_helper_that_is_killed_again_and_again_is_replaced_ever_more_rarely(
-    rig: IsolatedGpuRig,
-) -> None:
+def test_a_repeatedly_killed_helper_is_restarted_less_often(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick()
     rests = []

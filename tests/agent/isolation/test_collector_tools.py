@@ -183,7 +183,7 @@ def test_garbage_and_a_stubborn_tool(rigs: list[Rig], tmp_path: Path) -> None:
     )
 
 
-def test_a_gaudi_that_crashes_its_library_is_left_alone(
+def test_a_gaudi_that_crashes_its_library_is_skipped(
     rigs: list[Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(SITE)
@@ -198,7 +198,7 @@ def test_a_gaudi_that_crashes_its_library_is_left_alone(
     wait_until(lambda: (sample := rig.tick()) and sample["gpu.power_watts", second] == 225.0)
 
 
-def test_a_gaudi_that_hangs_is_its_own_trouble(
+def test_a_hanging_gaudi_does_not_affect_the_others(
     rigs: list[Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(SITE)

@@ -107,7 +107,7 @@ def test_an_unreadable_recording_is_not_mixed_with_another(tmp_path: Path) -> No
     assert choose_output_folder(tmp_path, ours("4711")) == tmp_path / "4711"
 
 
-def test_what_restarts_share() -> None:
+def test_restarts_share_job_and_run_id() -> None:
     names = {
         "4711": "4711",
         "4711.0": "4711",
@@ -118,7 +118,7 @@ def test_what_restarts_share() -> None:
     assert {job: strip_restart(job) for job in names} == names
 
 
-def test_two_commands_with_one_o_are_two_recordings(tmp_path: Path) -> None:
+def test_two_commands_with_the_same_output_are_two_recordings(tmp_path: Path) -> None:
     for number in (1, 2):
         words = [sys.executable, "-m", "clusterprof", "record", "-o", "runs", "true"]
         done = subprocess.run(

@@ -28,7 +28,7 @@ def test_what_a_tool_prints_is_returned(tmp_path: Path) -> None:
     assert tools.run_tool(made(tmp_path, 'echo one; echo "$#" >&2; echo two'), 20.0) == "one\ntwo\n"
 
 
-def test_why_there_is_no_answer(tmp_path: Path) -> None:
+def test_a_failed_tool_has_a_reason(tmp_path: Path) -> None:
     assert reason([str(tmp_path / "none")]) == ("absent", "none was not found")
     failing = made(tmp_path, "echo; echo no device; exit 3")
     assert reason(failing) == ("failed", "the-tool failed (exit code 3): no device")

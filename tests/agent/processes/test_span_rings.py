@@ -39,7 +39,7 @@ def test_a_span_arrives_as_it_was_written(writer: RingWriter) -> None:
     ring.close()
 
 
-def test_only_what_was_written_before_the_look_before_is_taken(writer: RingWriter) -> None:
+def test_only_records_written_before_the_previous_poll_are_taken(writer: RingWriter) -> None:
     ring = writer.open()
     writer.put()
     ring.look()
@@ -61,7 +61,7 @@ def test_everything_is_taken_when_the_process_has_ended(writer: RingWriter) -> N
     ring.close()
 
 
-def test_what_the_writer_overwrote_is_counted(writer: RingWriter) -> None:
+def test_overwritten_records_are_counted(writer: RingWriter) -> None:
     ring = writer.open()
     for _ in range(20):
         writer.put()
@@ -95,7 +95,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fields", BAD.values(), ids=BAD.keys())
-def test_a_record_that_does_not_hold_is_dropped_alone(
+def test_an_implausible_record_is_dropped_alone(
     writer: RingWriter, fields: tuple[int, ...]
 ) -> None:
     ring = writer.open()

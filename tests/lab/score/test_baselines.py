@@ -220,25 +220,25 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
 
 
 def test_of_two_jobs_on_a_node_the_larger_is_looked_at(registry: Any, tmp_path: Path) -> None:
-    from baselines.seen import see
+    from baselines.recording_tables import read_recording
 
     for name, steps in (("small", 3), ("large", 5)):
         script = make_training([(0.5, 0.5)] * steps)
         script.variables = {"RANK": "0", "SLURM_JOB_ID": name}
         write_recording(script, tmp_path / name)
-    assert [len(rank.steps) for rank in see(tmp_path, {}).ranks.values()] == [5]
+    assert [len(rank.steps) for rank in read_recording(tmp_path, {}).ranks.values()] == [5]
 
 
 def test_a_restarted_rank_goes_on(registry: Any, tmp_path: Path) -> None:
     """One second of waiting in two steps, then another life with as much."""
-    from baselines.seen import see
+    from baselines.recording_tables import read_recording
 
     for life, begin in (("first", 1.0), ("second", 11.0)):
         script = make_training([(0.5, 0.5)] * 2, begin=begin)
         write_recording(script, tmp_path / life)
-    rank = see(tmp_path, {}).ranks[0]
+    rank = read_recording(tmp_path, {}).ranks[0]
     assert rank.steps[:, 0].tolist() == [ns(1), ns(2), ns(11), ns(12)]
-    assert rank.spent(rank.of(DATA_WAIT)).tolist() == [ns(0.5)] * 4
+    assert rank.sum_by_step(rank.of(DATA_WAIT)).tolist() == [ns(0.5)] * 4
 
 
 def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
             script.main_spans.append((COLLECTIVE, at + begun, at + 0.8, GROUP, step, 8, how))
             script.main_spans.append((STEP, at, at + 1.0, step))
         write_recording(script, tmp_path / f"node-{rank}")
-    from baselines.met import operations
-    from baselines.seen import see
+    from baselines.operations import match_operations
+    from baselines.recording_tables import read_recording
 
-    met = operations(see(tmp_path, {}))
+    met = match_operations(read_recording(tmp_path, {}))
     assert sorted(met) == [(GROUP, step, 0, 1) for step in range(5)]
     assert [item.blocked_ns for _, item in sorted(met[GROUP, 0, 0, 1].items())] == [0, ns(0.6)]
     ask = asking(registry, tmp_path, {})
@@ -264,20 +264,20 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
 
 def test_xprof_sorts_the_hosts_time_and_words_the_verdict(registry: Any, tmp_path: Path) -> None:
     from baselines import xprof
-    from baselines.seen import see
+    from baselines.recording_tables import read_recording
 
     recording = two(tmp_path, (0.05, 0.5), (0.5, 0.5))
     # Twelve fetches of 0.05 and 0.5 s, half of each on a CPU, all while they were waited for.
-    parts = xprof.breakdown(see(recording, CLOCKS))
+    parts = xprof.compute_breakdown(read_recording(recording, CLOCKS))
     assert parts == xprof.Breakdown(ns(3.3), 0.0, ns(3.3), 0.0, 0.0)
-    words = [xprof.verdict(share) for share in (0.049, 0.05, 0.199, 0.2)]
+    words = [xprof.format_verdict(share) for share in (0.049, 0.05, 0.199, 0.2)]
     assert words == ["not input-bound", *["moderately input-bound"] * 2, "highly input-bound"]
 
 
 def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     """A rank with 21 minutes before its first step, 11 slow steps of 200, one worker of 8 CPUs."""
     from baselines import sagemaker
-    from baselines.tables import NO_SPANS, Node, Rank, Seen, Series
+    from baselines.tables import NO_SPANS, Node, Rank, RecordingTables, Series
 
     minutes = ns(60)
     length = np.full(200, ns(1.0))
@@ -288,19 +288,23 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     reported = {("x", ""): Series(ends[:1], ends[:1])}
     node = Node("node", 8, reported, span_ns=(0, int(ends[-1])))
     rank = Rank(0, node, "", wait, NO_SPANS, (5,), steps)
-    printed = [value for _, value in sagemaker._framework(Seen({0: rank}, [node], {}))]
+    printed = [
+        value
+        for _, value in sagemaker._list_framework_findings(RecordingTables({0: rank}, [node], {}))
+    ]
     assert printed == [
         NamedCause("cpu", "cpu-loader-config", None),  # 12.5 % of the CPUs
         NamedCause("unattributed", None, None),
         NamedCause("startup", "startup", None, outside_steps=True),
     ]
     level = sagemaker.Usage(ends, None, None, np.repeat([20.0, 25.5], 20))
-    assert sagemaker.memory_increases(level)
+    assert sagemaker.detect_memory_increase(level)
     small = np.repeat([20.0, 24.5], 20)
-    assert not sagemaker.memory_increases(sagemaker.Usage(ends, None, None, small))
+    assert not sagemaker.detect_memory_increase(sagemaker.Usage(ends, None, None, small))
     low = np.full(40, 30.0)
     assert [
-        value for _, value in sagemaker._system([sagemaker.Usage(low, low, low * 0, small)])
+        value
+        for _, value in sagemaker._list_system_findings([sagemaker.Usage(low, low, low * 0, small)])
     ] == [
         NamedCause("launch", None, None),  # BatchSize: all three low
         NamedCause("unattributed", None, None),
@@ -308,6 +312,9 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     busy = sagemaker.Usage(low + 65, low, low * 0, small)
     balance = NamedCause("synchronization", "sync-imbalance", None)
     selected = [
-        value for _, value in sagemaker._system([busy, sagemaker.Usage(low, low, low * 0, None)])
+        value
+        for _, value in sagemaker._list_system_findings(
+            [busy, sagemaker.Usage(low, low, low * 0, None)]
+        )
     ]
     assert selected == [balance, NamedCause("unattributed", None, None)]

@@ -15,8 +15,8 @@ from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns
-from clusterprof_lab.synth.record import record
-from clusterprof_lab.synth.record_sight import UPTIME_NS
+from clusterprof_lab.synth.record import write_story
+from clusterprof_lab.synth.recorder_view import UPTIME_NS
 from clusterprof_lab.synth.story import Act, Mark, Node, Rank, Thread, Work
 from tests.support.stories import (
     LOST_NS,
@@ -37,7 +37,7 @@ FUSE = Node("n0", mounts=(("/fuse", "store", "fuse.store"),))
 
 def test_the_analysis_says_which_part_of_the_wait_was_the_disk(tmp_path):
     rank, end = make_training("block-io", resource="vdb")
-    record(make_single_rank_job(rank, end), tmp_path, np.random.default_rng(1))
+    write_story(make_single_rank_job(rank, end), tmp_path, np.random.default_rng(1))
     caused_ns = sum_lost_by_cause(analyze(tmp_path))
     assert sum(caused_ns.values()) == LOST_NS
     assert caused_ns.pop("unattributed") == 0
@@ -63,7 +63,7 @@ def test_the_analysis_says_which_part_of_the_wait_was_the_disk(tmp_path):
 def test_what_the_detectors_know_is_seen(tmp_path, doing, what, node, family):
     size = 1 << 20 if what in ("", "READ") and doing in ("block-io", "nfs", "fuse") else 0
     rank, end = make_training(doing, what, size=size)
-    record(make_single_rank_job(rank, end, node), tmp_path, np.random.default_rng(1))
+    write_story(make_single_rank_job(rank, end, node), tmp_path, np.random.default_rng(1))
     caused_ns = sum_lost_by_cause(analyze(tmp_path))
     held_up = sum(ns for cause, ns in caused_ns.items() if cause.startswith(family))
     own = LOST_NS if doing == "user" else STEPS * 50 * MS

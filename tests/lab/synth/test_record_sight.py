@@ -10,8 +10,8 @@ from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Header
-from clusterprof_lab.synth.record import Seen, record
-from clusterprof_lab.synth.record_sight import UPTIME_NS, clocks
+from clusterprof_lab.synth.record import RecordingQuality, write_story
+from clusterprof_lab.synth.recorder_view import UPTIME_NS, draw_clocks
 from clusterprof_lab.synth.story import Mark, Node, Rank, Rate, Story, Thread
 from tests.support.stories import (
     MS,
@@ -37,11 +37,11 @@ def test_clocks_of_nodes_are_off_and_drift(tmp_path):
         0,
         3 * SECOND,
     )
-    drawn = clocks(np.random.default_rng(3), story.nodes)
+    drawn = draw_clocks(np.random.default_rng(3), story.nodes)
     assert len(set(drawn.values())) == 3
     assert all(abs(ns) <= 50 * MS and abs(drift) <= 50e-6 for ns, drift in drawn.values())
     seen = {**drawn, "n2": (7 * MS, 50e-6)}
-    record(story, tmp_path, np.random.default_rng(1), Seen(clocks=seen))
+    write_story(story, tmp_path, np.random.default_rng(1), RecordingQuality(clocks=seen))
     for folder in list_node_folders(tmp_path):
         records = list(NodeReader(folder))
         header = next(item for item in records if isinstance(item, Header))
@@ -63,8 +63,12 @@ def test_clocks_of_nodes_are_off_and_drift(tmp_path):
 def test_a_job_of_two_nodes_is_one_whatever_their_clocks_say(tmp_path, off):
     story = make_data_parallel_job(4, 2, late=3)
     random = np.random.default_rng(3)
-    seen = Seen(jitter_ns=300_000, clocks=clocks(random, story.nodes)) if off else Seen()
-    record(story, tmp_path, random, seen)
+    seen = (
+        RecordingQuality(jitter_ns=300_000, clocks=draw_clocks(random, story.nodes))
+        if off
+        else RecordingQuality()
+    )
+    write_story(story, tmp_path, random, seen)
     report = analyze(tmp_path)
     caused_ns = sum_lost_by_cause(report)
     first, last = story.ranks[0].main.marks[0].start_ns, story.ranks[0].main.marks[-1].end_ns
@@ -84,7 +88,7 @@ def test_lost_samples_and_spans_are_counted(tmp_path):
     half = record_story(
         make_single_rank_job(rank, end),
         tmp_path / "half",
-        Seen(lost_samples_ratio=0.5, lost_spans_ratio=0.5),
+        RecordingQuality(lost_samples_ratio=0.5, lost_spans_ratio=0.5),
     )
     full_set, array = list_sample_times(whole, "disk"), list_sample_times(half, "disk")
     assert set(array.tolist()) < set(full_set.tolist())
@@ -110,7 +114,7 @@ def test_lost_samples_and_spans_are_counted(tmp_path):
 
 def test_what_could_not_be_read_says_why(tmp_path):
     why = Unavailable("absent", "the kernel does not count it for this cgroup", "")
-    seen = Seen(
+    seen = RecordingQuality(
         missing=("threads", "disk", "cgroup.throttled_ns_total", "spans"),
         reasons={"cgroup.throttled_ns_total": why},
     )
@@ -138,8 +142,8 @@ def test_two_jobs_of_a_node_are_two_recordings_of_the_same_counters(tmp_path):
     jobs = [
         Story([rank], {"n0": Node("n0")}, 0, end, job) for rank, job in ((item, "a"), (two, "b"))
     ]
-    record(jobs[0], tmp_path, np.random.default_rng(1), other_jobs=[jobs[1]])
-    record(jobs[1], tmp_path, np.random.default_rng(2), other_jobs=[jobs[0]])
+    write_story(jobs[0], tmp_path, np.random.default_rng(1), other_jobs=[jobs[1]])
+    write_story(jobs[1], tmp_path, np.random.default_rng(2), other_jobs=[jobs[0]])
     folders = list_node_folders(tmp_path)
     assert len(folders) == 2
     for folder, pid in zip(sorted(folders, key=_job_of), (1000, 1010)):
@@ -159,7 +163,7 @@ def _job_of(folder) -> str:
 def test_a_rank_that_is_not_recorded_leaves_its_trace_in_the_node_only(tmp_path):
     ranks = [make_training(rank=n)[0] for n in range(2)] + [make_training(rank=2, node="n1")[0]]
     story = Story(ranks, {"n0": Node("n0"), "n1": Node("n1")}, 0, 5 * SECOND)
-    records = record_story(story, tmp_path, Seen(missing_ranks=(1, 2)))
+    records = record_story(story, tmp_path, RecordingQuality(missing_ranks=(1, 2)))
     assert set(list_rows(records, "processes")["pid"]) == {1000, 1001}
     values = [
         event.attributes["rank"]

@@ -14,10 +14,10 @@ import pytest
 
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
-from clusterprof_lab.real.cable import Cable, build
+from clusterprof_lab.real.cable import Cable, build_cable
 from clusterprof_lab.real.job import wait_for_recorder
 from clusterprof_lab.real.node import Node, why_not_here
-from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
+from clusterprof_lab.real.slurm import check_slurm, find_program, run_slurm
 from tests.support.recording_runs import RECORD, make_environment, read_records, wait_for_end
 
 # name -> its commands, what they say of themselves, options for two ranks, Debian's package
@@ -99,7 +99,7 @@ wait
 @pytest.mark.parametrize("tasks", [4, 2], ids=["per rank", "per node"])
 def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks: int) -> None:
     """A Slurm of our own over two nodes made of namespaces."""
-    reason = why_not_slurm() or why_not_here()
+    reason = check_slurm() or why_not_here()
     if reason:
         pytest.skip(reason)
     script, out, names = tmp_path / "train.py", tmp_path / "run", ("gpu-1", "gpu-2")
@@ -108,14 +108,14 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks:
     with (
         Node(0, names) as first,
         Node(1, names) as second,
-        Cable(build(tmp_path), [first, second]),
-        slurm([first, second], tmp_path) as own,
+        Cable(build_cable(tmp_path), [first, second]),
+        run_slurm([first, second], tmp_path) as own,
     ):
         command = [sys.executable, str(script)]
         if tasks == 2:
             command = ["sh", "-c", PER_NODE, *command]
         done = first.start(
-            str(program("srun")),
+            str(find_program("srun")),
             "-N2",
             f"-n{tasks}",
             *RECORD,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clusterprof_lab.real.launch import stopped
+from clusterprof_lab.real.launch import count_stopped_recorders
 from tests.support.recording_runs import PYTHON, RECORD, make_environment, make_job_id, wait_until
 
 SCRIPT = """
@@ -33,7 +33,7 @@ def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
     assert [job.wait(timeout=60) for job in jobs] == [0, 0]
     # The job that came second has a folder of its own, named after it.
     (second,) = wait_until(lambda: [out / name for name in names if (out / name).is_dir()])
-    wait_until(lambda: stopped(out) == stopped(second) == 1)
+    wait_until(lambda: count_stopped_recorders(out) == count_stopped_recorders(second) == 1)
     done = subprocess.run(
         [PYTHON, "-m", "clusterprof", "analyze", str(out), str(second), "--json"],
         capture_output=True,

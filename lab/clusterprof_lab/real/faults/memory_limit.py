@@ -32,9 +32,9 @@ def set_limit(group: Group, limit_bytes: int) -> None:
             group.write("max" if limit_bytes == _NO_LIMIT else limit_bytes, "", "memory.high")
 
 
-def needed_bytes(group: Group) -> int:
+def read_needed_bytes(group: Group) -> int:
     """Return what the group uses beside pages of files."""
-    stat = group.counts("memory.stat")
+    stat = group.read_counts("memory.stat")
     if group.controller.version == 1:
         used = int((group.folder / "memory.usage_in_bytes").read_text())
         return used - stat.get("cache", 0) + stat.get("shmem", 0)
@@ -43,14 +43,14 @@ def needed_bytes(group: Group) -> int:
 
 
 @contextmanager
-def squeezed(group: Group, cache_bytes: int) -> Iterator[None]:
-    """Leave a group's settled processes this much for pages of files."""
+def limit_memory_to_need(group: Group, cache_bytes: int) -> Iterator[None]:
+    """Limit a group's memory to what it needs plus this much page cache."""
     over = threading.Event()
 
     def follow() -> None:
         before = calm = 0
         while not over.wait(_TICK_S):
-            needed = needed_bytes(group)
+            needed = read_needed_bytes(group)
             calm = calm + 1 if needed - before < _CALM_BYTES else 0
             before = needed
             room = cache_bytes if calm >= CALM_TICKS else _ROOM_BYTES

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from loading import run_delay_ns
+from loading import read_run_delay_ns
 
 now_ns = time.monotonic_ns
 
 
-class Watch:
+class Stopwatch:
     """Writes `FOLDER/rank-<rank>.life-<restart>.jsonl`."""
 
     def __init__(self, folder: str, rank: int, header: dict) -> None:
@@ -26,21 +26,21 @@ class Watch:
         """[kind, peer, number, come_ns, left_ns]"""
         self.injected: list = []
         """[start_ns, end_ns, cause]"""
-        self._say({"life": int(life), "started_ns": _started_ns(), **header})
+        self._write_line({"life": int(life), "started_ns": _read_start_ns(), **header})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start, delay = now_ns(), run_delay_ns()
+        start, delay = now_ns(), read_run_delay_ns()
         try:
             yield
         finally:
-            self.phases.append([start, now_ns(), name, run_delay_ns() - delay])
+            self.phases.append([start, now_ns(), name, read_run_delay_ns() - delay])
 
     def step(self, number: int, began_ns: int, items: list, log: list) -> None:
         """Write what happened since the line before."""
         ended_ns = now_ns()
         line = {"step": number, "began_ns": began_ns, "ended_ns": ended_ns, "items": items}
-        line["delay_ns"] = run_delay_ns()
+        line["delay_ns"] = read_run_delay_ns()
         for name in ("phases", "operations", "injected"):
             mine = getattr(self, name)
             line[name], mine[:] = list(mine), []
@@ -48,14 +48,14 @@ class Watch:
         whole = len(log) - (number >= 0)
         line["log"] = log[:whole]
         del log[:whole]
-        self._say(line)
+        self._write_line(line)
 
-    def _say(self, line: dict) -> None:
+    def _write_line(self, line: dict) -> None:
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
 
 
-def _started_ns() -> int:
+def _read_start_ns() -> int:
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -10,19 +10,23 @@ import time
 
 import torch
 from device import Device
-from watch import Watch, now_ns
+from stopwatch import Stopwatch, now_ns
 
 
-def _due(step: int, interval_steps: int) -> bool:
+def _is_due(step: int, interval_steps: int) -> bool:
     """In the middle of so many steps: the last steps of a job are then as usual as the first."""
     return interval_steps > 0 and step % interval_steps == interval_steps // 2
 
 
-class Troubles:
-    """Does what the options ask for, between the parts of a step."""
+class TrainingFaults:
+    """Injects the faults that the options ask for, between the parts of a step."""
 
     def __init__(
-        self, options: argparse.Namespace, device: Device, watch: Watch, counters: dict[str, int]
+        self,
+        options: argparse.Namespace,
+        device: Device,
+        watch: Stopwatch,
+        counters: dict[str, int],
     ) -> None:
         self.options, self.device, self.watch, self.counters = options, device, watch, counters
         self.folder = options.write_to or options.folder
@@ -32,9 +36,11 @@ class Troubles:
         if options.gc_every:
             self._grow_heap(options.gc_ms)
         if options.gil_ms:
-            threading.Thread(target=self._hog, daemon=True, name="metrics").start()
+            threading.Thread(
+                target=self._hold_interpreter_lock, daemon=True, name="metrics"
+            ).start()
         if options.recompile_every:
-            self.compiled = self._compiled()
+            self.compiled = self._get_compiled()
         if options.log_ms or options.log:
             path = options.log or f"{self.folder}/train"
             self.log = os.open(f"{path}.{self.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -74,10 +80,10 @@ class Troubles:
         if options.log_ms or options.log:
             with self.watch.phase("eval-host"):
                 self._write_log(loss.item(), options.log_ms)
-        if _due(step, options.checkpoint_every):
+        if _is_due(step, options.checkpoint_every):
             with self.watch.phase("checkpoint"):
                 self._checkpoint(model, options.checkpoint_ms)
-        if _due(step, options.eval_every):
+        if _is_due(step, options.eval_every):
             with self.watch.phase("eval-host"):
                 self._evaluate(model, options.eval_ms)
 
@@ -119,7 +125,7 @@ class Troubles:
             if now_ns() - began_ns >= length_ms * 1e6:
                 return
 
-    def _hog(self) -> None:
+    def _hold_interpreter_lock(self) -> None:
         """Keep the interpreter in one long call that never looks whether others want it."""
         count = 100_000
         while True:
@@ -134,7 +140,7 @@ class Troubles:
             factor = self.options.gil_ms * 1e6 / max(end_ns - start_ns, 1)
             count = max(1000, round(count * min(max(factor, 0.5), 20.0)))
 
-    def _compiled(self):
+    def _get_compiled(self):
         import torch._dynamo as dynamo
 
         for name in ("cache_size_limit", "recompile_limit"):

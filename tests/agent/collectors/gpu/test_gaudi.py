@@ -72,7 +72,7 @@ def collected() -> dict[str, dict[str, Any]]:
     return result
 
 
-def test_every_value_in_base_units_and_no_share_of_time(gaudis: SimulatedGaudi) -> None:
+def test_gaudi_values_are_in_base_units_without_a_time_share(gaudis: SimulatedGaudi) -> None:
     assert collected() == {FIRST: HEALTHY, SECOND: OTHER}
     assert not {name for name in gaudi_hlml.SIGNALS if "busy" in name}
 
@@ -139,7 +139,7 @@ def test_old_bindings_that_hide_errors_are_not_used(gaudis: SimulatedGaudi) -> N
         ),
     ],
 )
-def test_one_value_that_cannot_be_read_takes_nothing_with_it(
+def test_an_unreadable_value_leaves_the_other_values(
     gaudis: SimulatedGaudi, changes: dict[str, Any], signals: list[str], reason: Unavailable
 ) -> None:
     ((call, bad),) = changes.items()
@@ -152,7 +152,7 @@ def test_one_value_that_cannot_be_read_takes_nothing_with_it(
     assert collected() == {FIRST: HEALTHY | dict.fromkeys(signals, reason), SECOND: OTHER}
 
 
-def test_a_lost_device_is_never_asked_again(gaudis: SimulatedGaudi) -> None:
+def test_a_lost_device_is_not_queried_again(gaudis: SimulatedGaudi) -> None:
     now = [0]
     library = gaudi_hlml.HlmlLibrary(lambda index, call: None, clock=lambda: now[0])
     lost_one, other = library.devices
@@ -189,7 +189,7 @@ def test_hl_smi_answers_with_and_without_units() -> None:
     assert units[0][1] == [0.62, 6 << 30, 128 << 30, 612.5, 47.0]
 
 
-def test_hl_smi_says_text_where_a_number_should_be() -> None:
+def test_hl_smi_text_in_place_of_a_number_is_an_error() -> None:
     ((_, values),) = gaudi_hlml.parse_hl_smi(LINE.format(137, "N/A", "-5", "1e9 W", ""))
     assert values == [
         Unavailable("failed", "hl-smi: impossible value 137 %"),

@@ -67,7 +67,7 @@ def test_two_gpus_in_full(scenario: Scenario) -> None:
     assert collected() == {make_uuid(0): HEALTHY, make_uuid(1): {**HEALTHY, **idle}}
 
 
-def test_the_inventory_says_what_each_device_is(scenario: Scenario) -> None:
+def test_the_inventory_describes_each_device(scenario: Scenario) -> None:
     scenario.write("1 GetName error 3")
     library = NvmlLibrary(unmarked)
     library.close()
@@ -76,7 +76,7 @@ def test_the_inventory_says_what_each_device_is(scenario: Scenario) -> None:
     assert library.inventory == [make_device_entry(0), second]
 
 
-def test_what_a_kind_of_gpu_cannot_have_is_no_column(scenario: Scenario) -> None:
+def test_unsupported_features_of_a_gpu_have_no_column(scenario: Scenario) -> None:
     """A Volta, whose pages are retired (4 for repeated errors, 1), beside a GPU without NVLink."""
     scenario.write("0 GetCudaComputeCapability = 7 0", "1 GetNvLinkState error 3")
     repair = {"gpu.retired_pages_count": 5, "gpu.retirement_pending_count": 1}
@@ -91,7 +91,7 @@ def test_what_a_kind_of_gpu_cannot_have_is_no_column(scenario: Scenario) -> None
     assert library.inventory == [{**make_device_entry(0), "compute_capability": "7.0"}, without]
 
 
-def test_an_unsupported_value_takes_nothing_else_with_it(scenario: Scenario) -> None:
+def test_an_unsupported_value_leaves_the_other_values(scenario: Scenario) -> None:
     scenario.write("1 GetPowerUsage error 3")
     samples = collected()
     assert samples[make_uuid(0)] == HEALTHY
@@ -131,7 +131,7 @@ def test_an_impossible_sample_is_no_busy_time(scenario: Scenario) -> None:
     assert result["gpu.busy_ratio"] == 0.97
 
 
-def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) -> None:
+def test_a_lost_gpu_is_not_queried_again(scenario: Scenario) -> None:
     clock = Clock()
     library = NvmlLibrary(unmarked, clock=clock)
     lost_one, other = library.devices

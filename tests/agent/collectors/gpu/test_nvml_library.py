@@ -36,7 +36,7 @@ def read(
 
 
 @pytest.mark.parametrize("kind", ["a100", "gb200", "h100", "l40s"])
-def test_a_profile_comes_out_as_it_says(
+def test_values_equal_the_mock_nvml_profile(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stated = read_profile((PROFILES / f"mock-nvml-config-{kind}.yaml").read_text())
@@ -47,7 +47,7 @@ def test_a_profile_comes_out_as_it_says(
 
 
 @pytest.mark.parametrize("name", ["a100-sxm4-v12", "a10g", "gtx-1070-ti", "rtx-3080-v12"])
-def test_what_nvidia_smi_printed_comes_out(
+def test_values_equal_the_output_of_nvidia_smi(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stated = read_nvidia_smi((PRINTED / f"{name}.xml").read_text())

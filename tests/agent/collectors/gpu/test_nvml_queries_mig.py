@@ -85,7 +85,7 @@ def sampled(library: NvmlLibrary) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_instance_is_a_device_and_says_where_it_belongs(scenario: Scenario) -> None:
+def test_every_mig_instance_is_a_device_of_its_gpu(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP)
     place = {"pci_bus_id": "00000000:01:00.0", "numa_node": 1, "cpus": "0-3,48-55,64"}
     common = {
@@ -124,9 +124,7 @@ def test_every_instance_is_a_device_and_says_where_it_belongs(scenario: Scenario
     ]
 
 
-def test_without_gpm_an_instance_tells_memory_and_processes_and_why_no_more(
-    scenario: Scenario,
-) -> None:
+def test_without_gpm_a_mig_instance_has_memory_processes_and_a_reason(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP)
     samples = sampled(World().open())
     gap = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")

@@ -50,7 +50,7 @@ def test_two_cores_of_a_chip_are_one_device() -> None:
     assert tpu.build_rows(lists, 1) == [[0.5, pytest.approx(0.2), 3, 16]]
 
 
-def test_what_libtpu_does_not_say_is_a_reason() -> None:
+def test_a_value_that_libtpu_lacks_has_a_reason() -> None:
     failed = Unavailable("failed", "libtpu: boom")
     lists: list[Any] = [["nan", "101"], [], ["1", "2", "3"], failed]
     count = Unavailable("failed", "libtpu reports 3 values of hbm_capacity_usage for 2 chips")

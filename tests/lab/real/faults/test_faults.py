@@ -16,8 +16,8 @@ import pytest
 
 from clusterprof_lab.real.faults import cgroups, disks
 from clusterprof_lab.real.faults.base import Options
-from clusterprof_lab.real.faults.processes import until_stdin_ends
-from clusterprof_lab.real.faults.reader import source
+from clusterprof_lab.real.faults.processes import run_until_stdin_ends
+from clusterprof_lab.real.faults.reader import open_source
 from clusterprof_lab.real.faults.registry import FAULTS
 from tests.support.fault_places import (
     NODE,
@@ -41,7 +41,7 @@ def test_a_disk_lets_a_batch_through_per_slowed_step(tmp_path: Path) -> None:
         # 8 items of 327,680 bytes for each of two ranks in 0.428571429 s
         rule = f"{os.major(device)}:{os.minor(device)} {2 * 8 * 327_680 * 10**9 // SLOWED_NS}"
         assert rule in throttles("read")
-        assert source(find_option(options, "--data"), 327_680)(random.Random(0)) == 327_680
+        assert open_source(find_option(options, "--data"), 327_680)(random.Random(0)) == 327_680
     assert rule not in throttles("read")
     assert [line["cause"] for line in list_injected(options)] == ["storage-local"]
 
@@ -69,7 +69,7 @@ def test_a_slow_server_logs_what_it_held_back(
     with FAULTS[require_fault(name)].apply(make_place(tmp_path, NODE, reads=8)) as options:
         data, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         began_ns = time.monotonic_ns()
-        assert source(data, size)(random.Random(1)) == size
+        assert open_source(data, size)(random.Random(1)) == size
         took_ns = time.monotonic_ns() - began_ns
     lines = list_injected(options)
     assert {line["cause"] for line in lines} == causes
@@ -83,7 +83,7 @@ def test_a_clean_server_holds_nothing_back(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-small-files")].apply(
         make_place(tmp_path, NODE, clean=True)
     ) as options:
-        assert source(find_option(options, "--data"), 0)(random.Random(1)) == 16_384
+        assert open_source(find_option(options, "--data"), 0)(random.Random(1)) == 16_384
     assert list_injected(options) == []
 
 
@@ -91,7 +91,7 @@ def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-slots")].apply(make_place(tmp_path, NODE)) as options:
         data, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         readers = [
-            threading.Thread(target=lambda i=i: source(data, size)(random.Random(i)))
+            threading.Thread(target=lambda i=i: open_source(data, size)(random.Random(i)))
             for i in range(4)
         ]
         for reader in readers:
@@ -121,7 +121,7 @@ def test_an_object_store_is_a_host_of_its_own(tmp_path: Path) -> None:
     with FAULTS["object-store"].apply(make_place(tmp_path, NODE)) as options:
         address, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         assert address.startswith("http://127.0.0.1:" if os.geteuid() else "http://10.78.")
-        assert source(address, size)(random.Random(0)) == size
+        assert open_source(address, size)(random.Random(0)) == size
     (line,) = list_injected(options)
     assert line["cause"] == "storage-object"
     # 34 % of a slowed step, less 16 times 2.5 ms, over 16 requests and jitter: the least delay.
@@ -134,7 +134,7 @@ def group_value(options: Options, file: str) -> int:
 
 
 def first_version(controller: str) -> None:
-    result = cgroups.controller(controller)
+    result = cgroups.find_controller(controller)
     if isinstance(result, str) or result.version != 1:
         pytest.skip("looks at files of version 1")
 
@@ -216,7 +216,7 @@ def test_a_machine_without_links_cannot_have_a_bad_one(tmp_path: Path) -> None:
 def test_two_faults_of_one_node_add_up() -> None:
     options = Options(["--a=1"], Path("/group"), {"A": "1"}, Path("/log"))
     other = Options(["--b=2"], None, {"B": "2"}, None, {"delay_s": 0.1})
-    both = options.and_also(other)
+    both = options.combine(other)
     assert both.script == ["--a=1", "--b=2"]
     assert (both.cgroup, both.log) == (Path("/group"), Path("/log"))
     assert both.environment == {"A": "1", "B": "2"}
@@ -225,4 +225,6 @@ def test_two_faults_of_one_node_add_up() -> None:
 
 def test_a_helper_that_does_not_start_says_why() -> None:
     with ExitStack() as stack, pytest.raises(RuntimeError, match="no such thing"):
-        stack.enter_context(until_stdin_ends(["sh", "-c", "echo no such thing >&2"], b"ready\n"))
+        stack.enter_context(
+            run_until_stdin_ends(["sh", "-c", "echo no such thing >&2"], b"ready\n")
+        )

@@ -46,7 +46,7 @@ def traces(folder: Path) -> Mapping[str, Any]:
             for file in Path("/sys/block").glob("loop*/loop/backing_file")
             if str(folder) in file.read_text()
         ],
-        "groups": cgroups.left_over(),
+        "groups": cgroups.list_remaining_groups(),
         "children": read_lines(f"/proc/self/task/{threading.get_native_id()}/children"),
         "threads": threading.active_count(),
         "files": [file.name for file in folder.iterdir() if file.suffix != ".jsonl"],
@@ -88,7 +88,7 @@ CASES += [(name, True) for name in ("disk-neighbour", "fuse-slots", "cpu-quota",
 def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_path: Path) -> None:
     if name.startswith("fuse"):
         require_fault(name)
-        remote_files.built()  # is kept as long as this process lives
+        remote_files.build_server()  # is kept as long as this process lives
     before = traces(tmp_path)
     with (
         pytest.raises(BoomError),

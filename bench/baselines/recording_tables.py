@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from baselines.tables import END, KIND, NO_SPANS, START, C, Node, Rank, Seen, Series
+from baselines.tables import END, KIND, NO_SPANS, START, C, Node, Rank, RecordingTables, Series
 from clusterprof.analysis.timeline.load.ranks import parse_identity
 from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
@@ -24,26 +24,32 @@ from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Header, Rows, 
 _TRAINING = (layout.STEP, layout.DATA_WAIT, layout.COLLECTIVE, layout.FORWARD)
 
 
-def see(recording: Path, clocks: Mapping[str, tuple[int, float]]) -> Seen:
+def read_recording(recording: Path, clocks: Mapping[str, tuple[int, float]]) -> RecordingTables:
     """Read all nodes of a recording; the last one read is kept."""
     files = sorted(path for path in recording.rglob("*") if path.is_file())
     stamp = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    return _see(recording, stamp, tuple(sorted((name, *clock) for name, clock in clocks.items())))
+    return _read_recording(
+        recording, stamp, tuple(sorted((name, *clock) for name, clock in clocks.items()))
+    )
 
 
 @lru_cache(maxsize=1)
-def _see(recording: Path, stamp: Any, clocks: tuple[tuple[str, int, float], ...]) -> Seen:
+def _read_recording(
+    recording: Path, stamp: Any, clocks: tuple[tuple[str, int, float], ...]
+) -> RecordingTables:
     by_name = {name: (offset, drift) for name, offset, drift in clocks}
-    seen = Seen({}, [], {})
+    seen = RecordingTables({}, [], {})
     try:
         folders = list_node_folders(recording)
     except NoRecording:
         return seen
     jobs: dict[str, dict[int, list[Rank]]] = defaultdict(lambda: defaultdict(list))
     for folder in folders:
-        for job, rank in _Reading(folder, by_name).into(seen):
+        for job, rank in _NodeReader(folder, by_name).add_to(seen):
             jobs[job][rank.rank].append(rank)
-    joined = [{number: _joined(job[number]) for number in sorted(job)} for job in jobs.values()]
+    joined = [
+        {number: _join_incarnations(job[number]) for number in sorted(job)} for job in jobs.values()
+    ]
     # Two jobs on the same nodes have the same ranks: the larger one is looked at.
     seen.ranks |= max(
         joined, key=lambda job: sum(rank.in_step_ns for rank in job.values()), default={}
@@ -51,7 +57,7 @@ def _see(recording: Path, stamp: Any, clocks: tuple[tuple[str, int, float], ...]
     return seen
 
 
-class _Reading:
+class _NodeReader:
     """One node while it is read."""
 
     def __init__(self, folder: Path, clocks: Mapping[str, tuple[int, float]]) -> None:
@@ -66,12 +72,12 @@ class _Reading:
         cpus: Any = headers[0].host.get("cpus") if headers else 0
         self.node = Node(host, cpus.get("count", 0) if isinstance(cpus, dict) else int(cpus or 0))
 
-    def true(self, t_ns: np.ndarray) -> np.ndarray:
+    def convert_time(self, t_ns: np.ndarray) -> np.ndarray:
         """Node time -> true time."""
         t_ns = np.asarray(t_ns, np.int64) - self.offset_ns
         return t_ns if not self.drift else np.rint(t_ns / (1 + self.drift)).astype(np.int64)
 
-    def into(self, seen: Seen) -> list[tuple[str, Rank]]:
+    def add_to(self, seen: RecordingTables) -> list[tuple[str, Rank]]:
         """Add what this node has; return its training processes, each with its job."""
         self._series()
         seen.nodes.append(self.node)
@@ -84,7 +90,7 @@ class _Reading:
                 seen.groups[attributes["group"]] = frozenset(attributes["ranks"])
         parents = self._threads()
         spans = self._spans()
-        workers = _workers(spans, parents)
+        workers = _find_workers(spans, parents)
         out = []
         for pid, attributes in sorted(registered.items()):
             place = parse_identity(attributes)
@@ -103,7 +109,7 @@ class _Reading:
     ) -> Rank:
         table = spans.get(pid, NO_SPANS)
         loads = [spans[process] for process in (pid, *mine) if process in spans]
-        fetches = _by_start([load[load[:, KIND] == layout.FETCH] for load in loads])
+        fetches = _sort_by_start([load[load[:, KIND] == layout.FETCH] for load in loads])
         device = str(attributes.get("device") or "")
         owned = [str(entry.get("id")) for entry in self.devices if entry.get("pid") == pid]
         local = parse_identity(attributes).node_local_rank
@@ -111,13 +117,15 @@ class _Reading:
             device = owned[0]
         elif not device and local is not None and local < len(self.devices):
             device = str(self.devices[local].get("id"))
-        return Rank(rank, self.node, device, table, fetches, mine, _steps(table, self.node.span_ns))
+        return Rank(
+            rank, self.node, device, table, fetches, mine, _find_steps(table, self.node.span_ns)
+        )
 
     def _series(self) -> None:
         parts: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
         for record in self.records:
             if isinstance(record, Columns):
-                t_ns = self.true(record.t_ns)
+                t_ns = self.convert_time(record.t_ns)
                 for at, key in enumerate(zip(record.signals, record.devices)):
                     values = np.asarray(record.values[at], np.float64)
                     mask = record.masks[at] or bytes(len(t_ns))
@@ -139,9 +147,9 @@ class _Reading:
             if isinstance(record, Spans):
                 table = np.stack([np.asarray(record.columns[name]) for name in SPAN_FIELDS], axis=1)
                 for column in (START, END):
-                    table[:, column] = self.true(table[:, column])
+                    table[:, column] = self.convert_time(table[:, column])
                 parts[record.pid].append(table)
-        return {pid: _by_start(blocks) for pid, blocks in parts.items()}
+        return {pid: _sort_by_start(blocks) for pid, blocks in parts.items()}
 
     def _threads(self) -> dict[int, int]:
         """Note run delays; return the parent of each process."""
@@ -161,7 +169,7 @@ class _Reading:
         return parents
 
 
-def _workers(spans: Mapping[int, np.ndarray], parents: Mapping[int, int]) -> dict[int, int]:
+def _find_workers(spans: Mapping[int, np.ndarray], parents: Mapping[int, int]) -> dict[int, int]:
     """Worker -> the process it loads for, as it said itself, or as the kernel knows it."""
     out = {}
     for pid, table in spans.items():
@@ -175,7 +183,7 @@ def _workers(spans: Mapping[int, np.ndarray], parents: Mapping[int, int]) -> dic
     return out
 
 
-def _steps(table: np.ndarray, whole: tuple[int, int]) -> np.ndarray:
+def _find_steps(table: np.ndarray, whole: tuple[int, int]) -> np.ndarray:
     """Steps as marked; else from one wait for data to the next; else all there is."""
     marked = table[table[:, KIND] == layout.STEP]
     if len(marked):
@@ -188,13 +196,13 @@ def _steps(table: np.ndarray, whole: tuple[int, int]) -> np.ndarray:
     return np.array([whole], np.int64)
 
 
-def _by_start(tables: Iterable[np.ndarray]) -> np.ndarray:
+def _sort_by_start(tables: Iterable[np.ndarray]) -> np.ndarray:
     tables = list(tables)
     table = np.concatenate(tables) if tables else NO_SPANS
     return table[np.argsort(table[:, START], kind="stable")]
 
 
-def _joined(parts: list[Rank]) -> Rank:
+def _join_incarnations(parts: list[Rank]) -> Rank:
     """One rank out of its lives."""
     if len(parts) == 1:
         return parts[0]
@@ -205,8 +213,8 @@ def _joined(parts: list[Rank]) -> Rank:
         last.rank,
         last.node,
         last.device,
-        _by_start(part.spans for part in parts),
-        _by_start(part.fetches for part in parts),
+        _sort_by_start(part.spans for part in parts),
+        _sort_by_start(part.fetches for part in parts),
         workers,
         steps[np.argsort(steps[:, 0])],
     )

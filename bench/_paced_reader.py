@@ -1,4 +1,4 @@
-"""The C program and the prototype beside a running recorder: which files they read, and when."""
+"""The C program and the prototype next to a running recorder: which files they read, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sample_cost import KERNEL_FILES, LEFT_OUT, PER_PROCESS, held_files
+from sample_cost import KERNEL_FILES, LEFT_OUT, PER_PROCESS, list_open_files
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.registry import select_collectors
@@ -32,7 +32,7 @@ FULL_SAMPLE = (
 """What one full sample reads of the host."""
 
 
-def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
+def list_files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
     """Return the kernel files of all collectors, by their interval at this rate."""
     by_rate: dict[int, set[str]] = {}
     fast_ns = 1_000_000_000 // hz
@@ -41,13 +41,13 @@ def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
         collector: Any = kind(context)
         if collector.name in LEFT_OUT:
             continue
-        before = set(held_files())
+        before = set(list_open_files())
         try:
             collector.open()
             collector.sample()
         except Unavailable:
             continue
-        held = [path for path in held_files() if path not in before]
+        held = [path for path in list_open_files() if path not in before]
         own_ns = collector.interval_ns
         interval_ns = fast_ns if own_ns <= 100_000_000 else max(own_ns, fast_ns)
         by_rate.setdefault(interval_ns, set()).update(held)
@@ -57,14 +57,14 @@ def files_by_rate(job: list[int], hz: int) -> list[tuple[int, list[str]]]:
     return sorted((interval_ns, sorted(paths)) for interval_ns, paths in by_rate.items())
 
 
-def full_sample(job: list[int]) -> list[str]:
+def list_sample_files(job: list[int]) -> list[str]:
     """Return the files of one full sample: of the host, and four of each process."""
     host = (f"/proc/{name}" for name in FULL_SAMPLE)
     mine = (f"/proc/{pid}/{name}" for pid in job for name in PER_PROCESS)
     return [path for path in (*host, *mine) if os.access(path, os.R_OK)]
 
 
-class Paced:
+class PacedReader:
     """The C program, reading the same files at the same rate, until it is closed."""
 
     def __init__(self, program: Path, paths: list[str], interval_ns: int) -> None:

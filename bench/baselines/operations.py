@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from baselines.recorded import LOADING
-from baselines.tables import END, START, A, B, D, Rank, Seen
+from baselines.tables import END, START, A, B, D, Rank, RecordingTables
 from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.probe import layout
@@ -40,19 +40,19 @@ Met = dict[tuple[int, ...], dict[int, Stay]]
 """(group, number, and the way of a message) -> member -> its stay."""
 
 
-def begun(rank: Rank) -> int:
-    """When its training began: with its first wait for data, else with its first step."""
+def find_training_start(rank: Rank) -> int:
+    """Find when a rank's training began: with its first wait for data, else with its first step."""
     waits = rank.of(layout.DATA_WAIT)
     return int(waits[0, START] if len(waits) else rank.steps[0, 0])
 
 
 @lru_cache(maxsize=1)
-def operations(seen: Seen) -> Met:
-    """Return the operations, since ranks `begun`, in which all members of the group were seen."""
+def match_operations(seen: RecordingTables) -> Met:
+    """Match the operations after training began in which all members were recorded."""
     met: Met = defaultdict(dict)
     for number, rank in seen.ranks.items():
         table = rank.of(layout.COLLECTIVE)
-        for row in table[table[:, START] >= begun(rank)]:
+        for row in table[table[:, START] >= find_training_start(rank)]:
             start, end, how = int(row[START]), int(row[END]), int(row[D])
             kind, form = how & layout.OPERATION_MASK, how >> layout.FORM_SHIFT & layout.FORM_MASK
             peer = (how >> layout.PEER_SHIFT & layout.PEER_MASK) - 1
@@ -76,8 +76,8 @@ def operations(seen: Seen) -> Met:
     }
 
 
-def ends_of_steps(seen: Seen) -> Met:
-    """Return an operation of all ranks for each step: arrive at its end, stay for the slowest."""
+def make_step_barriers(seen: RecordingTables) -> Met:
+    """Make an operation of all ranks for each step: arrive at its end, stay for the slowest."""
     count = min((len(rank.steps) for rank in seen.ranks.values()), default=0)
     met: Met = {}
     for step in range(count):
@@ -89,19 +89,19 @@ def ends_of_steps(seen: Seen) -> Met:
 
 
 @lru_cache(maxsize=1)
-def job_of(seen: Seen) -> Job | None:
-    """Return the recording as the rules want it; None when there is no rank or no step."""
-    matched = operations(seen)
+def make_job(seen: RecordingTables) -> Job | None:
+    """Convert the recording to the form of the rules; None when there is no rank or no step."""
+    matched = match_operations(seen)
     pairs = {key: stays for key, stays in matched.items() if len(key) > 2}
-    for met in (matched, {**pairs, **ends_of_steps(seen)}):
+    for met in (matched, {**pairs, **make_step_barriers(seen)}):
         if met:
-            job = _job(seen, met)
-            if _even(job):
+            job = _make_job(seen, met)
+            if _has_equal_counts(job):
                 return job
     return None
 
 
-def _even(job: Job) -> bool:
+def _has_equal_counts(job: Job) -> bool:
     """True when all ranks have as many operations of their widest team: those end their steps."""
     ops = job.ops
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
@@ -112,7 +112,7 @@ def _even(job: Job) -> bool:
     return bool(len(set(ends.tolist())) == 1 and ends[0] > 1)
 
 
-def _job(seen: Seen, met: Met) -> Job:
+def _make_job(seen: RecordingTables, met: Met) -> Job:
     number_of = {rank: at for at, rank in enumerate(sorted(seen.ranks))}
     order = sorted(met, key=lambda key: (max(stay.leave_ns for stay in met[key].values()), key))
     stays = [stay for key in order for _, stay in sorted(met[key].items())]
@@ -136,12 +136,12 @@ def _job(seen: Seen, met: Met) -> Job:
     spent = np.zeros((len(row), len(CATEGORIES)), np.int64)
     for rank, at in number_of.items():
         rows = np.flatnonzero(row[:, 0] == at)
-        spent[np.ix_(rows, [LOADING, WORK])] = _spent(seen.ranks[rank], row[rows])
+        spent[np.ix_(rows, [LOADING, WORK])] = _sum_spent(seen.ranks[rank], row[rows])
     truth = Truth(np.zeros((len(number_of), 1), np.int64))
     return Job(ops, spent, truth, (), len(number_of), row[:, 2])
 
 
-def _spent(rank: Rank, row: np.ndarray) -> np.ndarray:
+def _sum_spent(rank: Rank, row: np.ndarray) -> np.ndarray:
     """What it had spent on loading, and on all else but operations, when it arrived at each."""
     wait = rank.of(layout.DATA_WAIT)
     upto = np.concatenate([[0], np.cumsum(wait[:, END] - wait[:, START])])
@@ -149,4 +149,4 @@ def _spent(rank: Rank, row: np.ndarray) -> np.ndarray:
     order = np.argsort(row[:, 2], kind="stable")
     blocked = np.zeros(len(row), np.int64)
     blocked[order] = np.cumsum(row[order, 3]) - row[order, 3]
-    return np.stack([loading, row[:, 1] - begun(rank) - blocked - loading], axis=1)
+    return np.stack([loading, row[:, 1] - find_training_start(rank) - blocked - loading], axis=1)
