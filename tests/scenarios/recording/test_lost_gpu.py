@@ -64,6 +64,15 @@ def times_of_device(records: list[Record], device: str) -> set[int]:
     return collected
 
 
+def find_gaps(records: list[Record], began_ns: int) -> set[str]:
+    """Return the GPUs that could not be read at some time since then."""
+    return {
+        gap.device
+        for gap in records
+        if isinstance(gap, Gap) and gap.t_ns >= began_ns and gap.collector == "gpu_nvidia"
+    }
+
+
 def enough(times: set[int], began_ns: int, ended_ns: int, tick_ns: float = TICK_NS) -> bool:
     """Return whether a third of the ticks between two times were taken.
 
@@ -98,6 +107,7 @@ def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) 
     if event == "helper-died":  # both were in the process that died: one of them comes back
         died, *_ = wait_until(lambda: events_of(out, event))
         wait_until(lambda: max(times_of_device(records_of(out), uuid(1))) > died.t_ns)
+    wait_until(lambda: uuid(0) in find_gaps(records_of(out), began_ns))
     # In the end, should the machine have been busy with other work for a while.
     wait_until(lambda: enough(times_of(records_of(out), "cpu"), began_ns, now(), tick_ns))
     ended_ns = now()
@@ -118,11 +128,7 @@ def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) 
         assert enough(healthy, began_ns, ended_ns, tick_ns)
     if event:
         assert events_of(out, event)
-    gaps = {
-        gap.device
-        for gap in records
-        if isinstance(gap, Gap) and gap.t_ns >= began_ns and gap.collector == "gpu_nvidia"
-    }
+    gaps = find_gaps(records, began_ns)
     assert uuid(0) in gaps
     if event != "helper-died":
         assert gaps == {uuid(0)}
