@@ -120,9 +120,12 @@ class Watcher:
 
     run_dir: Path
     _held: dict[str, mmap.mmap] = field(default_factory=dict)
+    _earlier: set[str] = field(default_factory=set)
+    """Rings that another watcher of the run directory has held."""
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Watcher:
+        self._earlier = {path.stem for path in (self.run_dir / "rings").glob("*.json.held")}
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -137,7 +140,7 @@ class Watcher:
 
     def look(self) -> None:
         for path in (self.run_dir / "rings").glob("*.json"):
-            if path.name in self._held:
+            if path.name in self._held or path.name in self._earlier:
                 continue
             ring = json.loads(path.read_text())
             where = ring["path"] or f"/proc/{ring['pid']}/fd/{ring['fd']}"

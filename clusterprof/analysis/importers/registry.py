@@ -44,7 +44,7 @@ _IMPORTER_PATHS = (
     "workloads.darshan:Darshan",
     "workloads.mllog:Mllog",
     "workloads.operator_table:OperatorTable",
-    "kineto.begin_end_pairs:HorovodTimeline",
+    "workloads.horovod:HorovodTimeline",
     "kineto.importer:ChromeTrace",
 )
 """Module in this folder, and class in it."""

@@ -18,15 +18,19 @@ from clusterprof.output.exporters.live_metrics import (
 )
 from clusterprof.trace.live_files import METRICS_STATE_NAME
 from tests.support.growing import STEPS, Growing
-from tests.support.recordings import SECOND, training
+from tests.support.recordings import SECOND, Script, training
 
 LIMITS = build_limits({})
 
 
+@pytest.fixture(scope="module")
+def script() -> Script:
+    return training([*STEPS, *[(0.0, 1.0)] * 200])
+
+
 @pytest.fixture
-def growing(tmp_path: Path) -> Growing:
-    steps = [*STEPS, *[(0.0, 1.0)] * 200]
-    return Growing(training(steps), tmp_path / "node-a", 1_700_000_000 * SECOND)
+def growing(script: Script, tmp_path: Path) -> Growing:
+    return Growing(script, tmp_path / "node-a", 1_700_000_000 * SECOND)
 
 
 class Process:

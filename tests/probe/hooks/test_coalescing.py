@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.job_python import needs_torch
-from tests.support.probing import install
 from tests.support.ranks import (
     ALL_REDUCE,
     BARRIER,
@@ -20,6 +19,7 @@ from tests.support.ranks import (
     launch,
     operations,
 )
+from tests.support.warm_jobs import WarmJobs
 
 needs_torch()
 pytestmark = pytest.mark.torch
@@ -51,9 +51,9 @@ print(a.tolist(), b.tolist(), other.tolist())
 """
 
 
-def test_a_batch_is_one_operation(tmp_path: Path) -> None:
-    with_probe = launch(BATCHES, tmp_path, install(tmp_path / "run"))
-    without = launch(BATCHES, tmp_path, None)
+def test_a_batch_is_one_operation(tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs) -> None:
+    with_probe = launch(BATCHES, tmp_path, warm_jobs)
+    without = launch(BATCHES, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
     for rank, ring in enumerate(with_probe.rings):
@@ -84,8 +84,10 @@ print(got.tolist())
 """
 
 
-def test_the_one_work_of_a_batch_is_the_wait_of_each_message(tmp_path: Path) -> None:
-    job = launch(ONE_WORK, tmp_path, install(tmp_path / "run"))
+def test_the_one_work_of_a_batch_is_the_wait_of_each_message(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
+    job = launch(ONE_WORK, tmp_path, warm_jobs)
     assert job.returncodes == [0, 0], job.stderr
     assert job.stdout[0] == b"%s\n" % str(10 * [2.0]).encode()
     for ring in job.rings:

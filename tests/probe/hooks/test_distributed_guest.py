@@ -20,13 +20,16 @@ from tests.support.ranks import (
     launch,
     operations,
 )
+from tests.support.warm_jobs import WarmJobs
 
 needs_torch()
 pytestmark = pytest.mark.torch
 
 
 @pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
-def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path) -> None:
+def test_an_error_of_the_job_reads_as_it_does_without_us(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
     wrong = [
         "dist.all_reduce('no tensor')",
         "dist.broadcast(1, src=0)",
@@ -44,8 +47,8 @@ dist.all_reduce(torch.ones(1))
 """
         for line in wrong
     )
-    with_probe = launch(code, tmp_path, install(tmp_path / "run"), size=1)
-    without = launch(code, tmp_path, None, size=1)
+    with_probe = launch(code, tmp_path, warm_jobs, size=1)
+    without = launch(code, tmp_path, bare_jobs, size=1)
     assert without.stdout[0].count(b"Traceback") == len(wrong)
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
     # The calls that failed have taken a number and left no span; the next ones are recorded.
@@ -82,9 +85,9 @@ print(_clusterprof_probe.on, other_calls.active_threads)
     ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
-    tmp_path: Path, where: str
+    tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
-    job = launch(BROKEN.format(where=where), tmp_path, install(tmp_path / "run"))
+    job = launch(BROKEN.format(where=where), tmp_path, warm_jobs)
     assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
     # 1 + 1 = 2, then 4, then 8: the job's sums are right.
     for output in job.stdout:

@@ -14,7 +14,18 @@ from clusterprof.analysis.timeline.model import (
     ProcessIo,
 )
 from clusterprof.probe import layout
-from tests.support.builders import activity, io, lost, ns, process, rank, spans, thread
+from tests.support.builders import (
+    activity,
+    counter,
+    header,
+    io,
+    lost,
+    ns,
+    process,
+    rank,
+    spans,
+    thread,
+)
 from tests.support.data_waits import feeding
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -86,6 +97,39 @@ def test_much_written_at_once_is_a_save_that_nobody_marked(written, share) -> No
 def test_a_page_is_waited_for_in_writing_only_by_one_who_does_not_read(read, share) -> None:
     wrote = io([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, read])
     got = claim("U0.5 D0.5", (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote)
+    np.testing.assert_allclose(got.share, [share])
+
+
+FUSE = ("0", "folio_wait_bit_common", *("0",) * 6, "request_wait_answer")
+MOUNT = {"point": "/m", "type": "fuse.sshfs", "source": "host:/d"}
+
+
+@pytest.mark.parametrize(
+    ("doing", "read", "written", "share"),
+    [
+        pytest.param("U0.5 F0.5", 0, KIB, 1.0, id="writes"),
+        pytest.param("U0.5 F0.5", 64 * KIB, 2 * KIB, 1.0, id="as much of sockets"),
+        pytest.param("U0.5 F0.5", 67 * KIB, 2 * KIB, 0.0, id="reads more"),
+        pytest.param("U0.5 F0.5", 0, 0, 0.0, id="writes nothing"),
+        pytest.param("U0.5 D0.3 F0.2", KIB, KIB, 0.0, id="waits for pages of the mount"),
+    ],
+)
+def test_a_request_to_a_mount_in_user_space_writes(
+    doing, read, written, share, monkeypatch
+) -> None:
+    monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", FUSE)
+    column = {"read_chars": [0, read], "write_chars": [0, written]}
+    wrote = io([0, 1], read_bytes=[0, 0], write_bytes=[0, 0], **column)
+    series = {
+        ("disk.read_bytes_total", "sda"): counter([0, 1], [0, 0]),
+        ("disk.busy_ns_total", "sda"): counter([0, 1], [0, 0]),
+    }
+    rows = activity(doing)
+    main = process(100, thread=thread(rows, 1), io=wrote)
+    timeline = rank(1, main, series=series, node=header(mounts=[MOUNT]))
+    pieces = lost((0, 1, 0.5, PHASE_COMPUTE), source=2, step=3)
+    got = EvalHost().claim(timeline, pieces, feeding({}), EvalHost.Limits())
+    assert got is not None
     np.testing.assert_allclose(got.share, [share])
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.analysis.importers.core.byte_sources import open_sources
-from clusterprof.analysis.importers.kineto.begin_end_pairs import HorovodTimeline
 from clusterprof.analysis.importers.registry import find_importer
+from clusterprof.analysis.importers.workloads.horovod import HorovodTimeline
 from clusterprof.analysis.pipeline import analyze
 from tests.support.importing import read
 
