@@ -88,10 +88,7 @@ def test_a_loader_that_did_not_say_how_it_is_set_up_is_none() -> None:
 def test_modes_for_debugging_have_a_share_of_the_time_in_steps() -> None:
     """8 of 20 in steps with anomaly detection, of which 4 with the profiler, too."""
     both = ANOMALY_DETECTION | TORCH_PROFILER
-    first = {
-        STEP: spans((0, 10)),
-        DEBUG_MODES: spans((0, 4, ANOMALY_DETECTION), (4, 8, both)),
-    }
+    first = {STEP: spans((0, 10)), DEBUG_MODES: spans((0, 4, ANOMALY_DETECTION), (4, 8, both))}
     second = {STEP: spans((10, 20))}
     setup = gathered(
         chunk(10, [process(100, spans=first)]), chunk(20, [process(100, spans=second)], start=10)
