@@ -82,8 +82,4 @@ def select_collectors(roots: Roots, use_portable: bool | None = None) -> tuple[t
         use_portable = not has_linux_proc(roots)
     if not use_portable:
         return tuple(kind for kind in COLLECTORS if kind not in _PORTABLE)
-    return tuple(
-        kind
-        for kind in COLLECTORS
-        if kind in _PORTABLE or kind.name.startswith("gpu_")
-    )
+    return tuple(kind for kind in COLLECTORS if kind in _PORTABLE or kind.name.startswith("gpu_"))

@@ -100,7 +100,7 @@ def bound_evaluations(now_ns: int) -> None:
     """End open evaluations if the loop, which asks for a batch, has gradients enabled."""
     computes_gradients = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
     if computes_gradients is not None and computes_gradients():
-        for evaluation in open_evaluations.values():
+        for evaluation in list(open_evaluations.values()):
             evaluation[2] = evaluation[2] or now_ns
 
 

@@ -17,15 +17,21 @@ Without the pause they disappear: before saving or logging, the host waits until
 device has drained its queue. Then the device waits for the host twice: for the pause
 and for the launches after it. The second part is `h2d-sync` and would not exist without
 the pause.
+
+It also sums what a rank without peers lost by cause, in time bins of its steps.
+
+No loss of the rank is a wait of another rank. Without a cause it is therefore earlier by what it
+lost to the cause and by what is hidden behind other work. The bins show how much that varies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
+from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.taxonomy import CAUSES, FAMILY_CLAIMS, PRECEDENCE
 from clusterprof.analysis.detectors.base import select_phases
 from clusterprof.analysis.timeline.data_wait.split import (
@@ -224,3 +230,76 @@ class HiddenCostSums:
             out[row_of_column] += sums[at] + np.floor(ns[at] * part).astype(np.int64)
             self._sums[number] += sums[-1]
         return columns, out
+
+
+MAX_OWN_BINS = 256
+"""Number of bins above which adjacent ones are merged in pairs."""
+BINS_PER_SEGMENT = 16
+"""Most bins per settled segment."""
+
+
+class OwnLosses:
+    """Sums per time bin; `causes` are the names of its columns."""
+
+    def __init__(self, causes: Sequence[str]) -> None:
+        self._causes = tuple(causes)
+        self._bins: list[tuple[int, Int]] = []
+        self._provisional: list[tuple[int, Int]] = []
+
+    def add(
+        self,
+        rank: Rank,
+        segment: Segment,
+        lost: LostTime,
+        shares: Mapping[str, Int],
+        hidden: Mapping[int, Int],
+    ) -> None:
+        """Add a settled segment.
+
+        shares: int64[n] of its lost intervals per cause, in 1/SHARE_SCALE.
+        """
+        edges = _find_bin_edges(rank, segment)
+        row = np.searchsorted(edges, lost.end_ns, side="left") - 1
+        row = np.clip(row, 0, edges.size - 2)
+        sums = np.zeros((edges.size - 1, len(self._causes) + 1), np.int64)
+        for column, cause in enumerate(self._causes):
+            share = shares.get(cause)
+            if share is not None and share.any():
+                ns = lost.lost_ns * share // SHARE_SCALE
+                sums[:, -1] += np.bincount(row, ns, edges.size - 1).astype(np.int64)
+                if cause in HIDDEN_COLUMNS:
+                    ns = ns + hidden.get(HIDDEN_COLUMNS.index(cause), 0)
+                sums[:, column] = np.bincount(row, ns, edges.size - 1)
+        sums[:, -1] = np.maximum(sums[:, -1], sums[:, :-1].max(axis=1))
+        self._provisional += zip(np.diff(edges).tolist(), sums)
+        if not segment.provisional:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Take over provisional segments: another step has ended."""
+        self._bins += self._provisional
+        self._provisional = []
+        while len(self._bins) > MAX_OWN_BINS:
+            even = len(self._bins) // 2 * 2
+            pairs = zip(self._bins[:even:2], self._bins[1:even:2])
+            merged = [(first[0] + second[0], first[1] + second[1]) for first, second in pairs]
+            self._bins = [*merged, *self._bins[even:]]
+
+    def build_table(self) -> tuple[Int, Int] | None:
+        """Return int64[n] lengths and int64[n, causes + 1], ns; the last column is all causes."""
+        if not self._bins:
+            return None
+        lengths, sums = zip(*self._bins)
+        return np.array(lengths, np.int64), np.stack(sums)
+
+
+def _find_bin_edges(rank: Rank, segment: Segment) -> Int:
+    """Return the edges of bins: a few step ends, and the bounds of the segment."""
+    steps = rank.main.spans.get(layout.STEP)
+    inside = np.zeros(0, np.int64)
+    if steps is not None:
+        inside = steps.end_ns[(steps.end_ns > segment.start_ns) & (steps.end_ns < segment.end_ns)]
+        if (inside[1:] <= inside[:-1]).any():
+            inside = np.unique(inside)
+        inside = inside[:: max(inside.size // BINS_PER_SEGMENT, 1)]
+    return np.concatenate([[segment.start_ns], inside, [segment.end_ns]]).astype(np.int64)

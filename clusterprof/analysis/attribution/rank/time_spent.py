@@ -15,17 +15,11 @@ in an operation waits for a CPU, not for more work or slower computation.
 
     samples      |------ 100 ms, 30 of them runnable ------|
     work         |== 60 ==|   wait 40              18 of the 60 were no work
-
-It also sums what a rank without peers lost by cause, in time bins of its steps.
-
-No loss of the rank is a wait of another rank. Without a cause it is therefore earlier
-by what it lost to the cause and by what is hidden behind other work
-(analysis.attribution.rank.hidden_cost). The bins show how much that varies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +30,7 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.hidden_cost import (
     HIDDEN_COLUMNS,
     HiddenCostSums,
+    OwnLosses,
     compute_hidden_cost,
 )
 from clusterprof.analysis.attribution.rank.host_phases import measure_end_delays
@@ -51,9 +46,11 @@ from clusterprof.analysis.timeline.collectives.rows import (
     Store,
     choose_block_rows,
 )
+from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_BUSY_WAIT,
     PHASE_COLLECTIVE,
+    PHASE_EVAL,
     Float,
     Int,
     LostTime,
@@ -114,85 +111,14 @@ def _estimate_runnable_rates(rank: Rank, segment: Segment) -> tuple[Int, Float]:
     return edges, rate
 
 
-MAX_OWN_BINS = 256
-"""Number of bins above which adjacent ones are merged in pairs."""
-BINS_PER_SEGMENT = 16
-"""Most bins per settled segment."""
-
-
-class OwnLosses:
-    """Sums per time bin; `causes` are the names of its columns."""
-
-    def __init__(self, causes: Sequence[str]) -> None:
-        self._causes = tuple(causes)
-        self._bins: list[tuple[int, Int]] = []
-        self._provisional: list[tuple[int, Int]] = []
-
-    def add(
-        self,
-        rank: Rank,
-        segment: Segment,
-        lost: LostTime,
-        shares: Mapping[str, Int],
-        hidden: Mapping[int, Int],
-    ) -> None:
-        """Add a settled segment.
-
-        shares: int64[n] of its lost intervals per cause, in 1/SHARE_SCALE.
-        """
-        edges = _find_bin_edges(rank, segment)
-        row = np.searchsorted(edges, lost.end_ns, side="left") - 1
-        row = np.clip(row, 0, edges.size - 2)
-        sums = np.zeros((edges.size - 1, len(self._causes) + 1), np.int64)
-        for column, cause in enumerate(self._causes):
-            share = shares.get(cause)
-            if share is not None and share.any():
-                ns = lost.lost_ns * share // SHARE_SCALE
-                sums[:, -1] += np.bincount(row, ns, edges.size - 1).astype(np.int64)
-                if cause in HIDDEN_COLUMNS:
-                    ns = ns + hidden.get(HIDDEN_COLUMNS.index(cause), 0)
-                sums[:, column] = np.bincount(row, ns, edges.size - 1)
-        sums[:, -1] = np.maximum(sums[:, -1], sums[:, :-1].max(axis=1))
-        self._provisional += zip(np.diff(edges).tolist(), sums)
-        if not segment.provisional:
-            self.confirm()
-
-    def confirm(self) -> None:
-        """Take over provisional segments: another step has ended."""
-        self._bins += self._provisional
-        self._provisional = []
-        while len(self._bins) > MAX_OWN_BINS:
-            even = len(self._bins) // 2 * 2
-            pairs = zip(self._bins[:even:2], self._bins[1:even:2])
-            merged = [(first[0] + second[0], first[1] + second[1]) for first, second in pairs]
-            self._bins = [*merged, *self._bins[even:]]
-
-    def build_table(self) -> tuple[Int, Int] | None:
-        """Return int64[n] lengths and int64[n, causes + 1], ns; the last column is all causes."""
-        if not self._bins:
-            return None
-        lengths, sums = zip(*self._bins)
-        return np.array(lengths, np.int64), np.stack(sums)
-
-
-def _find_bin_edges(rank: Rank, segment: Segment) -> Int:
-    """Return the edges of bins: a few step ends, and the bounds of the segment."""
-    steps = rank.main.spans.get(layout.STEP)
-    inside = np.zeros(0, np.int64)
-    if steps is not None:
-        inside = steps.end_ns[(steps.end_ns > segment.start_ns) & (steps.end_ns < segment.end_ns)]
-        if (inside[1:] <= inside[:-1]).any():
-            inside = np.unique(inside)
-        inside = inside[:: max(inside.size // BINS_PER_SEGMENT, 1)]
-    return np.concatenate([[segment.start_ns], inside, [segment.end_ns]]).astype(np.int64)
-
-
 UNEXPLAINED = "unexplained"
 """Category of lost time that no cause claimed."""
 CONTENTION = "cpu-contention"
 """Work without a CPU counts as this cause, although it is not lost time of the rank
 itself.
 """
+EVALUATION = "eval-host"
+"""Work in an evaluation counts as this cause: ranks wait for one that evaluates alone."""
 
 
 class TimeSpent:
@@ -330,6 +256,7 @@ class SpentTotals:
     def __init__(self, categories: tuple[str, ...]) -> None:
         """categories: causes, UNEXPLAINED and work; HIDDEN_COLUMNS follow them."""
         self._contention = categories.index(CONTENTION) if CONTENTION in categories else None
+        self._evaluation = categories.index(EVALUATION) if EVALUATION in categories else None
         self._sums = np.zeros(len(categories), np.int64)
         self._hidden = HiddenCostSums()
         self.size = len(categories) + len(HIDDEN_COLUMNS)
@@ -350,7 +277,8 @@ class SpentTotals:
         int64[m]; the last one is the end of the segment. Returns the categories with any time,
         int64[k], ascending, and their sums, int64[k, m], ns.
         """
-        running = RunningSums(self._sums, rank, segment, lost, amounts, self._contention)
+        moved = self._contention, self._evaluation
+        running = RunningSums(self._sums, rank, segment, lost, amounts, *moved)
         spent = running.sum_until(t_ns)
         self._sums[running.categories] = spent[:, -1]
         columns, hidden = self._hidden.add(lost, hidden_cost, t_ns)
@@ -369,8 +297,9 @@ class RunningSums:
         lost: LostTime,
         amounts: Mapping[int, Float],
         contention: int | None,
+        evaluation: int | None = None,
     ) -> None:
-        """contention: category of work without a CPU, None = none."""
+        """contention, evaluation: categories of work without a CPU and in evaluations."""
         self._region, self._lost = segment, lost
         self._parts = {column: (ns, _compute_running_sum(ns)) for column, ns in amounts.items()}
         self._all = (lost.lost_ns, _compute_running_sum(lost.lost_ns))
@@ -384,11 +313,15 @@ class RunningSums:
         used[[*amounts, before.size - 1]] = True
         if self._runnable is not None:
             used[contention] = True
+        table = rank.main.spans.get(layout.EVAL) if evaluation is not None else None
+        self._evaluations = merge_intervals((table.start_ns, table.end_ns)) if table else None
+        if self._evaluations is not None:
+            used[evaluation] = True
         (self.categories,) = used.nonzero()
         """The categories with any time, int64[k], ascending; the last one is work."""
         self._before = before[self.categories]
         self._row = {int(column): row for row, column in enumerate(self.categories)}
-        self._contention = contention
+        self._contention, self._evaluation = contention, evaluation
 
     def sum_until(self, t_ns: Int) -> Int:
         """Return what had been spent at each time in `categories`: int64[k, m], ns.
@@ -401,6 +334,10 @@ class RunningSums:
             delayed = np.rint(self._runnable.sum_until(t_ns, table[-1])).astype(np.int64)
             table[self._row[self._contention]] += delayed
             table[-1] -= delayed
+        if self._evaluations is not None and self._evaluation is not None:
+            evaluated = np.clip(self._sum_evaluations(t_ns), 0, table[-1])
+            table[self._row[self._evaluation]] += evaluated
+            table[-1] -= evaluated
         table += self._before[:, None]
         return table
 
@@ -424,6 +361,14 @@ class RunningSums:
         part = np.minimum((t_ns - first) / np.maximum(end[at] - first, 1), 1.0)
         part[row < 0] = 0.0  # before the first interval
         return at, part
+
+    def _sum_evaluations(self, t_ns: Int) -> Int:
+        """Return the time in evaluations before each time that was not lost, int64[m], ns."""
+        assert self._evaluations is not None
+        begin = np.full(t_ns.size, self._region.start_ns)
+        evaluating_ns = measure_overlap((begin, t_ns), self._evaluations)
+        until = _make_lost_time_sum(self._lost, np.flatnonzero(self._lost.phase == PHASE_EVAL))
+        return np.asarray(evaluating_ns - until(t_ns), np.int64)
 
     def _sum_work(self, t_ns: Int, row: Int, part: Float) -> Int:
         """Return the time in the segment before each time that was not lost, int64[m], ns."""

@@ -443,11 +443,7 @@ def _has_percent_shares(source: Source, file_form: str, heads: TableHeads) -> bo
 
 
 def _read_table(
-    source: Source,
-    file_form: str,
-    readings: MetricReadings,
-    account: Account,
-    is_percent: bool,
+    source: Source, file_form: str, readings: MetricReadings, account: Account, is_percent: bool
 ) -> None:
     """Read all rows; shares without a unit only if they are in percent."""
     columns: dict[_Key, ReadingColumn | None] = {}

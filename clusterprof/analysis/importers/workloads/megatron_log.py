@@ -282,10 +282,7 @@ def _describe_iteration(timers: dict[str, _Timer], iteration_ms: np.ndarray) -> 
     mean_ms = float(iteration_ms.mean())
     mean = format_quantity(mean_ms * 1e6, "ns")
     text = f"an iteration takes {mean}, mean of {iteration_ms.size:,}"
-    means = {
-        name: timer.slowest_ms / timer.count
-        for name, timer in timers.items()
-    }
+    means = {name: timer.slowest_ms / timer.count for name, timer in timers.items()}
     if not means:
         return f"{text}; no timers: --timing-log-level 2 shows what it consists of"
     waits = {name: ms for name, ms in means.items() if _NOT_COMPUTE.search(name)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
 from clusterprof.analysis.timeline.collectives.rows import (
@@ -14,7 +15,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     RankOperations,
     read_block,
 )
-from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE
+from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_COMPUTE, PHASE_EVAL
 from clusterprof.probe import layout
 from tests.support.builders import (
     make_lost_segments,
@@ -95,6 +96,28 @@ def test_an_operation_ends_when_its_thread_lacks_only_the_interpreter_lock() -> 
     table = read_table(record(operations, idle, kept=(50, 70, ns(20))))
     assert [blocked / 1e9 for blocked in table[BLOCKED]] == [30, 8]  # all that is left of it
     assert sum(read_table(record(operations, idle))[BLOCKED]) == ns(25 + 30 + 8)
+
+
+@pytest.mark.parametrize("cuts", [(), (35,), (20, 50)])
+def test_work_in_an_evaluation_is_no_work_of_the_step(cuts: tuple[int, ...]) -> None:
+    # Evaluates in [20, 50) and loses 12 of it; loses 5 of [60, 70). It arrives at 80: worked for
+    # 80 - 12 - 5 = 63, of which 18 in the evaluation.
+    marks = {
+        layout.COLLECTIVE: make_spans((80, 90, GROUP, 0, 0, layout.ALL_REDUCE)),
+        layout.EVAL: make_spans((20, 50)),
+    }
+    timeline = make_rank(END_S, make_process(100, spans=marks))
+    spending = TimeSpent(("eval-host",), Kept())
+    for begin, end in zip((0, *cuts), (*cuts, END_S)):
+        rows = [(20, 35, 6, PHASE_EVAL), (35, 50, 6, PHASE_EVAL), (60, 70, 5, PHASE_COMPUTE)]
+        pieces = make_lost_segments(*(row for row in rows if begin <= row[0] < end))
+        here = np.where(pieces.phase == PHASE_EVAL, SHARE_SCALE, 0)
+        spending.add(timeline, Segment(ns(begin), ns(end), False), pieces, {"eval-host": here})
+    result = spending.operations()
+    assert result is not None
+    table = read_table(result)
+    arrived = [table[HEAD_ROWS + row][0] / 1e9 for row in range(3)]
+    assert arrived == [30, 5, 45]  # evaluation, unexplained, work
 
 
 def test_an_operation_that_is_cut_keeps_what_it_lost_before() -> None:
