@@ -23,7 +23,13 @@ from clusterprof.analysis.detectors.cpu.contention import CpuContention
 from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.detectors.phases.host_asleep import HostAsleep
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, LostTime, Process, Rank
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    LostTime,
+    Process,
+    Rank,
+)
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
@@ -285,6 +291,60 @@ def test_the_sleep_of_a_poll_is_not_claimed_where_it_is_known_for_whom(source: s
     share, numbers = claim_sleep(job(POLLS, helper("U10"), **{**known, "stack": SLEEP}))
     assert share == pytest.approx(0.9)
     assert "thread.polling_ratio" not in numbers
+
+
+def test_a_poll_for_what_comes_from_outside_names_nobody(source: str) -> None:
+    # 50 kB a second are read and no process of the job writes: the busy one has nothing to do with
+    times = list(range(11))
+    reading = {"io": io(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    other = helper("U10", io=io(times, write_chars=count_up(0), read_chars=count_up(0)))
+    timeline = job(POLLS, other, stack=POLL, file=source, node=LATER, more=reading)
+    assert find_awaited_work(timeline, pieces()) == ()
+
+
+def wait_for_batches(feeding: str, busy: str) -> Rank:
+    """A rank that takes batches from a queue; 201 writes what it reads, 202 writes nothing."""
+    times = list(range(11))
+    main = process(
+        100,
+        spans={layout.DATA_WAIT: spans((1, END_S, -1, -1, -1, -1))},
+        thread=thread(activity("U1 I9"), END_S),
+        io=io(times, read_chars=count_up(50_000), write_chars=count_up(0)),
+    )
+    feeder = helper(feeding, io=io(times, write_chars=count_up(50_000), read_chars=count_up(0)))
+    other = helper(busy, 202, io=io(times, write_chars=count_up(0), read_chars=count_up(0)))
+    return rank(END_S, main, [feeder, other])
+
+
+def waits_for_data() -> LostTime:
+    return lost((1, END_S, 8, PHASE_DATA_WAIT), step=3)
+
+
+def test_the_feeder_of_a_queue_is_known_by_its_bytes_not_by_being_busy() -> None:
+    timeline, waits = wait_for_batches("U4 S6", "U10"), waits_for_data()
+    breakdown = compute_data_wait_breakdown(timeline, waits)
+    assert (breakdown.worker_pid.tolist(), breakdown.identified.tolist()) == ([201], [True])
+    # from 1 s on it computes for 3 s of 9 and sleeps for 6
+    np.testing.assert_allclose(breakdown.user_cpu, [3 / 9])
+    np.testing.assert_allclose(breakdown.unknown, [6 / 9])
+    got = HostAsleep().claim(timeline, waits, breakdown, HostAsleep.Limits())
+    assert got is not None
+    np.testing.assert_allclose(got.share, [6 / 9])
+    assert got.resource == "process python pid 201"
+
+
+def test_a_feeder_that_sleeps_is_named_for_its_sleep() -> None:
+    # The training thread waits for a pipe for 9 of 10 s; the one that writes into it is asleep.
+    times = list(range(11))
+    reading = {"io": io(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    feeder = helper("S10", io=io(times, write_chars=count_up(50_000), read_chars=count_up(0)))
+    busy = helper("U10", 202, io=io(times, write_chars=count_up(0), read_chars=count_up(0)))
+    timeline = job("U1 W9", feeder, busy, more=reading)
+    (work,) = find_awaited_work(timeline, pieces())
+    assert (work.pids, work.timer_ratio) == ((201,), 1.0)
+    share, numbers = claim_sleep(timeline)
+    assert share == pytest.approx(0.9)
+    assert numbers["awaited.in_timer_ratio"] == pytest.approx(0.9)
 
 
 def list_pids(works: Sequence[AwaitedWork]) -> list[int]:
