@@ -98,7 +98,7 @@ WAITS = {
     "while heads[0] <= n:\n    pass": True,
     "while True:\n    if queue.qsize():\n        break\n    time.sleep(0.01)": True,
     "while True:\n    found = look()\n    if found:\n        break\n    time.sleep(0.01)": True,
-    "while True:\n    try:\n        load()\n        break\n    except OSError:\n        pass": True,
+    "while True:\n    try:\n        x = load()\n        break\n    except E:\n        pass": True,
     "while not done():\n    if time.time() > end:\n        raise TimeoutError\n    sleep(1)": True,
     # a clock, a count, work, or no end
     "while time.monotonic() < end:\n    time.sleep(0.01)": False,

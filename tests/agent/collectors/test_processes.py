@@ -256,6 +256,9 @@ def test_negative_numbers_in_io_are_numbers() -> None:
         ("python -c print(1)", "python"),
         ("python", "python"),
         (f"python /job/{'x' * 50}.py", f"python {'x' * 40}"),
+        ("python - secret.py", "python"),  # arguments of what it reads from its input
+        ("python /job/secret", "python"),  # may be anything
+        ("python -m se-cret", "python"),
         ("", "python"),
     ],
 )
