@@ -244,13 +244,14 @@ def _find_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
     thread = rank.main.threads.get(rank.pid)
     if not rank.marked or thread is None or not inside.any() or is_imported(rank.chunk):
         return []
-    candidates = list_candidates(rank)
-    if not candidates:
-        return []
-    within = find_containing(thread.t_ns, (lost.start_ns, lost.end_ns)) >= 0
     calls = _measure_calls(rank, lost, inside)
+    waits = _list_waits(rank, lost, inside, calls)
+    if not waits:
+        return []
+    candidates = list_candidates(rank)
+    within = find_containing(thread.t_ns, (lost.start_ns, lost.end_ns)) >= 0
     result = []
-    for wait in _list_waits(rank, lost, inside, calls):
+    for wait in waits:
         running = within & (thread.state == _RUNNING) & ~wait.samples
         choice = _choose_culprits(rank, lost, candidates, wait, running)
         if choice.culprits:
