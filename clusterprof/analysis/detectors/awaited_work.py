@@ -291,6 +291,7 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
         waits.append(
             _Wait(place, np.clip(ratios * part, 0.0, 1.0), samples, is_known, is_pool, takes)
         )
+    waits += _find_short_waits(rank, lost, inside, calls)
     waits += _find_busy_polls(rank, lost, inside, calls)
     weight = lost.lost_ns[inside].astype(np.float64)
     least = _MIN_WAIT_RATIO * float(weight.sum())
@@ -318,6 +319,28 @@ def _judge_place(place: str, ratio: float, calls: _Calls | None) -> tuple[float,
         return 1.0, False
     part = calls.polls / known
     return part, part >= _MIN_CODE_RATIO
+
+
+def _find_short_waits(
+    rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
+) -> list[_Wait]:
+    """Find waits so short that the thread was awake again before its place could be read.
+
+    Such as questions to a manager process: the call alone says for whom they are.
+    """
+    if calls is None or calls.job < _MIN_CODE_RATIO:
+        return []
+    thread = rank.main.threads[rank.pid]
+    bounds = lost.start_ns[inside], lost.end_ns[inside]
+    samples = (find_containing(thread.t_ns, bounds) >= 0) & (thread.state == _ASLEEP)
+    samples &= (thread.wchan < 0) & ~find_samples_in_waits(rank.main, thread.t_ns)
+    count, named = int(samples.sum()), int(select_sleep_samples(rank, lost, inside).sum())
+    if count < _MIN_SAMPLES or count < named:
+        return []
+    length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
+    share = measure_sleep(rank, lost, inside) / length_ns * calls.job * count / (count + named)
+    is_pool, takes = 2 * calls.pools > calls.job, 2 * calls.output > calls.job
+    return [_Wait(LOCK, share, samples, True, is_pool, takes)]
 
 
 def _find_busy_polls(

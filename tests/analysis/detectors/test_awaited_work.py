@@ -80,12 +80,13 @@ def job(
     file: str = "/gone.py",
     node: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
+    denied: Sequence[str] = (),
 ) -> Rank:
     """A rank of 10 s whose training thread does something beside other processes."""
     main = process(
         100,
         spans={layout.STEP: spans((0, END_S, 0, 0, 0, 0))},
-        thread=thread(activity(doing), END_S),
+        thread=thread(activity(doing), END_S, denied=denied),
         **(more or {}),
     )
     if stack:
@@ -243,6 +244,15 @@ def test_an_empty_queue_names_who_fills_it_and_what_it_did() -> None:
 def test_a_lock_without_a_known_call_is_nobodys() -> None:
     assert find_awaited_work(job("U1 L9", helper("U10"), stack=OUTSIDE), pieces()) == ()
     assert find_awaited_work(job("U1 L9", helper("U10")), pieces()) == ()
+
+
+def test_waits_too_short_for_their_place_to_be_read_are_known_by_their_call() -> None:
+    # 4 of 10 s asleep in questions to a manager process, which computes for half of all time
+    hidden: dict[str, Any] = {"denied": ("wchan",)}
+    work = find_alone(job("U6 I4", helper("U1 I5 U4"), stack=GET, **hidden))
+    assert (work.place, work.pids) == (LOCK, (201,))
+    np.testing.assert_allclose(work.share, [0.4])
+    assert find_awaited_work(job("U6 I4", helper("U10"), stack=OUTSIDE, **hidden), pieces()) == ()
 
 
 def test_the_processes_of_a_pool_are_named_together() -> None:
