@@ -231,30 +231,30 @@ def _build_nvml(folder: Path) -> Path:
 
 
 def _nvidia(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from tests.support.nvml.simulated import Scenario, environment
+    from tests.support.nvml.simulated import Scenario, make_environment
 
     library = _build_nvml(folder / "nvml")
     scenario = Scenario(folder / "scenario", devices=8)
-    variables = environment(library, scenario)
+    variables = make_environment(library, scenario)
     return [_case("8 simulated", lambda: _isolated(kind.name, variables))]
 
 
 def _gaudi(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from tests.support.accelerators.simulated import path_with
+    from tests.support.accelerators.simulated import prepend_to_path
 
-    path = {"PATH": path_with(HOSTS / "gaudi-node/tools")}
+    path = {"PATH": prepend_to_path(HOSTS / "gaudi-node/tools")}
     return [_case("gaudi-node", lambda: _isolated(kind.name, path))]
 
 
 def _neuron(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from tests.support.accelerators.simulated import path_with, tool
+    from tests.support.accelerators.simulated import prepend_to_path, write_tool
 
     tools = HOSTS / "trn1-node/tools"
     report = (tools / "reports.jsonl").read_text().splitlines()[0]
     (folder / "report.jsonl").write_text(report + "\n")
-    own = tool(folder / "neuron", "neuron-ls", f'exec {tools}/neuron-ls "$@"')
-    tool(own, "neuron-monitor", f"while :; do cat {folder}/report.jsonl; sleep 1; done")
-    return [_case("trn1-node", lambda: _isolated(kind.name, {"PATH": path_with(own)}))]
+    own = write_tool(folder / "neuron", "neuron-ls", f'exec {tools}/neuron-ls "$@"')
+    write_tool(own, "neuron-monitor", f"while :; do cat {folder}/report.jsonl; sleep 1; done")
+    return [_case("trn1-node", lambda: _isolated(kind.name, {"PATH": prepend_to_path(own)}))]
 
 
 def _tpu(kind: Any, folder: Path, pids: list[int]) -> list[Case]:

@@ -195,9 +195,9 @@ def size_of(out: Path) -> int:
 def memory(folder: Path) -> None:
     """Print what the recorder and the helper of the simulated NVML hold in memory."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from tests.support.nvml.simulated import Scenario, build, environment
+    from tests.support.nvml.simulated import Scenario, build_library, make_environment
 
-    variables = environment(build(folder / "nvml"), Scenario(folder / "scenario"))
+    variables = make_environment(build_library(folder / "nvml"), Scenario(folder / "scenario"))
     out = folder / "memory"
     with recorded(out, sys.executable, "-c", JOB, "8", **variables) as agent:
         time.sleep(SETTLE_S)

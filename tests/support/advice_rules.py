@@ -82,6 +82,7 @@ RULES_OF: dict[str, set[str]] = {
     "no-cache-flush": {"no-framework", "only-pinned"},
     "keep-segments": {"no-framework", "only-pinned"},
     "wait-once": {"framework"},
+    "switch-off-debugging": {"no-debugging"},
     "copy-asynchronously": {"framework"},
     "launch-graphs": {"framework"},
     "allocate-once": {"framework"},

@@ -7,6 +7,7 @@ one node preprocessing held its ranks up for 5 s once, and every other rank for 
 
 from __future__ import annotations
 
+from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.report.model import (
     Advice,
     Cause,
@@ -28,11 +29,12 @@ S = 1_000_000_000
 
 
 MS = 1_000_000
+BLOCKED = "of the waits, the loading thread was blocked on the file system"
 COPY = "rsync -a filer:/export/imagenet/ /local/imagenet/"
 
 
-def advised(cause: Cause) -> Advice:
-    """One remedy, of which the books show what and how; of the first a command."""
+def make_recommendation(cause: Cause) -> Advice:
+    """Make one recommendation with its text; the first cause also has a command to copy."""
     how, commands = "the edit that does it", ()
     if cause is STORAGE:
         how, commands = f"{COPY} before training starts, on each node", (COPY,)
@@ -49,37 +51,18 @@ def advised(cause: Cause) -> Advice:
     )
 
 
-STORAGE = Cause(
-    "storage-remote",
-    "storage",
-    "The data path waits for a network file system",
-    "Stage the data on local disks, or raise the number of requests that may be outstanding.",
-)
-PREPROCESS = Cause(
-    "cpu-preprocess", "cpu", "The CPU is busy preparing data", "Cache decoded samples."
-)
-TRANSFER = Cause(
-    "net-transfer",
-    "network",
-    "All ranks had come, and the data were still on their way",
-    "Overlap communication with computation, send less, or use a faster link.",
-)
-IMBALANCE = Cause(
-    "sync-imbalance",
-    "synchronization",
-    "One rank takes longer for its work in every step: it has more, or is slower",
-    "Balance the work over the ranks.",
-)
+STORAGE, PREPROCESS = CAUSES["storage-remote"], CAUSES["cpu-preprocess"]
+TRANSFER, IMBALANCE = CAUSES["net-transfer"], CAUSES["sync-imbalance"]
 
 
-def cluster(nodes: int = 16, per_node: int = 8) -> Report:
+def make_cluster_report(nodes: int = 16, per_node: int = 8) -> Report:
     """Build the report; the ranks of one more node were not recorded."""
     count = nodes * per_node
     guilty = 3 * per_node + 3 if nodes > 3 else 0
     busy = range(count - per_node, count) if nodes > 1 else range(count - 1, count)
     names = [f"gpu-a{number:0{len(str(nodes))}d}" for number in range(1, nodes + 1)]
     ranks = tuple(
-        _rank(r, names[r // per_node], count, r == guilty, r in busy, len(busy))
+        _make_rank(r, names[r // per_node], count, r == guilty, r in busy, len(busy))
         for r in range(count)
     )
     lost = sum(rank.lost_ns for rank in ranks)
@@ -100,7 +83,7 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
         in_step_ns=in_step,
         productive_ns=in_step - lost,
         lost_ns=lost,
-        findings=_findings(ranks, guilty, busy, in_step),
+        findings=_make_findings(ranks, guilty, busy, in_step),
         unattributed_ns=unattributed,
         unattributed_reasons=(("no-signal", unattributed),),
         outside_buckets=(("startup", S * count),),
@@ -109,13 +92,13 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
             CoverageGap(
                 f"ranks {count}-{count + per_node - 1} of {count + per_node:,}",
                 "absent",
-                "not recorded: what others waited for them has no cause",
+                "not recorded; the cause of waits for them is not known (sync-unknown-peer)",
                 "record on every node of the job",
             ),
             CoverageGap(
                 "operations between ranks",
                 "failed",
-                "1,204 of their spans name no group of ranks; what was waited in them has no cause",
+                "1,204 of their spans name no group of ranks; waits in them have no cause",
                 "use process groups of torch.distributed",
             ),
         ),
@@ -131,7 +114,7 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
     )
 
 
-def _rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) -> RankLedger:
+def _make_rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) -> RankLedger:
     buckets = (
         ("storage-remote", 31 * S if guilty else 30 * S),
         ("net-transfer", 12 * S),
@@ -166,7 +149,7 @@ def _rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) ->
     )
 
 
-def _findings(
+def _make_findings(
     ranks: tuple[RankLedger, ...], guilty: int, busy: range, in_step: int
 ) -> tuple[Finding, ...]:
     count, many = len(ranks), len(busy)
@@ -181,7 +164,7 @@ def _findings(
 
     def finding(cause: Cause, *culprits: Culprit, wins: int | None, how: Persistence | None):
         ns = lost(cause)
-        seen = (Evidence("worker.blocked_ratio", 0.91, "ratio", "of the fetch"),)
+        seen = (Evidence("worker.blocked_ratio", 0.91, "ratio", BLOCKED),)
         return Finding(
             cause,
             ns,
@@ -194,7 +177,7 @@ def _findings(
             culprits,
             seen if cause is STORAGE else (),
             how,
-            (advised(cause),),
+            (make_recommendation(cause),),
             beside if cause is STORAGE else None,
         )
 

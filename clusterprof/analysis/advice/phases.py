@@ -14,9 +14,10 @@ from clusterprof.analysis.advice.base import (
     FilledRecommendation,
     Recommendation,
     describe_location,
+    format_place,
     mark_command,
 )
-from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
+from clusterprof.analysis.advice.code_lines import find_dominant_line
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import (
     MEMORY_SHORT,

@@ -145,10 +145,11 @@ class Rank:
     workers: tuple[Process, ...]
     """Descendants that fetch batches; if no spans exist, all descendants."""
     marked: bool
-    """True when spans of the probe exist; False = samples only (degraded mode M2)."""
+    """True when spans of the probe exist; False = samples only, without the probe."""
 
 
-# Activity of the host during a segment of lost time, ordered by precedence of the taxonomy.
+# Activity of the host during a segment of lost time. Their precedence is in
+# analysis.attribution.rank.host_phases.
 PHASE_NONE = 0  # unknown: between spans, or no spans at all
 PHASE_STARTUP = 1
 PHASE_CHECKPOINT = 2

@@ -58,7 +58,7 @@ _SAMPLED: dict[str, Callable[[Sight, Int], list[Column]]] = {
     "gpu_emulated": record_gpu.emulated,
     "self": record_node.recorder,
 }
-_KINDS = (*select_collectors(Roots(), use_portable=False), SelfCollector)
+_KINDS: tuple[type[Any], ...] = (*select_collectors(Roots(), use_portable=False), SelfCollector)
 _TABLES = {"threads": record_tables.threads, "processes": record_tables.processes}
 _ABSENT = {
     "mounts": Unavailable("absent", "no NFS file system is mounted", ""),
@@ -76,7 +76,7 @@ _ABSENT = {
 _OTHERS = tuple(
     name
     for kind in _KINDS
-    if (name := kind.name) not in _SAMPLED and name not in _TABLES  # type: ignore[attr-defined]
+    if (name := kind.name) not in _SAMPLED and name not in _TABLES
 )
 _ABSENT.update({name: Unavailable("absent", "no synthetic node has it", "") for name in _OTHERS})
 
@@ -150,7 +150,7 @@ def _record_node(sight: Sight, folder: Path) -> str:
 
 def _every(name: str) -> int:
     """How many ticks there are between two samples of a collector."""
-    interval_ns = next(kind.interval_ns for kind in _KINDS if kind.name == name)  # type: ignore[attr-defined]
+    interval_ns = next(kind.interval_ns for kind in _KINDS if kind.name == name)
     return max(1, int(interval_ns) // TICK_NS)
 
 
@@ -251,9 +251,9 @@ def _header(sight: Sight, having: set[str], begin: ClockRecord) -> Header:
         collectors=[
             {
                 "name": kind.name,
-                "interval_ns": kind.interval_ns,  # type: ignore[attr-defined]
+                "interval_ns": kind.interval_ns,
                 "status": status.get(kind.name, "absent"),
-            }  # type: ignore[attr-defined]
+            }
             for kind in _KINDS
         ],
     )

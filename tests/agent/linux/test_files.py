@@ -17,7 +17,7 @@ from clusterprof.agent.linux.files import (
     read_file_once,
 )
 from clusterprof.errors import Unavailable
-from tests.support.collecting import pread_as_cgroupfs_does
+from tests.support.opened_collector import pread_as_cgroupfs_does
 
 
 def test_every_read_gives_the_content_of_now(tmp_path) -> None:

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from clusterprof.analysis.advice.base import strip_command_marks
+from clusterprof.analysis.advice.base import format_place, strip_command_marks
 from clusterprof.analysis.advice.code_lines import (
     KNOWN_CALLS,
     KnownCall,
     find_known_call,
-    format_place,
     select_line_advice,
 )
 from clusterprof.analysis.advice.context import CodePath
@@ -19,7 +18,7 @@ from clusterprof.analysis.advice.registry import MAX_ADVICE, select_advice
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.report.code import Place
 from clusterprof.report.model import EFFORTS, Culprit
-from tests.support.advice_contexts import S, numbers, scene
+from tests.support.advice_contexts import S, make_context, make_evidence
 
 SITE = "/env/lib/python3.11/site-packages/"
 STANDARD = "/env/lib/python3.11/"
@@ -87,6 +86,10 @@ STACKS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "log-by-queue": [("eval-host", STANDARD + "logging/__init__.py", "StreamHandler.emit")],
     "plot-elsewhere": [("eval-host", SITE + "matplotlib/figure.py", "Figure.savefig")],
+    "optimize-on-the-gpu": [
+        ("h2d-sync", SITE + "torch/optim/adamw.py", "_single_tensor_adamw"),
+        ("launch-bound", SITE + "deepspeed/ops/adam/cpu_adam.py", "DeepSpeedCPUAdam.step"),
+    ],
     "read-back-rarely": [
         ("launch-bound", "<built-in>", "Tensor.item"),
         ("h2d-sync", "<built-in>", "torch._C.TensorBase.cpu"),
@@ -218,7 +221,7 @@ def test_two_known_calls_on_a_line_give_no_advice() -> None:
     assert find_known_call(own, "eval-host") is None
 
 
-PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
+PREPARING = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=4)
 RESIZE = (SITE + "PIL/Image.py", "Image.resize")
 LOAD = (SITE + "PIL/ImageFile.py", "ImageFile.load")
 
@@ -229,7 +232,9 @@ def test_the_whole_of_one_piece() -> None:
     more = CodePath(
         Place("/job/data.py", 50, "pad"), (Place(SITE + "PIL/Image.py", 1, "resize"),), 0.21, 21
     )
-    context = scene("cpu-preprocess", PREPARING, code=(path(RESIZE, samples=50), more, other))
+    context = make_context(
+        "cpu-preprocess", PREPARING, code=(path(RESIZE, samples=50), more, other)
+    )
     (line,) = select_line_advice(context)
     advice = line.advice
     assert line.is_first and line.share_ratio == pytest.approx(0.71)
@@ -251,7 +256,7 @@ def test_the_whole_of_one_piece() -> None:
 
 def ids(*paths: CodePath, cause: str = "cpu-preprocess", **changes: object) -> list[str]:
     """The ids of all advice."""
-    context = scene(cause, PREPARING, code=paths, **changes)
+    context = make_context(cause, PREPARING, code=paths, **changes)
     return [advice.id for advice in select_advice(context)]
 
 
@@ -282,7 +287,7 @@ def test_a_line_is_advised_even_if_the_cause_is_uncertain_but_not_if_nothing_was
 
 def test_the_rank_that_caused_it_stands_before_the_line() -> None:
     culprit = Culprit("n7", 3, "", "", 40 * S, 40 * S, 0.9)
-    context = scene(
+    context = make_context(
         "cpu-preprocess", PREPARING, code=(path(RESIZE),), ranks=8, nodes=2, culprits=(culprit,)
     )
     (line,) = select_line_advice(context)

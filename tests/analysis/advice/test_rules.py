@@ -11,9 +11,10 @@ from clusterprof.analysis.advice.base import ExclusionRule, Recommendation
 from clusterprof.analysis.advice.context import AdviceContext, CodePath, Disk, LoaderSettings, Mount
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
+from clusterprof.probe import layout
 from clusterprof.report.code import Place
 from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
-from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
+from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 from tests.support.advice_rules import RULES_OF
 
 Case = tuple[dict[str, float], dict[str, Any]]
@@ -94,6 +95,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "keep-segments": ("memory-free", {}, {}),
     "pin-once": ("memory-free", {"host__pinning_ratio": 0.5}, {}),
     "wait-once": ("h2d-sync", {}, {"has_framework": False}),
+    "switch-off-debugging": (
+        "launch-bound",
+        {},
+        {"debug_mode_ratios": {layout.ANOMALY_DETECTION: 0.1}},
+    ),
     "copy-asynchronously": ("h2d-copy-bound", {}, {"has_framework": False}),
     "launch-graphs": ("launch-bound", {}, {"has_framework": False}),
     "allocate-once": ("launch-alloc", {}, {"has_framework": False}),
@@ -218,6 +224,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "node-full": ({}, SHORT),
     "no-blocking_ratio": ({"h2d__blocking_ratio": 0}, {}),
     "already-fast": ({"copy__bytes_per_second": 10e9}, {}),
+    "no-debugging": ({}, {"debug_mode_ratios": {layout.ANOMALY_DETECTION: 0.09}}),
     "few-waits": ({"sync__waits_per_step_count": 0.09}, {}),
     "no-frees_total": ({"allocator__frees_total": 0}, {}),
     "no-retries_total": ({"allocator__retries_total": 0}, {}),
@@ -276,7 +283,7 @@ def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> A
     settings = {**settings, **more[1]}
     cause = settings.pop("cause", cause)
     notes = NOTED.get(remedy.id, ()) if noted else ()
-    return scene(cause, (*numbers(**values), *notes), **settings)
+    return make_context(cause, (*make_evidence(**values), *notes), **settings)
 
 
 @pytest.mark.parametrize(
@@ -316,4 +323,4 @@ def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> N
 )
 def test_what_has_no_rule_is_always_advised(remedy: Recommendation) -> None:
     cause = remedy.causes[0] if remedy.causes else "storage"
-    assert remedy.advise(scene(cause)) is not None
+    assert remedy.advise(make_context(cause)) is not None

@@ -34,7 +34,17 @@ from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
 from clusterprof.report.code import Place
-from tests.support.builders import activity, header, io, lost, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_header,
+    make_io_samples,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
 
 END_S = 10.0
 OUTSIDE, POLL, SLEEP, GET, PUT, POOL = range(2, 8)
@@ -83,27 +93,27 @@ def job(
     denied: Sequence[str] = (),
 ) -> Rank:
     """A rank of 10 s whose training thread does something beside other processes."""
-    main = process(
+    main = make_process(
         100,
-        spans={layout.STEP: spans((0, END_S, 0, 0, 0, 0))},
-        thread=thread(activity(doing), END_S, denied=denied),
+        spans={layout.STEP: make_spans((0, END_S, 0, 0, 0, 0))},
+        thread=make_thread(parse_activity(doing), END_S, denied=denied),
         **(more or {}),
     )
     if stack:
         main = replace(main, stacks=sample_stacks(stack, state))
-    timeline = rank(END_S, main, node=replace(header(), **(node or {})))
+    timeline = make_rank(END_S, main, node=replace(make_header(), **(node or {})))
     known = {item.pid: item for item in (main, *others)}
     chunk = replace(timeline.chunk, processes=known, stacks=stack_table(file))
     return replace(timeline, chunk=chunk)
 
 
 def helper(doing: str, pid: int = 201, parent: int = 100, **more: Any) -> Process:
-    return process(pid, parent, thread=thread(activity(doing), END_S), **more)
+    return make_process(pid, parent, thread=make_thread(parse_activity(doing), END_S), **more)
 
 
 def pieces() -> LostTime:
     """The whole job as one lost segment of 10 s of which 8 are lost."""
-    return lost((0, END_S, 8, PHASE_COMPUTE), step=3)
+    return make_lost_segments((0, END_S, 8, PHASE_COMPUTE), step=3)
 
 
 def find_alone(timeline: Rank) -> AwaitedWork:
@@ -178,9 +188,13 @@ def count_up(per_s: int, *, twice: bool = False) -> list[int]:
 )
 def test_the_writer_of_what_is_read_is_named_without_the_source(written: int, named: bool) -> None:
     times = list(range(11))
-    reading = {"io": io(times, read_chars=count_up(50_000), write_chars=count_up(0))}
-    writer = helper("U10", io=io(times, write_chars=count_up(written), read_chars=count_up(0)))
-    other = helper("U10", 202, io=io(times, write_chars=count_up(0), read_chars=count_up(0)))
+    reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    writer = helper(
+        "U10", io=make_io_samples(times, write_chars=count_up(written), read_chars=count_up(0))
+    )
+    other = helper(
+        "U10", 202, io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
     works = find_awaited_work(job(POLLS, writer, other, more=reading), pieces())
     assert [(work.pids, work.is_sure) for work in works] == [((201,), True)] * named
 
@@ -265,13 +279,13 @@ def test_the_processes_of_a_pool_are_named_together() -> None:
 
 def test_a_thread_that_writes_is_named_as_a_thread() -> None:
     timeline = job("U1 L9", stack=PUT)
-    timeline.main.threads[101] = thread(activity("D10"), END_S)  # type: ignore[index]
+    timeline.main.threads[101] = make_thread(parse_activity("D10"), END_S)  # type: ignore[index]
     work = find_alone(timeline)
     assert (work.tid, work.resource) == (101, "thread  101")
 
 
 def test_other_ranks_and_their_processes_are_not_awaited(source: str) -> None:
-    other = helper("U10", parent=1, spans={layout.STEP: spans((0, END_S, 0, 0, 0, 0))})
+    other = helper("U10", parent=1, spans={layout.STEP: make_spans((0, END_S, 0, 0, 0, 0))})
     child = helper("U10", 202, parent=201)
     timeline = job(POLLS, other, child, stack=POLL, file=source, node=LATER)
     assert find_awaited_work(timeline, pieces()) == ()
@@ -306,8 +320,10 @@ def test_the_sleep_of_a_poll_is_not_claimed_where_it_is_known_for_whom(source: s
 def test_a_poll_for_what_comes_from_outside_names_nobody(source: str) -> None:
     # 50 kB a second are read and no process of the job writes: the busy one has nothing to do with
     times = list(range(11))
-    reading = {"io": io(times, read_chars=count_up(50_000), write_chars=count_up(0))}
-    other = helper("U10", io=io(times, write_chars=count_up(0), read_chars=count_up(0)))
+    reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    other = helper(
+        "U10", io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
     timeline = job(POLLS, other, stack=POLL, file=source, node=LATER, more=reading)
     assert find_awaited_work(timeline, pieces()) == ()
 
@@ -315,19 +331,23 @@ def test_a_poll_for_what_comes_from_outside_names_nobody(source: str) -> None:
 def wait_for_batches(feeding: str, busy: str) -> Rank:
     """A rank that takes batches from a queue; 201 writes what it reads, 202 writes nothing."""
     times = list(range(11))
-    main = process(
+    main = make_process(
         100,
-        spans={layout.DATA_WAIT: spans((1, END_S, -1, -1, -1, -1))},
-        thread=thread(activity("U1 I9"), END_S),
-        io=io(times, read_chars=count_up(50_000), write_chars=count_up(0)),
+        spans={layout.DATA_WAIT: make_spans((1, END_S, -1, -1, -1, -1))},
+        thread=make_thread(parse_activity("U1 I9"), END_S),
+        io=make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0)),
     )
-    feeder = helper(feeding, io=io(times, write_chars=count_up(50_000), read_chars=count_up(0)))
-    other = helper(busy, 202, io=io(times, write_chars=count_up(0), read_chars=count_up(0)))
-    return rank(END_S, main, [feeder, other])
+    feeder = helper(
+        feeding, io=make_io_samples(times, write_chars=count_up(50_000), read_chars=count_up(0))
+    )
+    other = helper(
+        busy, 202, io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
+    return make_rank(END_S, main, [feeder, other])
 
 
 def waits_for_data() -> LostTime:
-    return lost((1, END_S, 8, PHASE_DATA_WAIT), step=3)
+    return make_lost_segments((1, END_S, 8, PHASE_DATA_WAIT), step=3)
 
 
 def test_the_feeder_of_a_queue_is_known_by_its_bytes_not_by_being_busy() -> None:
@@ -346,9 +366,13 @@ def test_the_feeder_of_a_queue_is_known_by_its_bytes_not_by_being_busy() -> None
 def test_a_feeder_that_sleeps_is_named_for_its_sleep() -> None:
     # The training thread waits for a pipe for 9 of 10 s; the one that writes into it is asleep.
     times = list(range(11))
-    reading = {"io": io(times, read_chars=count_up(50_000), write_chars=count_up(0))}
-    feeder = helper("S10", io=io(times, write_chars=count_up(50_000), read_chars=count_up(0)))
-    busy = helper("U10", 202, io=io(times, write_chars=count_up(0), read_chars=count_up(0)))
+    reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    feeder = helper(
+        "S10", io=make_io_samples(times, write_chars=count_up(50_000), read_chars=count_up(0))
+    )
+    busy = helper(
+        "U10", 202, io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
     timeline = job("U1 W9", feeder, busy, more=reading)
     (work,) = find_awaited_work(timeline, pieces())
     assert (work.pids, work.timer_ratio) == ((201,), 1.0)

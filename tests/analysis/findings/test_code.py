@@ -20,7 +20,7 @@ from clusterprof.analysis.findings.code import build_code
 from clusterprof.analysis.timeline.stacks import StackInterner, StackTable
 from clusterprof.report.code import CodeProfile, Place, StackTime
 from clusterprof.report.model import Finding
-from tests.support.rank_results import S, books
+from tests.support.rank_results import S, make_rank_result
 
 PREPROCESS = "cpu-preprocess"
 MAIN = Place("/job/train.py", 1, "main")
@@ -59,7 +59,7 @@ def _sums(**samples: int) -> StackSums:
 def _rank(
     number: int, steps: int = 0, in_steps: StackSums | None = None, **lost: StackSums
 ) -> RankResult:
-    rank = books(number)
+    rank = make_rank_result(number)
     causes = {cause.replace("_", "-"): sums for cause, sums in lost.items()}
     code = RankStackTimes(causes, _sums() if in_steps is None else in_steps, 100)
     return replace(rank, code=code, ledger=replace(rank.ledger, steps=steps))
@@ -192,7 +192,9 @@ def test_time_without_a_cause_has_lines_too() -> None:
 
 def test_nothing_is_said_without_samples() -> None:
     findings = [_finding(20)]
-    with_lines, code = build_code(findings, [books(0)], [TABLE], [CulpritTotals({}, {})], ())
+    with_lines, code = build_code(
+        findings, [make_rank_result(0)], [TABLE], [CulpritTotals({}, {})], ()
+    )
     assert with_lines == tuple(findings) and code is None
 
 

@@ -17,7 +17,8 @@ from clusterprof_lab.real.aims import AIMS as FAULTS
 from clusterprof_lab.real.aims import Aim, Made
 from clusterprof_lab.real.launch import SCRIPT
 from clusterprof_lab.real.layout import layout_of
-from tests.support.recording_runs import events_of
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import list_events
 
 MS = 1_000_000
 SCENARIO = """
@@ -41,7 +42,7 @@ def corpus(folder: Path, **real: str) -> list[str]:
 def test_what_cannot_be_run_is_reported_with_its_reason_and_is_no_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     options = corpus(tmp_path, never="null", unknown="{fault: moon-phase}", can="{fault: gc}")
     assert main([*options, "list"]) == 0
     reasons = {
@@ -135,7 +136,7 @@ def test_what_is_queued_behind_a_collective_waits_for_the_real_transfer(
 @pytest.mark.torch
 def test_a_scenario_for_real(tmp_path: Path) -> None:
     """Two ranks, twelve steps, a rank that collects garbage: recorded, and accounted for."""
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     section = "{fault: gc, collectives: host, script: {steps: 12, compute-ms: 60}}"
     options, out = corpus(tmp_path, mine=section), tmp_path / "out"
     key = layout_of({"collectives": "host", "script": {"steps": 12, "compute-ms": 60}}).key
@@ -155,6 +156,7 @@ def test_a_scenario_for_real(tmp_path: Path) -> None:
     assert set(caused) == {0, 1} and min(caused.values()) > 3 * 50 * MS
     assert sum(bucket.ns for bucket in readings.lost) < readings.in_step_ns
     ranks = [
-        event.attributes["rank"] for event in events_of(folder / "recording", "process-registered")
+        event.attributes["rank"]
+        for event in list_events(folder / "recording", "process-registered")
     ]
     assert {0, 1} <= set(ranks)

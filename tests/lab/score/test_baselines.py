@@ -18,7 +18,7 @@ from clusterprof.probe.layout import ALL_REDUCE, COLLECTIVE, DATA_WAIT, PEER_SHI
 from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.truth import Truth
 from tests.support.builders import ns
-from tests.support.recordings import Script, training, write
+from tests.support.recordings import Script, make_training, write_recording
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 GROUP, STEPS, AHEAD_S = 7, 12, 3.0
@@ -47,7 +47,7 @@ def cpu(iowait_ratio: float) -> dict[tuple[str, str], float]:
 def rank_of(rank: int, wait: float, compute: float, stay: float, iowait: float) -> Script:
     """Wait, compute, then stand in the all-reduce; a step is all three."""
     begin = 1.0 + (AHEAD_S if rank == 0 else 0.0)
-    script = training([(wait, compute + stay)] * STEPS, begin=begin)
+    script = make_training([(wait, compute + stay)] * STEPS, begin=begin)
     length = wait + compute + stay
     starts = [begin + length * step for step in range(STEPS)]
     script.main_spans += [
@@ -65,7 +65,7 @@ def two(folder: Path, waits: tuple, computes: tuple, iowaits: tuple = (0.0, 0.0)
     for rank, (wait, compute) in enumerate(zip(waits, computes)):
         stay = whole - wait - compute
         script = rank_of(rank, wait, compute, stay, iowaits[rank])
-        write(script, folder / f"node-{rank}")
+        write_recording(script, folder / f"node-{rank}")
     return folder
 
 
@@ -192,9 +192,9 @@ def test_sagemaker_names_storage_and_cpu_above_its_thresholds(
     reported = {}
     burning = {("cpu.user_ns_total", "all"): 95e7, ("cpu.idle_ns_total", "all"): 5e7}
     for name, usage in (("io", cpu(0.6)), ("cpu", burning)):
-        script = training([(2.0, 0.5)] * 6)
+        script = make_training([(2.0, 0.5)] * 6)
         script.network = usage
-        write(script, tmp_path / name / "node-1")
+        write_recording(script, tmp_path / name / "node-1")
         reported[name] = asking(registry, tmp_path / name, {})("SageMaker Debugger").causes
     low = NamedCause("unattributed", None, None)  # p5 is 0 %
     assert reported == {
@@ -208,7 +208,7 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
     waits = Script(end=6.0, sampled=False)
     waits.main_spans = [(DATA_WAIT, s, s + 0.5, s, -1, 0, 0) for s in range(1, 6)]
     for name, script in (("bare", bare), ("waits", waits)):
-        write(script, tmp_path / name / "node-1")
+        write_recording(script, tmp_path / name / "node-1")
         by_key = {rule: asking(registry, tmp_path / name, {})(rule) for rule in registry.RULES}
         assert by_key["SageMaker Debugger"].causes is None
         assert by_key["HTA"].causes is None
@@ -223,9 +223,9 @@ def test_of_two_jobs_on_a_node_the_larger_is_looked_at(registry: Any, tmp_path: 
     from baselines.seen import see
 
     for name, steps in (("small", 3), ("large", 5)):
-        script = training([(0.5, 0.5)] * steps)
+        script = make_training([(0.5, 0.5)] * steps)
         script.variables = {"RANK": "0", "SLURM_JOB_ID": name}
-        write(script, tmp_path / name)
+        write_recording(script, tmp_path / name)
     assert [len(rank.steps) for rank in see(tmp_path, {}).ranks.values()] == [5]
 
 
@@ -234,8 +234,8 @@ def test_a_restarted_rank_goes_on(registry: Any, tmp_path: Path) -> None:
     from baselines.seen import see
 
     for life, begin in (("first", 1.0), ("second", 11.0)):
-        script = training([(0.5, 0.5)] * 2, begin=begin)
-        write(script, tmp_path / life)
+        script = make_training([(0.5, 0.5)] * 2, begin=begin)
+        write_recording(script, tmp_path / life)
     rank = see(tmp_path, {}).ranks[0]
     assert rank.steps[:, 0].tolist() == [ns(1), ns(2), ns(11), ns(12)]
     assert rank.spent(rank.of(DATA_WAIT)).tolist() == [ns(0.5)] * 4
@@ -250,7 +250,7 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
             at = 1.0 + step
             script.main_spans.append((COLLECTIVE, at + begun, at + 0.8, GROUP, step, 8, how))
             script.main_spans.append((STEP, at, at + 1.0, step))
-        write(script, tmp_path / f"node-{rank}")
+        write_recording(script, tmp_path / f"node-{rank}")
     from baselines.met import operations
     from baselines.seen import see
 

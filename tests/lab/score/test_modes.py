@@ -22,8 +22,8 @@ from clusterprof_lab.score.modes import in_mode, rank_alone, true_in_mode
 from clusterprof_lab.score.ours import answer_of, bucket_ns, residual_ns
 from clusterprof_lab.score.rewrite import ALL_SPANS, Less, rewrite
 from clusterprof_lab.truth import read
-from tests.support.builders import header
-from tests.support.score_runs import pair, recordings
+from tests.support.builders import make_header
+from tests.support.score_runs import recordings, write_two_ranks
 
 TESTS = Path(__file__).resolve().parents[2]
 STORED = TESTS / "recordings" / "dlrm-8rank"
@@ -31,7 +31,7 @@ STORED = TESTS / "recordings" / "dlrm-8rank"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pair(tmp_path_factory.mktemp("runs"), "pair")
+    return write_two_ranks(tmp_path_factory.mktemp("runs"), "pair")
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_spans_of_the_users_own_go_with_all_spans(tmp_path: Path) -> None:
 def test_two_ranks_of_one_node_are_distinguished_with_their_workers(tmp_path: Path) -> None:
     """Rank 0 is process 100 with worker 201, rank 1 process 300 with worker 301."""
     devices = [{"id": "gpu-0"}, {"id": "gpu-1"}]
-    head = replace(header(), devices=devices, collectors=[{"name": "disk"}])
+    head = replace(make_header(), devices=devices, collectors=[{"name": "disk"}])
     folder = tmp_path / "whole" / "node"
     writer = RecordingWriter(folder, head, lambda: Clock(0, 0, 0), keep_free_bytes=0)
     for rank, pid in ((0, 100), (1, 300)):

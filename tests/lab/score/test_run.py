@@ -24,7 +24,7 @@ from clusterprof_lab.score.run import main
 from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
 from clusterprof_lab.score.work import Settings, do
 from clusterprof_lab.truth import Truth, read, write
-from tests.support.score_runs import pair
+from tests.support.score_runs import write_two_ranks
 
 CORPUS = {scenario.id: scenario for scenario in load_corpus()}
 FAULT = CORPUS["storage-io-cap"]
@@ -33,8 +33,8 @@ FAULT = CORPUS["storage-io-cap"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    pair(folder, "one")
-    pair(folder, "two", seed=1)
+    write_two_ranks(folder, "one")
+    write_two_ranks(folder, "two", seed=1)
     return folder
 
 
@@ -247,7 +247,7 @@ def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
 
 
 def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
-    item = [pair(tmp_path, "three", ranks=3)]
+    item = [write_two_ranks(tmp_path, "three", ranks=3)]
     sound = sabotage.figures(item, CORPUS, "", gaps=False)
     assert sound["family_top1"].hits == 1
     swapped = sabotage.figures(item, CORPUS, "swap-causes", gaps=False)

@@ -14,7 +14,7 @@ from clusterprof_lab.score.pairing import REMOVED, NoPairError, Pair, pairs_of
 from clusterprof_lab.score.whatif import FORMAT, IN_TURNS, Held, document, predicted
 from clusterprof_lab.score.whatif_page import pages, store
 from clusterprof_lab.truth import Injected, Lost, Place, Truth
-from tests.support.reports import clean
+from tests.support.reports import make_clean_report
 
 S = 10**9
 DISK = Pair(("storage-local", "storage-contention"), "storage", 75.0, REMOVED)
@@ -39,7 +39,7 @@ def job_impact(*causes: tuple[str, int | None], all_saved_ns: int | None = None)
 
 
 def prediction(result: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], float]:
-    named, points, _, _ = predicted(replace(clean(), impact=result), pair)
+    named, points, _, _ = predicted(replace(make_clean_report(), impact=result), pair)
     return named, points
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.job_python import needs_torch
-from tests.support.probing import (
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import (
     CHECKPOINT,
     DATA_WAIT,
     FETCH,
@@ -21,15 +21,15 @@ from tests.support.probing import (
     WAIT,
     WORKER_START,
     Ring,
+    RingWatcher,
     Span,
-    Watcher,
-    install,
-    longer,
-    run,
-    seen,
+    collect_output,
+    install_probe,
+    run_python,
+    select_long_values,
 )
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 # 5 batches of 4 items, each item 20 ms of sleep and some CPU; the loss is printed to the last bit.
@@ -76,21 +76,26 @@ if __name__ == "__main__":
 """
 
 
-def train(tmp_path: Path, **options: object) -> tuple[Ring, list[Ring]]:
+def train(tmp_path: Path, code: str = TRAIN, **options: object) -> tuple[Ring, list[Ring]]:
     """Train under the probe; return the ring of the main process and those of the workers."""
-    (tmp_path / "train.py").write_text(TRAIN)
-    run_dir = install(tmp_path / "run")
+    (tmp_path / "train.py").write_text(code)
+    run_dir = install_probe(tmp_path / "run")
     arguments = ("train.py", json.dumps(options), "model.pt")
     quiet = {"PYTHONWARNINGS": "ignore:This DataLoader will create"}  # of more workers than CPUs
-    with Watcher(run_dir) as watcher:
-        with_probe = run(*arguments, run_dir=run_dir, cwd=tmp_path, **quiet)
+    with RingWatcher(run_dir) as watcher:
+        with_probe = run_python(*arguments, run_dir=run_dir, cwd=tmp_path, **quiet)
     assert (with_probe.returncode, with_probe.stderr) == (0, b""), with_probe.stderr.decode()
     if options.get("num_workers", 0) == 0:
-        without = run(*arguments, run_dir=None, cwd=tmp_path)
+        without = run_python(*arguments, run_dir=None, cwd=tmp_path)
         assert with_probe.stdout == without.stdout  # every loss, bit for bit
     (registered,) = (run_dir / "register").iterdir()
-    main = watcher.ring(int(registered.stem))
-    return main, [ring for ring in watcher.rings() if ring.pid != main.pid]
+    main = watcher.read_ring(int(registered.stem))
+    return main, [ring for ring in watcher.read_rings() if ring.pid != main.pid]
+
+
+def batch_waits(ring: Ring) -> list[Span]:
+    """The waits for a batch, without those for the first tasks of an epoch."""
+    return [wait for wait in ring.of(DATA_WAIT) if wait.a >= 0]
 
 
 def duration(span: Span) -> int:
@@ -147,20 +152,24 @@ def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
     # 28: queues, wrapped after torch.
     everything = [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (28, 1)]
     if job_python.IS_ANOTHER:  # other versions import more or less of themselves
-        no_operators = {(6, 0)} if job_python.torch_version() < (2, 3) else set()
+        no_operators = {(6, 0)} if job_python.get_torch_version() < (2, 3) else set()
         assert {(0, 1), (1, 1), (2, 1)} <= set(notes) <= set(everything) | no_operators
     else:
         assert notes == everything
 
 
-@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
-@pytest.mark.parametrize("workers", [*longer(0), 1])
+@pytest.mark.skipif(
+    job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
+)
+@pytest.mark.parametrize("workers", [*select_long_values(0), 1])
 def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path, workers: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN.replace("time.sleep(0.005)", "1 // (7 - index)"))
     arguments = ("train.py", json.dumps({"num_workers": workers}), "model.pt")
-    run_dir = install(tmp_path / "run")
-    with_probe = run(*arguments, run_dir=run_dir, cwd=tmp_path)
-    assert seen(with_probe) == seen(run(*arguments, run_dir=None, cwd=tmp_path))
+    run_dir = install_probe(tmp_path / "run")
+    with_probe = run_python(*arguments, run_dir=run_dir, cwd=tmp_path)
+    assert collect_output(with_probe) == collect_output(
+        run_python(*arguments, run_dir=None, cwd=tmp_path)
+    )
     assert b"ZeroDivisionError" in with_probe.stderr
     assert list((run_dir / "rings").iterdir())
 
@@ -192,29 +201,29 @@ print({reason.splitlines()[0]: count for reason, count in breaks.items()})
 
 
 def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
-    run_dir = install(tmp_path / "run")
-    with Watcher(run_dir) as watcher:
-        with_probe = run("-c", COMPILED + WAIT, run_dir=run_dir)
-    without = run("-c", COMPILED + WAIT, run_dir=None)
+    run_dir = install_probe(tmp_path / "run")
+    with RingWatcher(run_dir) as watcher:
+        with_probe = run_python("-c", COMPILED + WAIT, run_dir=run_dir)
+    without = run_python("-c", COMPILED + WAIT, run_dir=None)
     values = [with_probe.stdout, without.stdout]
     if job_python.IS_ANOTHER:  # 2.6 and 2.15 count one break less with any hook of PyTorch's own
         values = [re.sub(rb"(?<=['\"]): \d+", b"", each) for each in values]
     # stderr holds a warning of torch with the time of day.
     assert (with_probe.returncode, values[0]) == (0, values[1]), with_probe.stderr
-    (ring,) = watcher.rings()
+    (ring,) = watcher.read_rings()
     # The step in the open; what is compiled is not seen, but that 2.15 leaves the hooks uncompiled.
     assert len(ring.of(OPTIMIZER)) in ((1, 2) if job_python.IS_ANOTHER else (1,))
     assert ring.switched_off == 0
 
 
-@pytest.mark.parametrize("context", ["fork", *longer("spawn", "forkserver")])
+@pytest.mark.parametrize("context", ["fork", *select_long_values("spawn", "forkserver")])
 def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
     tmp_path: Path, context: str
 ) -> None:
     main, workers = train(tmp_path, num_workers=2, multiprocessing_context=context)
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     assert sorted(pids) == [0, 1]
-    waits = main.of(DATA_WAIT)
+    waits = batch_waits(main)
     # Batches go to workers 0, 1, 0, 1, 0 in turn.
     assert [(w.a, w.b, w.c, w.d) for w in waits] == [
         (n, pids[n % 2], 2, int(n == 0)) for n in range(5)
@@ -240,9 +249,31 @@ def test_persistent_workers_stay_the_same_processes(tmp_path: Path) -> None:
     assert len(workers) == 2
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     once = [(n, pids[n % 2], 2, int(n == 0)) for n in range(5)]
-    assert [(w.a, w.b, w.c, w.d) for w in main.of(DATA_WAIT)] == once + once
+    assert [(w.a, w.b, w.c, w.d) for w in batch_waits(main)] == once + once
     assert [s.d for s in main.of(LOADER_START)] == [1]
     assert sum(len(ring.of(FETCH)) for ring in workers) == 10
+
+
+def test_an_epoch_begins_with_a_wait_for_its_sampler(tmp_path: Path) -> None:
+    sampler = """
+class Slow(torch.utils.data.Sampler):
+    def __len__(self):
+        return 20
+    def __iter__(self):
+        time.sleep(0.03)  # as if it sorted
+        return iter(range(20))
+
+def main():
+"""
+    code = TRAIN.replace("\ndef main():\n", sampler)
+    code = code.replace("batch_size=4,", "batch_size=4, sampler=Slow(),")
+    main, _ = train(tmp_path, code, num_workers=2, persistent_workers=True, epochs=2)
+    waits = main.of(DATA_WAIT)
+    begins = [wait for wait in waits if wait.a < 0]
+    # The training process draws the indices itself: it waits for no worker.
+    assert [(wait.b, wait.c, wait.d) for wait in begins] == 2 * [(0, 2, 0)]
+    assert all(duration(wait) >= 30_000_000 for wait in begins)
+    assert [waits.index(wait) for wait in begins] == [0, 6]  # each before five batches
 
 
 @pytest.mark.long
@@ -250,6 +281,6 @@ def test_workers_of_an_iterable_that_end_early_are_not_waited_for(tmp_path: Path
     main, workers = train(tmp_path, num_workers=2, iterable=True)
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     # Worker 0 has 8 items, worker 1 has 4: batches of workers 0, 1, 0.
-    assert [w.b for w in main.of(DATA_WAIT)] == [pids[0], pids[1], pids[0]]
+    assert [w.b for w in batch_waits(main)] == [pids[0], pids[1], pids[0]]
     # The fetch that finds the end is none.
     assert {ring.pid: len(ring.of(FETCH)) for ring in workers} == {pids[0]: 2, pids[1]: 1}

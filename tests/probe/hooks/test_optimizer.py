@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import STEP, install, recorded
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import STEP
+from tests.support.warm_jobs import WarmJobs
 
-needs_torch("2.0", "hooks of all optimizers are new in 2.0")
+require_torch("2.0", "hooks of all optimizers are new in 2.0")
 pytestmark = pytest.mark.torch
 STEP_COUNTER = 27
 
@@ -85,9 +84,9 @@ assert hook._read_counter(optimizer) == -1
     ids=["Adam", "resumed", "SGD", "own", "on a device"],
 )
 def test_two_numbers_of_the_optimizer_are_recorded(
-    tmp_path: Path, code: str, counters: list[tuple[int, int]], steps: int
+    warm_jobs: WarmJobs, code: str, counters: list[tuple[int, int]], steps: int
 ) -> None:
-    (ring,) = recorded(START + code, install(tmp_path / "run"))
+    (ring,) = warm_jobs.record(START + code)
     assert ring.switched_off == 0
     assert [(span.a, span.b) for span in ring.of(STEP_COUNTER)] == counters
     assert [span.a for span in ring.of(STEP)] == list(range(steps))

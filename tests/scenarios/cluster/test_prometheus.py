@@ -30,7 +30,7 @@ from clusterprof_lab.real.faults.base import Place
 from clusterprof_lab.real.job import SCRIPT, environment, wait_for_recorder
 from clusterprof_lab.real.node import Node, address_of, why_not_here
 from tests.support.dashboards import load_dashboard
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 from tests.support.manual_pages import ROOT
 from tests.support.prometheus import WHY_NOT, Prometheus
 from tests.support.recording_runs import wait_until
@@ -180,7 +180,7 @@ def shared_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def run(shared_path: Path) -> Iterator[Run]:
-    needs_torch()
+    require_torch()
     tmp_path = shared_path
     result, received = Run(tmp_path / "run"), tmp_path / "received"
     targets = {"nodes": ["127.0.0.1:9640", f"{address_of(1)}:9640"], "collect": ["127.0.0.1:9641"]}

@@ -18,7 +18,7 @@ from clusterprof_lab.real.cable import Cable, build
 from clusterprof_lab.real.job import wait_for_recorder
 from clusterprof_lab.real.node import Node, why_not_here
 from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
-from tests.support.recording_runs import RECORD, environment, records_of, wait_for_end
+from tests.support.recording_runs import RECORD, make_environment, read_records, wait_for_end
 
 # name -> its commands, what they say of themselves, options for two ranks, Debian's package
 LAUNCHERS = {
@@ -76,11 +76,11 @@ def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=120,
-        env=environment(PYTHONPATH=root),
+        env=make_environment(PYTHONPATH=root),
     )
     assert (done.returncode, done.stdout) == (0, "done\ndone\n"), done.stderr
     wait_for_end(out)
-    records = records_of(out)  # of the one folder there is
+    records = read_records(out)  # of the one folder there is
     assert places(records) == [(0, 2, 0, None), (1, 2, 1, None)]
     header = next(record for record in records if isinstance(record, Header))
     if name == "Open MPI":  # the same on all nodes
@@ -124,7 +124,7 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks:
             "--",
             *command,
             folder=tmp_path,
-            env=environment(PYTHONPATH=root, **own),
+            env=make_environment(PYTHONPATH=root, **own),
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -21,7 +21,7 @@ from clusterprof.trace.schema import Event, Header, Spans
 from clusterprof_lab.real.cable import Cable, build
 from clusterprof_lab.real.node import Node, why_not_here
 from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
-from tests.support.recording_runs import environment, wait_until
+from tests.support.recording_runs import make_environment, wait_until
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "deploy/slurm"
@@ -52,7 +52,7 @@ class Cluster:
             str(program(name)),
             *arguments,
             folder=self.folder,
-            env=environment(**self._own, **variables),
+            env=make_environment(**self._own, **variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -79,7 +79,7 @@ class Cluster:
     def report(self, *arguments: str) -> None:
         """Run report.sh as an operator would, on the node of the controller."""
         process = self.nodes[0].start(
-            str(self.folder / "slurm/report.sh"), *arguments, env=environment(**self._own)
+            str(self.folder / "slurm/report.sh"), *arguments, env=make_environment(**self._own)
         )
         assert process.wait(60) == 0
 

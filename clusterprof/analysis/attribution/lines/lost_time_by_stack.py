@@ -32,7 +32,11 @@ from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.timeline.device_sync import select_device_waits
-from clusterprof.analysis.timeline.intervals import find_containing, measure_overlap
+from clusterprof.analysis.timeline.intervals import (
+    find_containing,
+    measure_overlap,
+    merge_intervals,
+)
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
@@ -44,6 +48,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Process,
     Rank,
+    ThreadTable,
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import FetchSpans, StackSamples
@@ -55,7 +60,7 @@ _SLEEPING_FAMILIES = ("storage", "network")
 _SLEEPING_CAUSES = ("host-asleep",)
 _COMPUTING_CAUSES = ("cpu-preprocess", "launch-bound", "launch-recompile", "cpu-gc")
 _HELD_LOCK = "cpu-gil"
-_RUNNING = ord("R")
+_RUNNING, _DISK_WAIT = ord("R"), ord("D")
 _LATE_NS = 300_000
 """A sample taken this much later than due found another thread with the interpreter lock."""
 _STATE_NS = 50_000_000
@@ -359,7 +364,7 @@ def _select_samples(process: Process, start_ns: int, end_ns: int) -> _Samples | 
     rows = (stacks.thread == 0) & (stacks.start_ns >= start_ns) & (stacks.start_ns < end_ns)
     if not rows.any():
         return None
-    return _read_states(stacks.select(rows))
+    return _read_states(stacks.select(rows), process.threads.get(process.pid))
 
 
 def _select_feeding_samples(main: Process, start_ns: int, end_ns: int) -> _Samples | None:
@@ -388,10 +393,23 @@ def _select_feeding_samples(main: Process, start_ns: int, end_ns: int) -> _Sampl
     return _Samples(stacks.start_ns, stacks.stack, np.maximum(stacks.interval_ns, 1), state)
 
 
-def _read_states(stacks: StackSamples) -> _Samples:
+def _read_states(stacks: StackSamples, thread: ThreadTable | None) -> _Samples:
+    """Find out for each sample whether the thread was on a CPU.
+
+    A late one came when the thread had given the interpreter lock away: it computed until then, or
+    waited for a page of a file, which keeps the lock. Its samples by the recorder show which, and
+    where they are too rare, those of all late samples together.
+    """
     late = stacks.end_ns - stacks.start_ns >= _LATE_NS
     on_cpu = late | (stacks.state == _RUNNING)
-    state = np.where(on_cpu, ON_CPU, np.where(stacks.state > 0, ASLEEP, ANY_THREAD))
+    is_known = stacks.state > 0
+    if thread is not None and late.any() and (thread.state == _DISK_WAIT).any():
+        kept = merge_intervals((stacks.start_ns[late], stacks.end_ns[late]))
+        state = thread.state[find_containing(thread.t_ns, kept) >= 0]
+        if 2 * np.count_nonzero(state == _DISK_WAIT) > state.size:
+            on_cpu &= ~late
+            is_known |= late
+    state = np.where(on_cpu, ON_CPU, np.where(is_known, ASLEEP, ANY_THREAD))
     interval_ns = np.maximum(stacks.interval_ns, 0)
     return _Samples(stacks.start_ns, stacks.stack, interval_ns, state)
 

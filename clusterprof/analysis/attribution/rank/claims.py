@@ -7,7 +7,7 @@ a reason:
     claims on 100 ns   checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    rest
     settled                 0               60                    40               0
 
-Without spans (degraded mode M2) only few detectors apply: see
+Without the probe there are no spans, and only few detectors apply: see
 analysis.attribution.rank.unprobed_rank.
 
 A trace of kernels has no samples of threads, disks or memory. A detector that looks for these in it

@@ -12,13 +12,14 @@ the next step: while the main thread does this, it launches nothing.
 
 ## How it decides
 
-Its share is the whole of a lost segment inside a span `clusterprof.span("eval")`.
-Without a span it is the time in which the main thread slept in a kernel function of
-writing or sending (`wchan`: a journal, write-back, fsync, a full send buffer), inside a
-step and outside any wait for data, other ranks, the device, copies and saves. How long
-it slept, or worked in the kernel, is counted in each segment; which part of that was
-writing is estimated from the samples of all segments together. If the process wrote
-during that time the grade is B, else C. Time that the main thread computed in its own code
+Its share is the whole of a lost segment inside an evaluation: of a framework, from `model.eval()`
+to `model.train()`, or inside a span `clusterprof.span("eval")`. Without one it is the time in which
+the main thread slept in a kernel function of writing or sending (`wchan`: a journal, write-back,
+fsync, a full send buffer, a request to a mount in user space beside no wait for a page), inside a
+step and outside any wait for data, other ranks, the device, copies and saves. How long it slept, or
+worked in the kernel, is counted in each segment; which part of that was writing is estimated from
+the samples of all segments together. If the process wrote during that time the
+grade is B, else C. Time that the main thread computed in its own code
 counts too, while the GPU was idle for 0.1 s or more in two consecutive samples, if
 fewer than half of the steps have such a pause: slow launching is slow in every step.
 The grade of that is B if the pauses occur at regular numbers of steps, or stacks show most of it,

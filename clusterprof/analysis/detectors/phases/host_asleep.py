@@ -16,7 +16,7 @@ dry, and it waits until the thread goes on.
 
 The scheduler's counters give how long the thread slept in each lost segment outside any wait for
 data, other ranks, copies, saves and evaluation. Its samples show where (`wchan`). A timer, or
-waiting for a process, counts for as much of the GPU's idle time there as chance would have it,
+waiting for a process, counts for as much of the GPU's idle time as if both were independent,
 because a host also sleeps when it waits for its GPU. A connection or a pipe can also be a wait for
 the device or for another thread, so it counts only as far as the GPU must have been idle while the
 thread slept, and not while another thread of the process ran. Sampled stacks say whom a thread

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.columns import Narrow, pack_column, select_dtype
 from clusterprof.analysis.importers.kineto import classify
-from clusterprof.analysis.importers.kineto.classify import EventPairs
+from clusterprof.analysis.importers.kineto.begin_end_pairs import EventPairs
 from clusterprof.analysis.importers.kineto.event_stream import NO_ARGS, Args, CommArgs, Event
 from clusterprof.analysis.importers.kineto.host_functions import MIN_FUNCTION_NS, number_names
 from clusterprof.analysis.timeline.intervals import merge_intervals

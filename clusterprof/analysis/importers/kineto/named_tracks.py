@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
-from clusterprof.analysis.importers.kineto.classify import EventPairs
+from clusterprof.analysis.importers.kineto.begin_end_pairs import EventPairs
 from clusterprof.analysis.importers.kineto.event_columns import MAX_THREADS, GatheredEvents
 from clusterprof.analysis.importers.kineto.event_stream import Document, Event, EventStream
 from clusterprof.analysis.importers.kineto.tracks import (

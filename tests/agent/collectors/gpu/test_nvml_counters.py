@@ -14,7 +14,7 @@ from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.agent.isolation import drivers
 from clusterprof.errors import Unavailable
 from tests.support.nvml.healthy import HEALTHY, MEANS, NO_GPM
-from tests.support.nvml.simulated import GPM, Scenario, load
+from tests.support.nvml.simulated import GPM, Scenario, load_library
 
 MS = 1_000_000
 DAY_MS = 1_790_000_000_000
@@ -27,7 +27,7 @@ DENIED = Unavailable(
 
 @pytest.fixture
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
-    load()
+    load_library()
     made = Scenario(tmp_path / "scenario", devices=1)
     monkeypatch.setenv("FAKENVML_CTL", str(made.path))
     return made

@@ -11,7 +11,7 @@ import pytest
 from clusterprof.agent.collectors.gpu.nvml_library import Device, NvmlLibrary
 from clusterprof.errors import Unavailable
 from tests.support.nvml.healthy import HEALTHY
-from tests.support.nvml.simulated import Scenario, load
+from tests.support.nvml.simulated import Scenario, load_library
 
 MINUTE_NS = 60_000_000_000
 REPLAYS, RECOVERIES = "gpu.nvlink_replays_total", "gpu.nvlink_recoveries_total"
@@ -53,7 +53,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    load()
+    load_library()
     scenario = Scenario(tmp_path / "scenario", devices=1)
     monkeypatch.setenv("FAKENVML_CTL", str(scenario.path))
     yield World(scenario)

@@ -13,7 +13,7 @@ from clusterprof.agent.collectors.gpu import tpu
 from clusterprof.agent.collectors.gpu.tpu import GpuTpuCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from tests.support.accelerators.simulated import SITE, tool, write_tpu
+from tests.support.accelerators.simulated import SITE, write_tool, write_tpu
 
 GIB = 1 << 30
 NOBODY = Unavailable("absent", "no process holds the TPU")
@@ -141,5 +141,6 @@ def test_chips_are_found_on_the_bus(tmp_path: Path) -> None:
     ]
     assert tpu.explain_absence({"PATH": ""}, str(tmp_path)) is None
     assert (
-        tpu.explain_absence({"PATH": str(tool(tmp_path / "bin", "tpu-info", ""))}, "/none") is None
+        tpu.explain_absence({"PATH": str(write_tool(tmp_path / "bin", "tpu-info", ""))}, "/none")
+        is None
     )

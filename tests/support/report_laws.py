@@ -1,4 +1,4 @@
-"""Analyses of recordings made by hand, and what holds for every report of them."""
+"""Analyses of recordings made by hand, and checks that hold for every report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.history import WAITING_FOR_RANKS
 from clusterprof.report.model import Report
-from tests.support.recordings import Script, write
+from tests.support.recordings import Script, write_recording
 
 
-def check_books(report: Report) -> None:
+def check_conservation(report: Report) -> None:
     """The law of findings.py, for every rank and in all."""
     for ledger in report.ranks:
         assert ledger.window_ns == ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns
@@ -44,14 +44,14 @@ def check_books(report: Report) -> None:
         assert min(times, default=0) >= 0
 
 
-def analysed(script: Script, tmp_path: Path, **options) -> Report:
-    write(script, tmp_path / "node-1")
+def analyze_script(script: Script, tmp_path: Path, **options) -> Report:
+    write_recording(script, tmp_path / "node-1")
     report = analyze(tmp_path, **options)
-    check_books(report)
+    check_conservation(report)
     return report
 
 
-def metrics(report: Report) -> dict[str, float | None]:
+def analyze_metrics(report: Report) -> dict[str, float | None]:
     return {metric.name: metric.value for metric in report.metrics}
 
 

@@ -1,4 +1,4 @@
-"""What an importer gives of some bytes, as plain values: for tests."""
+"""Imports metrics from bytes in memory, and returns the result as plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Readings = list[tuple[int, float | None]]
 
 
 @dataclass
-class Given:
+class ImportedNode:
     """One node."""
 
     name: str
@@ -27,7 +27,9 @@ class Given:
     """By rank and kind: start, end, a, b, c, d."""
 
 
-def read(importer: Importer, folder: Path, **files: bytes) -> tuple[list[Given], list[Account]]:
+def import_files(
+    importer: Importer, folder: Path, **files: bytes
+) -> tuple[list[ImportedNode], list[Account]]:
     """Write files (`name_ext=…`), check that they are recognised, and read them in one call."""
     sources = []
     for name, data in files.items():
@@ -36,13 +38,15 @@ def read(importer: Importer, folder: Path, **files: bytes) -> tuple[list[Given],
         sources += list(open_sources(path))
     assert all(importer.recognizes(source.head, source.path) for source in sources)
     accounts = [Account(source.path, importer.title) for source in sources]
-    return [given(node) for node in importer.nodes(sources, accounts)], accounts
+    return [collect_node(node) for node in importer.nodes(sources, accounts)], accounts
 
 
-def given(node: Any) -> Given:
-    """Everything a node says."""
+def collect_node(node: Any) -> ImportedNode:
+    """Collect everything that a node holds."""
     header = node.header()
-    out = Given(header.node["display"], "realtime_ns" in header.started, list(header.devices), {})
+    out = ImportedNode(
+        header.node["display"], "realtime_ns" in header.started, list(header.devices), {}
+    )
     ranks: dict[int, int] = {}
     for records in node.records():
         for record in records:

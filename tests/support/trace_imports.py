@@ -1,4 +1,4 @@
-"""What an importer makes of some files, as plain values that a test can compare."""
+"""Imports trace files, and returns the result as plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Span = tuple[float, float, int, int, int, int]
 """Start and end in ms from an origin, then a to d."""
 
 
-def imported(paths: Sequence[Path]) -> tuple[list[NodeTables], list[Account]]:
+def import_files(paths: Sequence[Path]) -> tuple[list[NodeTables], list[Account]]:
     """Read files in one call."""
     sources = [source for path in paths for source in open_sources(path)]
     importer = find_importer(sources[0].head, sources[0].path)
@@ -28,8 +28,8 @@ def imported(paths: Sequence[Path]) -> tuple[list[NodeTables], list[Account]]:
     return list(importer.nodes(sources, accounts)), accounts
 
 
-def spans_of(node: NodeTables, pid: int, origin_ns: int = 0) -> dict[str, list[Span]]:
-    """Return what a process did, by the name of the kind; `list_samples` has its stacks."""
+def list_spans(node: NodeTables, pid: int, origin_ns: int = 0) -> dict[str, list[Span]]:
+    """List what a process did by the name of the span kind; `list_samples` has its stacks."""
     collected: dict[str, list[Span]] = {}
     names: dict[int, str] = dict(layout.KIND_NAMES)
     node.header()
@@ -49,8 +49,10 @@ def spans_of(node: NodeTables, pid: int, origin_ns: int = 0) -> dict[str, list[S
 _FIELDS = ("start_ns", "end_ns", "kind", "a", "b", "c", "d")
 
 
-def readings_of(node: NodeTables, signal: str, device: str, origin_ns: int = 0) -> dict[float, int]:
-    """Return the readings of a signal: ms from an origin -> value."""
+def list_readings(
+    node: NodeTables, signal: str, device: str, origin_ns: int = 0
+) -> dict[float, int]:
+    """List the readings of a signal: value by ms since an origin."""
     collected: dict[float, int] = {}
     for records in node.records():
         for record in records:
@@ -65,8 +67,8 @@ def readings_of(node: NodeTables, signal: str, device: str, origin_ns: int = 0) 
     return collected
 
 
-def ranks_of(node: NodeTables) -> list[tuple[int, int | None, int | None, str]]:
-    """Return pid, rank, size of the job and device of each process."""
+def list_ranks(node: NodeTables) -> list[tuple[int, int | None, int | None, str]]:
+    """List pid, rank, world size and device of each process."""
     return [
         (
             e.attributes["pid"],

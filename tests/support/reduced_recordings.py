@@ -1,4 +1,4 @@
-"""Jobs of several ranks of which all is recorded, and the same with less to see.
+"""Jobs of several ranks, recorded in full and with parts of the recording removed.
 
 Every step of a rank: a worker reads, then decodes; the device computes; then all ranks leave a
 collective together, `TRANSFER_S` after the last has come to it.
@@ -14,8 +14,8 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
 from tests.support.builders import ns
-from tests.support.recordings import MAIN, WORKER, Script, write
-from tests.support.report_checks import check_books
+from tests.support.recordings import MAIN, WORKER, Script, write_recording
+from tests.support.report_laws import check_conservation
 
 SM, POWER = "gpu.sm_active_ratio", "gpu.power_watts"
 PCIE, COPIED = "gpu.pcie_receive_bytes_per_second", 10e9
@@ -42,26 +42,28 @@ class Step:
     """After that it sleeps while 10 GB a second are copied to the device."""
 
     @property
-    def before(self) -> float:
+    def wait_end(self) -> float:
         """Between the data and the work."""
         return self.save + self.host + self.copy
 
     @property
     def own(self) -> float:
         """Until it comes to the collective."""
-        return self.read + self.decode + self.before + self.compute
+        return self.read + self.decode + self.wait_end + self.compute
 
 
-def cluster(*ranks: Sequence[Step], on_device: bool = False, world_size: int = 0) -> list[Script]:
+def make_cluster(
+    *ranks: Sequence[Step], on_device: bool = False, world_size: int = 0
+) -> list[Script]:
     """Return one script per rank; `on_device`: the collective runs on the device, which spins."""
     lengths = [max(step.own for step in steps) + TRANSFER_S for steps in zip(*ranks)]
     return [
-        _script(number, steps, lengths, on_device, world_size or len(ranks))
+        _make_script(number, steps, lengths, on_device, world_size or len(ranks))
         for number, steps in enumerate(ranks)
     ]
 
 
-def _script(
+def _make_script(
     rank: int, steps: Sequence[Step], lengths: Sequence[float], on_device: bool, world_size: int
 ) -> Script:
     variables = {
@@ -90,7 +92,7 @@ def _script(
             (layout.COLLECTIVE, come, leave, 7, number, 1000, layout.ALL_REDUCE),
             (layout.STEP, at, leave, number),
         ]
-        begin = round(fed + item.before, 6)
+        begin = round(fed + item.wait_end, 6)
         if item.save:
             saved = round(fed + item.save, 6)
             script.main_spans.append((layout.CHECKPOINT, fed, saved, 1 << 20))
@@ -103,7 +105,7 @@ def _script(
         power.append((come, leave, _POWER["spin" if on_device else "idle"]))
         if on_device:
             sm.append((come, leave, _SM["spin"]))
-        rest = round(length - wait - item.before - item.launch, 6)
+        rest = round(length - wait - item.wait_end - item.launch, 6)
         main += [f"I{wait}", f"D{item.save}", f"U{item.host}", f"I{item.copy}"]
         main += [f"U{item.launch}", f"I{rest}"]
         worker += [f"D{item.read}", f"U{item.decode}", f"I{round(length - wait, 6)}"]
@@ -115,8 +117,8 @@ def _script(
     return script
 
 
-def without(scripts: list[Script], *what: str) -> list[Script]:
-    """Leave out of recordings: "collectives", "spans", "threads", "device", or a gauge."""
+def remove_signals(scripts: list[Script], *what: str) -> list[Script]:
+    """Remove from recordings "collectives", "spans", "threads", "device", or a gauge."""
     for script in scripts:
         if "collectives" in what:
             kinds = (layout.COLLECTIVE, layout.EXPOSED_COLLECTIVE)
@@ -131,10 +133,10 @@ def without(scripts: list[Script], *what: str) -> list[Script]:
     return scripts
 
 
-def recorded(scripts: list[Script], folder: Path) -> Report:
-    """Write the scripts, each as a node, and analyse them together."""
+def record_and_analyze(scripts: list[Script], folder: Path) -> Report:
+    """Write the scripts, each as a node, and analyze them together."""
     for number, script in enumerate(scripts):
-        write(script, folder / f"node-{number}")
+        write_recording(script, folder / f"node-{number}")
     report = analyze(folder)
-    check_books(report)
+    check_conservation(report)
     return report

@@ -1,4 +1,4 @@
-"""Reads files through an importer as the engine does, and returns what came as plain values."""
+"""Runs an importer as the analysis does, and returns the result as plain values."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from clusterprof.trace.schema import Columns, Event, Spans
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
-def real(name: str) -> Path:
-    """Return a folder of other people's files; skips the test where they are not."""
+def require_folder(name: str) -> Path:
+    """Return a folder of public traces; skip the test where it is missing."""
     folder = DATA / name
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here")
     return folder
 
 
-def known(name: str) -> Any:
-    """Return what is known of the files in a folder."""
-    return json.loads((real(name) / "known.json").read_text())
+def load_known_answers(name: str) -> Any:
+    """Load what is published about the files in a folder."""
+    return json.loads((require_folder(name) / "known.json").read_text())
 
 
-def read(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account], str]:
+def import_folder(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account], str]:
     """Return nodes, accounts, and why nothing could be imported ("" when something could)."""
     sources = [source for path in paths for source in open_sources(path)]
     for source in sources:
@@ -43,10 +43,10 @@ def read(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Accou
         return [], accounts, error.message
 
 
-def spans(node: NodeTables) -> dict[str, list[tuple[int, ...]]]:
-    """Return `pid kind` -> start, end, a, b, c, d of each span, in order of their ends."""
+def list_spans(node: NodeTables) -> dict[str, list[tuple[int, ...]]]:
+    """List by `pid kind` start, end, a, b, c, d of each span, in order of their ends."""
     collected: dict[str, list[tuple[int, ...]]] = {}
-    for record in _records(node):
+    for record in _list_records(node):
         if not isinstance(record, Spans):
             continue
         columns = record.columns
@@ -57,10 +57,10 @@ def spans(node: NodeTables) -> dict[str, list[tuple[int, ...]]]:
     return collected
 
 
-def series(node: NodeTables) -> dict[str, list[tuple[int, float]]]:
-    """Return `signal device` -> time and value of each reading."""
+def list_readings(node: NodeTables) -> dict[str, list[tuple[int, float]]]:
+    """List by `signal device` time and value of each reading."""
     collected: dict[str, list[tuple[int, float]]] = {}
-    for record in _records(node):
+    for record in _list_records(node):
         if isinstance(record, Columns):
             for signal, device, values in zip(record.signals, record.devices, record.values):
                 rows = zip(record.t_ns, values)
@@ -68,10 +68,10 @@ def series(node: NodeTables) -> dict[str, list[tuple[int, float]]]:
     return collected
 
 
-def ranks(node: NodeTables) -> dict[int, tuple[int | None, int | None, str]]:
-    """Return pid -> rank, world size, device."""
+def list_ranks(node: NodeTables) -> dict[int, tuple[int | None, int | None, str]]:
+    """List rank, world size and device by pid."""
     collected = {}
-    for record in _records(node):
+    for record in _list_records(node):
         if isinstance(record, Event) and record.kind == "process-registered":
             attributes = record.attributes
             collected[attributes["pid"]] = (
@@ -82,19 +82,19 @@ def ranks(node: NodeTables) -> dict[int, tuple[int | None, int | None, str]]:
     return collected
 
 
-def groups(node: NodeTables) -> dict[int, list[int]]:
-    """Return group -> its ranks."""
+def list_groups(node: NodeTables) -> dict[int, list[int]]:
+    """List the ranks of each group."""
     return {
         record.attributes["group"]: record.attributes["ranks"]
-        for record in _records(node)
+        for record in _list_records(node)
         if isinstance(record, Event) and record.kind == "group-announced"
     }
 
 
-def operation(d: int) -> tuple[int, int]:
-    """Return the operation and the peer in field d of a collective span."""
+def decode_operation(d: int) -> tuple[int, int]:
+    """Decode operation and peer from field d of a collective span."""
     return d & layout.OPERATION_MASK, (d >> layout.PEER_SHIFT & layout.PEER_MASK) - 1
 
 
-def _records(node: NodeTables) -> Iterable[Any]:
+def _list_records(node: NodeTables) -> Iterable[Any]:
     return (record for batch in node.records() for record in batch)

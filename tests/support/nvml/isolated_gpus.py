@@ -1,4 +1,4 @@
-"""An isolated collector on simulated GPUs, ticked as the recorder's loop would."""
+"""An isolated collector on simulated GPUs, ticked as the recorder's loop does."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
-from tests.support.nvml.simulated import Scenario, build, environment
+from tests.support.nvml.simulated import Scenario, build_library, make_environment
 
 SECOND_NS = 1_000_000_000
 LIVENESS_SECONDS = 20.0
 
 
-class Clock:
-    """The machine's clock, which a test may put forward."""
+class MovableClock:
+    """The machine's clock plus an offset that a test sets."""
 
     def __init__(self) -> None:
         self.shift_ns = 0
@@ -26,33 +26,33 @@ class Clock:
         return time.monotonic_ns() + self.shift_ns
 
 
-class Rig:
+class IsolatedGpuRig:
     """An isolated collector on two simulated GPUs."""
 
     def __init__(self, folder: Path, *flags: str, grace_ns: int = 0) -> None:
         self.scenario = Scenario(folder / "scenario", devices=2, gpm=True)
-        self.clock = Clock()
+        self.clock = MovableClock()
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.pids: set[int] = set()
         self.collector = IsolatedCollector(
             "gpu_nvidia",
             Context(Roots(), None, lambda: []),
-            environment=environment(build(folder / "lib", *flags), self.scenario),
+            environment=make_environment(build_library(folder / "lib", *flags), self.scenario),
             clock=self.clock,
             # Not "auto": how long a reading takes here is this machine's doing.
             options=("--grace-ns", str(grace_ns), "--gpm", "on"),
         )
 
     def tick(self) -> list[Any]:
-        """One turn of the recorder's loop."""
+        """Make one turn of the recorder's loop."""
         values = list(self.collector.sample())
         self.seen += self.collector.events()
         if self.collector.pid is not None:
             self.pids.add(self.collector.pid)
         return values
 
-    def until(self, enough: Callable[[list[Any]], Any]) -> list[Any]:
-        """Tick until the values, or what was seen, are as wanted."""
+    def tick_until(self, enough: Callable[[list[Any]], Any]) -> list[Any]:
+        """Tick until the values or the events are as wanted."""
         end = time.monotonic() + LIVENESS_SECONDS
         while time.monotonic() < end:
             values = self.tick()
@@ -61,19 +61,19 @@ class Rig:
             time.sleep(0.02)
         raise AssertionError(f"never came: {self.seen} {values}")
 
-    def kinds(self) -> list[str]:
+    def list_event_kinds(self) -> list[str]:
         return [kind for kind, _ in self.seen]
 
 
-def wait_gone(pids: set[int]) -> None:
-    """Wait until the helpers have left by themselves."""
+def wait_for_exit(pids: set[int]) -> None:
+    """Wait until the helper processes have ended by themselves."""
     end = time.monotonic() + LIVENESS_SECONDS
-    while time.monotonic() < end and any(alive(pid) for pid in pids):
+    while time.monotonic() < end and any(is_alive(pid) for pid in pids):
         time.sleep(0.02)
-    assert [pid for pid in pids if alive(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     except OSError:

@@ -1,4 +1,5 @@
-"""Jobs under the probe, and a small reader of rings that shares no code with the recorder's."""
+"""Jobs under the probe, and an independent reader of rings that shares no code with the recorder.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Ring:
         return [span for span in self.spans if span.kind == kind]
 
 
-def parse(data: bytes, with_gc: bool = False) -> Ring:
+def parse_ring(data: bytes, with_gc: bool = False) -> Ring:
     """Read a ring by the offsets of docs/design/recording-format.md.
 
     Collections of the interpreter come when they like, the last as it ends: only on demand. Waits
@@ -112,17 +113,20 @@ def list_stacks(log: bytes) -> list[list[tuple[str, str, int, int]]]:
 
 
 @dataclass
-class Watcher:
+class RingWatcher:
     """Opens the rings of a run directory as they are announced, and holds on to them.
 
-    with Watcher(run_dir) as watcher: … ; watcher.rings() afterwards, of dead processes too.
+    with RingWatcher(run_dir) as watcher: … ; watcher.read_rings() afterwards, of dead processes too.
     """
 
     run_dir: Path
     _held: dict[str, mmap.mmap] = field(default_factory=dict)
+    _earlier: set[str] = field(default_factory=set)
+    """Rings that another watcher of the run directory has held."""
     _ended: threading.Event = field(default_factory=threading.Event)
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> RingWatcher:
+        self._earlier = {path.stem for path in (self.run_dir / "rings").glob("*.json.held")}
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -133,11 +137,11 @@ class Watcher:
 
     def _watch(self) -> None:
         while not self._ended.wait(0.005):
-            self.look()
+            self.read_announcements()
 
-    def look(self) -> None:
+    def read_announcements(self) -> None:
         for path in (self.run_dir / "rings").glob("*.json"):
-            if path.name in self._held:
+            if path.name in self._held or path.name in self._earlier:
                 continue
             ring = json.loads(path.read_text())
             where = ring["path"] or f"/proc/{ring['pid']}/fd/{ring['fd']}"
@@ -150,14 +154,14 @@ class Watcher:
             path.with_name(f"{path.name}.held").touch()  # see UNTIL_HELD
 
     def rings(self, with_gc: bool = False) -> list[Ring]:
-        return [parse(bytes(memory), with_gc) for memory in self._held.values()]
+        return [parse_ring(bytes(memory), with_gc) for memory in self._held.values()]
 
     def ring(self, pid: int) -> Ring:
         (result,) = [ring for ring in self.rings() if ring.pid == pid]
         return result
 
 
-def install(
+def install_probe(
     run_dir: Path, gpu_events: bool = True, stacks: launcher.StackPaths | None = None
 ) -> Path:
     """Make a run directory with the probe in it."""
@@ -173,7 +177,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, "UNTIL_HELD": _HELD, **more}
 
 
-def run(
+def run_python(
     *command: str,
     run_dir: Path | None,
     cwd: Path | None = None,
@@ -193,27 +197,27 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)  # its forked children too
             raise
-    out, printed = job_python.without_log(out), job_python.without_log(err)
+    out, printed = job_python.drop_framework_logs(out), job_python.drop_framework_logs(err)
     return subprocess.CompletedProcess(python, job.returncode, out, printed)
 
 
-def seen(result: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes]:
-    """Return all that the one who started the job gets to see."""
+def collect_output(result: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes]:
+    """Collect all output that the user who started the job sees."""
     return result.returncode, result.stdout, result.stderr
 
 
-def recorded(
+def record_code(
     code: str, run_dir: Path, *arguments: str, with_gc: bool = False, **environ: str
 ) -> list[Ring]:
     """Run `code` under the probe and return the rings of all its processes."""
-    with Watcher(run_dir) as watcher:
+    with RingWatcher(run_dir) as watcher:
         # The job ends on a line of ours so that its ring has been opened before it is gone.
-        result = run("-c", code + WAIT, *arguments, run_dir=run_dir, **environ)
+        result = run_python("-c", code + WAIT, *arguments, run_dir=run_dir, **environ)
     errors = b""
     if job_python.IS_ANOTHER and result.stderr:  # another version warns of other things
-        errors = run("-c", code + WAIT, *arguments, run_dir=None, **environ).stderr
+        errors = run_python("-c", code + WAIT, *arguments, run_dir=None, **environ).stderr
     assert (result.returncode, result.stderr) == (0, errors), result.stderr.decode()
-    return watcher.rings(with_gc)
+    return watcher.read_rings(with_gc)
 
 
 # What a job ends on, or a child of it that leaves on its own: its ring has been opened by then, on
@@ -238,6 +242,6 @@ _until_held()
 """
 
 
-def longer(*values: Any) -> list[Any]:
-    """Values of a parameter that only `make test-long` runs."""
+def select_long_values(*values: Any) -> list[Any]:
+    """Return parameter values that only `make test-long` runs."""
     return [pytest.param(value, marks=pytest.mark.long) for value in values]

@@ -1,4 +1,4 @@
-"""One collector on one fixture machine: what it says of every column."""
+"""One collector on one fixture machine, and the value of each of its columns."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _PREAD = os.pread
 Reading = tuple[str, str, Value]
 
 
-class Opened:
+class OpenedCollector:
     """A collector that was opened, and its columns."""
 
     def __init__(self, kind: Any, roots: Roots, pids: Sequence[int] = ()) -> None:
         self.collector = kind(Context(roots, None, lambda: pids))
         self.columns: Sequence[tuple[Signal, str]] = self.collector.open()
 
-    def readings(self) -> list[Reading]:
+    def read_all(self) -> list[Reading]:
         """Return signal, device and value of every column, from one sample."""
         values = self.collector.sample()
         assert len(values) == len(self.columns)
         return [(signal.name, device, v) for (signal, device), v in zip(self.columns, values)]
 
-    def reading(self, signal: str, device: str = "") -> Value:
+    def read_value(self, signal: str, device: str = "") -> Value:
         """Return the value of one column, from one sample."""
-        return {(name, where): value for name, where, value in self.readings()}[signal, device]
+        return {(name, where): value for name, where, value in self.read_all()}[signal, device]
 
     def close(self) -> None:
         """Close the collector."""
