@@ -90,3 +90,47 @@ def test_only_some_files_are_read(
     reader = SourceReader(11 * 10**9)
     reader.list_calls(str(tmp_path / "a.py"), 1, "f")
     assert reader.list_calls(path, 6, "train") == ()
+
+
+WAITS = {
+    "while not os.path.exists(path):\n    time.sleep(0.01)": True,
+    "while heads[0] <= n:\n    if pause:\n        time.sleep(0.01)": True,
+    "while heads[0] <= n:\n    pass": True,
+    "while True:\n    if queue.qsize():\n        break\n    time.sleep(0.01)": True,
+    "while True:\n    found = look()\n    if found:\n        break\n    time.sleep(0.01)": True,
+    "while True:\n    try:\n        x = load()\n        break\n    except E:\n        pass": True,
+    "while not done():\n    if time.time() > end:\n        raise TimeoutError\n    sleep(1)": True,
+    # a clock, a count, work, or no end
+    "while time.monotonic() < end:\n    time.sleep(0.01)": False,
+    "while True:\n    if time.time() > end:\n        break\n    time.sleep(0.01)": False,
+    "while n < 5:\n    n += 1\n    time.sleep(0.01)": False,
+    "while step < 5:\n    train()\n    time.sleep(0.01)": False,
+    "while step < steps():\n    loss = train()\n    time.sleep(0.01)": False,
+    "while True:\n    time.sleep(0.01)": False,
+    "for _ in range(3):\n    time.sleep(0.01)": False,
+}
+
+
+@pytest.mark.parametrize(("loop", "polls"), WAITS.items())
+def test_a_loop_polls_if_it_only_waits_for_others(loop: str, polls: bool, tmp_path: Path) -> None:
+    file = tmp_path / "wait.py"
+    file.write_text(f"{loop}\ntime.sleep(1)\n")
+    last = loop.count("\n") + 1
+    reader = SourceReader(10**20)
+    assert reader.is_in_poll(str(file), last, "<module>") is polls
+    assert reader.is_in_poll(str(file), last + 1, "<module>") is False
+    assert reader.list_calls(str(file), last + 1, "<module>") == ("time.sleep",)
+
+
+def test_a_sleep_in_a_poll_is_not_called_a_sleep(tmp_path: Path) -> None:
+    file = tmp_path / "wait.py"
+    file.write_text("while not ready():\n    time.sleep(0.01)\n")
+    reader = SourceReader(10**20)
+    assert reader.list_calls(str(file), 2, "<module>") == ("time.sleep in a poll",)
+    assert reader.list_calls(str(file), 1, "<module>") == ("ready",)
+
+
+def test_whether_a_file_polls_is_not_known_where_it_is_not_that_of_the_recording(path: str) -> None:
+    assert SourceReader(11 * 10**9).is_in_poll(path, 14, "wait") is False
+    assert SourceReader(11 * 10**9).is_in_poll(path, 14, "train") is None
+    assert SourceReader(9 * 10**9).is_in_poll(path, 14, "wait") is None

@@ -5,6 +5,7 @@ Where the job's processes may run and last ran: affinity, cpuset, NUMA nodes, la
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -46,6 +47,7 @@ PROCESS_COLUMNS = (
 _THOROUGH_SEARCH_NS = 5_000_000_000
 _UNKNOWN_IO = TaskIo(-1, -1, -1, -1)
 _MAX_SCRIPT_BYTES = 40
+_MODULE = re.compile(rb"[A-Za-z_][\w.]*")
 _SCRIPT_READS = 4
 """Rows of a new process in which its command line is read: it may execute another program yet."""
 
@@ -62,10 +64,13 @@ class ProcessesCollector:
     the same facts about its process as /proc/<pid>/stat but does not sum the times of its
     threads; when the collector `threads` has read it in this tick, it is not read again.
 
+    A process is named as the kernel names it. The name of a Python process is followed by that
+    of its script or module, from its command line, of which nothing else is kept.
+
     ## Source
 
     `/proc/<pid>/task/<pid>/stat` and `/proc/<pid>/io` (docs.kernel.org/filesystems/proc,
-    section 3.3).
+    section 3.3); `/proc/<pid>/cmdline` four times per process.
 
     ## Privilege
 
@@ -221,20 +226,29 @@ class _Process:
 
 
 def _read_script(folder: str) -> bytes:
-    """Read which script or module a Python process runs; b"" if it has none, or it is hidden."""
+    """Read which script or module a Python process runs; b"" if it has none, or it is hidden.
+
+    Nothing else of the command line is kept: its arguments may be secret.
+    """
     try:
         words = read_file_start(f"{folder}/cmdline").split(b"\0")[1:]
     except OSError:
         return b""
     for at, word in enumerate(words):
-        if word == b"-m" and at + 1 < len(words):
-            return word + b" " + words[at + 1][:_MAX_SCRIPT_BYTES]
+        after = words[at + 1] if at + 1 < len(words) else b""
+        if word == b"-m":
+            return b"-m " + after[:_MAX_SCRIPT_BYTES] if _MODULE.fullmatch(after) else b""
         if word == b"-c":  # as `multiprocessing` starts its processes
-            code = words[at + 1] if at + 1 < len(words) else b""
-            return b"multiprocessing" if code.startswith(b"from multiprocessing") else b""
-        if not word.startswith(b"-") and (not at or words[at - 1] not in (b"-X", b"-W")):
-            return word.rpartition(b"/")[2][:_MAX_SCRIPT_BYTES]
+            return b"multiprocessing" if after.startswith(b"from multiprocessing") else b""
+        if word == b"-" or (word and not word.startswith(b"-") and not _is_value(words, at)):
+            name = word.rpartition(b"/")[2]
+            return name[:_MAX_SCRIPT_BYTES] if name.endswith(b".py") else b""
     return b""
+
+
+def _is_value(words: list[bytes], at: int) -> bool:
+    """Return whether a word belongs to the option of Python before it."""
+    return at > 0 and words[at - 1] in (b"-X", b"-W")
 
 
 PLACEMENT_COLUMNS = ("t_ns", "pid", "processor", "cpus_allowed", "nodes_allowed")

@@ -8,8 +8,8 @@ has a list of candidates can still test them; nobody can read a name.
     /scratch/alice/train/data.bin     /h81d3b02c
     10.1.2.3                       h0d94e7aa
 
-Kept: kernel paths (/proc, /sys, /dev), names of threads and programs (15 characters), names of
-functions, spans, devices and interfaces, numbers, job ids that are numbers.
+Kept: kernel paths (/proc, /sys, /dev), names of threads and programs (15 characters; scripts are
+hidden), names of functions, spans, devices and interfaces, numbers, job ids that are numbers.
 """
 
 from __future__ import annotations

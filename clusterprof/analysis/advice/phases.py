@@ -59,7 +59,8 @@ def _is_copy_too_large(context: AdviceContext) -> bool:
 
 def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
-    if context.value("awaited.in_timer_ratio") is not None and context.resource:
+    in_timer = context.find_evidence("awaited.in_timer_ratio")
+    if context.resource and (in_timer or context.find_evidence("worker.in_timer_ratio")):
         return FilledRecommendation(
             "it sleeps while the step waits for what it makes: take its sleep or its rate limit"
             " away, let it work ahead, or run several of it",

@@ -244,13 +244,14 @@ def _find_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
     thread = rank.main.threads.get(rank.pid)
     if not rank.marked or thread is None or not inside.any() or is_imported(rank.chunk):
         return []
-    candidates = list_candidates(rank)
-    if not candidates:
-        return []
-    within = find_containing(thread.t_ns, (lost.start_ns, lost.end_ns)) >= 0
     calls = _measure_calls(rank, lost, inside)
+    waits = _list_waits(rank, lost, inside, calls)
+    if not waits:
+        return []
+    candidates = list_candidates(rank)
+    within = find_containing(thread.t_ns, (lost.start_ns, lost.end_ns)) >= 0
     result = []
-    for wait in _list_waits(rank, lost, inside, calls):
+    for wait in waits:
         running = within & (thread.state == _RUNNING) & ~wait.samples
         choice = _choose_culprits(rank, lost, candidates, wait, running)
         if choice.culprits:
@@ -290,6 +291,7 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
         waits.append(
             _Wait(place, np.clip(ratios * part, 0.0, 1.0), samples, is_known, is_pool, takes)
         )
+    waits += _find_short_waits(rank, lost, inside, calls)
     waits += _find_busy_polls(rank, lost, inside, calls)
     weight = lost.lost_ns[inside].astype(np.float64)
     least = _MIN_WAIT_RATIO * float(weight.sum())
@@ -317,6 +319,28 @@ def _judge_place(place: str, ratio: float, calls: _Calls | None) -> tuple[float,
         return 1.0, False
     part = calls.polls / known
     return part, part >= _MIN_CODE_RATIO
+
+
+def _find_short_waits(
+    rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
+) -> list[_Wait]:
+    """Find waits so short that the thread was awake again before its place could be read.
+
+    Such as questions to a manager process: the call alone says for whom they are.
+    """
+    if calls is None or calls.job < _MIN_CODE_RATIO:
+        return []
+    thread = rank.main.threads[rank.pid]
+    bounds = lost.start_ns[inside], lost.end_ns[inside]
+    samples = (find_containing(thread.t_ns, bounds) >= 0) & (thread.state == _ASLEEP)
+    samples &= (thread.wchan < 0) & ~find_samples_in_waits(rank.main, thread.t_ns)
+    count, named = int(samples.sum()), int(select_sleep_samples(rank, lost, inside).sum())
+    if count < _MIN_SAMPLES or count < named:
+        return []
+    length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
+    share = measure_sleep(rank, lost, inside) / length_ns * calls.job * count / (count + named)
+    is_pool, takes = 2 * calls.pools > calls.job, 2 * calls.output > calls.job
+    return [_Wait(LOCK, share, samples, True, is_pool, takes)]
 
 
 def _find_busy_polls(

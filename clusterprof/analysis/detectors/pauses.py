@@ -65,7 +65,7 @@ _OBJECT_FILES = re.compile(r"(?:^|/)torch/(?:distributed/distributed_c10d|serial
 """Files of PyTorch that pickle objects."""
 _COMPUTING_FILES = re.compile(
     r"(?:^|/)(?:numpy|scipy|pandas|sklearn|skimage|PIL|cv2|json|re|pickle|csv|gzip|bz2|lzma|zipfile"
-    r"|tarfile|hashlib|random|statistics|decimal|fractions|copy)(?:/|\.py$)"
+    r"|tarfile|hashlib|random|statistics|decimal|fractions|copy|multiprocessing)(?:/|\.py$)"
 )
 _LAUNCHING_FILES = re.compile(
     r"(?:^|/)(?:torch|jax|jaxlib|flax|tensorflow|keras|cupy|triton|deepspeed|apex|megatron"

@@ -245,3 +245,28 @@ def test_processes_that_threads_has_found_are_not_searched_again(tmp_path: Path)
 def test_negative_numbers_in_io_are_numbers() -> None:
     text = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\n"
     assert parse_io(text + b"cancelled_write_bytes: -7\n") == TaskIo(1, 2, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/usr/bin/python3 -u -X dev /job/tokenize.py --fast", "python tokenize.py"),
+        ("python -m torch.distributed.run train.py", "python -m torch.distributed.run"),
+        ("python -c from|multiprocessing.spawn|import|spawn_main", "python multiprocessing"),
+        ("python -c print(1)", "python"),
+        ("python", "python"),
+        (f"python /job/{'x' * 50}.py", f"python {'x' * 40}"),
+        ("python - secret.py", "python"),  # arguments of what it reads from its input
+        ("python /job/secret", "python"),  # may be anything
+        ("python -m se-cret", "python"),
+        ("", "python"),
+    ],
+)
+def test_a_python_process_is_named_with_its_script(command: str, name: str, tmp_path: Path) -> None:
+    write_process(tmp_path, 10, "python", None)
+    words = [word.replace("|", " ") for word in command.split()]
+    (tmp_path / "10" / "cmdline").write_text("".join(f"{word}\0" for word in words))
+    collector = opened(Roots(tmp_path), [10])
+    (row,) = (Row(*row) for row in collector.sample())
+    assert collector.strings()["name"][row.name] == name
+    collector.close()

@@ -82,13 +82,14 @@ def test_each_record_keeps_its_numbers_and_loses_its_names(redactor: Redactor) -
     assert isinstance(hidden, Columns)
     assert hidden == replace(columns, devices=hidden.devices)
     assert "alice" not in hidden.devices[0]
-    rows = Rows(
-        "threads", ("t_ns", "name"), (t_ns, t_ns), {"name": ("python", "/scratch/alice/run")}
-    )
+    names = "python", "/scratch/alice/run", "python alice.py", "alice.py"
+    rows = Rows("threads", ("t_ns", "name"), (t_ns, t_ns), {"name": names})
     hidden_rows = redactor.redact(rows)
     assert isinstance(hidden_rows, Rows)
     assert hidden_rows.strings["name"][0] == "python"
     assert "alice" not in hidden_rows.strings["name"][1]
+    assert hidden_rows.strings["name"][2] == f"python {redactor.hide_name('alice.py')}"
+    assert hidden_rows.strings["name"][3] == "alice.py"  # a program
     gap = Gap(
         5, "disk", "", "/mnt/alice", "failed", f"{HOST}: /mnt/alice: gone", "look at 10.0.0.1"
     )

@@ -23,7 +23,13 @@ from clusterprof.analysis.detectors.cpu.contention import CpuContention
 from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.detectors.phases.host_asleep import HostAsleep
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, LostTime, Process, Rank
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    LostTime,
+    Process,
+    Rank,
+)
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
@@ -84,12 +90,13 @@ def job(
     file: str = "/gone.py",
     node: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
+    denied: Sequence[str] = (),
 ) -> Rank:
     """A rank of 10 s whose training thread does something beside other processes."""
     main = make_process(
         100,
         spans={layout.STEP: make_spans((0, END_S, 0, 0, 0, 0))},
-        thread=make_thread(parse_activity(doing), END_S),
+        thread=make_thread(parse_activity(doing), END_S, denied=denied),
         **(more or {}),
     )
     if stack:
@@ -253,6 +260,15 @@ def test_a_lock_without_a_known_call_is_nobodys() -> None:
     assert find_awaited_work(job("U1 L9", helper("U10")), pieces()) == ()
 
 
+def test_waits_too_short_for_their_place_to_be_read_are_known_by_their_call() -> None:
+    # 4 of 10 s asleep in questions to a manager process, which computes for half of all time
+    hidden: dict[str, Any] = {"denied": ("wchan",)}
+    work = find_alone(job("U6 I4", helper("U1 I5 U4"), stack=GET, **hidden))
+    assert (work.place, work.pids) == (LOCK, (201,))
+    np.testing.assert_allclose(work.share, [0.4])
+    assert find_awaited_work(job("U6 I4", helper("U10"), stack=OUTSIDE, **hidden), pieces()) == ()
+
+
 def test_the_processes_of_a_pool_are_named_together() -> None:
     both = helper("U5 I5"), helper("I5 U5", 202)
     work = find_alone(job("U1 L9", *both, stack=POOL))
@@ -299,6 +315,70 @@ def test_the_sleep_of_a_poll_is_not_claimed_where_it_is_known_for_whom(source: s
     share, numbers = claim_sleep(job(POLLS, helper("U10"), **{**known, "stack": SLEEP}))
     assert share == pytest.approx(0.9)
     assert "thread.polling_ratio" not in numbers
+
+
+def test_a_poll_for_what_comes_from_outside_names_nobody(source: str) -> None:
+    # 50 kB a second are read and no process of the job writes: the busy one has nothing to do with
+    times = list(range(11))
+    reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    other = helper(
+        "U10", io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
+    timeline = job(POLLS, other, stack=POLL, file=source, node=LATER, more=reading)
+    assert find_awaited_work(timeline, pieces()) == ()
+
+
+def wait_for_batches(feeding: str, busy: str) -> Rank:
+    """A rank that takes batches from a queue; 201 writes what it reads, 202 writes nothing."""
+    times = list(range(11))
+    main = make_process(
+        100,
+        spans={layout.DATA_WAIT: make_spans((1, END_S, -1, -1, -1, -1))},
+        thread=make_thread(parse_activity("U1 I9"), END_S),
+        io=make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0)),
+    )
+    feeder = helper(
+        feeding, io=make_io_samples(times, write_chars=count_up(50_000), read_chars=count_up(0))
+    )
+    other = helper(
+        busy, 202, io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
+    return make_rank(END_S, main, [feeder, other])
+
+
+def waits_for_data() -> LostTime:
+    return make_lost_segments((1, END_S, 8, PHASE_DATA_WAIT), step=3)
+
+
+def test_the_feeder_of_a_queue_is_known_by_its_bytes_not_by_being_busy() -> None:
+    timeline, waits = wait_for_batches("U4 S6", "U10"), waits_for_data()
+    breakdown = compute_data_wait_breakdown(timeline, waits)
+    assert (breakdown.worker_pid.tolist(), breakdown.identified.tolist()) == ([201], [True])
+    # from 1 s on it computes for 3 s of 9 and sleeps for 6
+    np.testing.assert_allclose(breakdown.user_cpu, [3 / 9])
+    np.testing.assert_allclose(breakdown.unknown, [6 / 9])
+    got = HostAsleep().claim(timeline, waits, breakdown, HostAsleep.Limits())
+    assert got is not None
+    np.testing.assert_allclose(got.share, [6 / 9])
+    assert got.resource == "process python pid 201"
+
+
+def test_a_feeder_that_sleeps_is_named_for_its_sleep() -> None:
+    # The training thread waits for a pipe for 9 of 10 s; the one that writes into it is asleep.
+    times = list(range(11))
+    reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    feeder = helper(
+        "S10", io=make_io_samples(times, write_chars=count_up(50_000), read_chars=count_up(0))
+    )
+    busy = helper(
+        "U10", 202, io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
+    timeline = job("U1 W9", feeder, busy, more=reading)
+    (work,) = find_awaited_work(timeline, pieces())
+    assert (work.pids, work.timer_ratio) == ((201,), 1.0)
+    share, numbers = claim_sleep(timeline)
+    assert share == pytest.approx(0.9)
+    assert numbers["awaited.in_timer_ratio"] == pytest.approx(0.9)
 
 
 def list_pids(works: Sequence[AwaitedWork]) -> list[int]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
+from clusterprof.analysis.timeline.code_places import (
+    CodePlace,
+    is_library_file,
+    list_wait_kinds,
+    locate_stack,
+)
 from clusterprof.report.code import Place
+from clusterprof.util.source_calls import SourceReader
 
 SITE = "/venv/lib/python3.11/site-packages/"
 MAIN = Place("/job/train.py", 80, "main")
@@ -22,6 +28,8 @@ ITEM = Place("/job/data.py", 10, "Photos.__getitem__")
 COMPOSE = Place(SITE + "torchvision/transforms/transforms.py", 95, "Compose.__call__")
 RESIZE = Place(SITE + "torchvision/transforms/transforms.py", 354, "Resize.forward")
 PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
+PROXY = Place("<string>", 2, "get")
+MANAGER = Place("/usr/lib/python3.11/multiprocessing/managers.py", 820, "_callmethod")
 RUNPY = Place("<frozen runpy>", 198, "_run_module_as_main")
 INSTALLED = Place(SITE + "trainer/__main__.py", 12, "main")
 INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
@@ -85,6 +93,11 @@ INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
         ),
         ([MAIN, BOOT, LOOP], CodePlace(LOOP, None)),
         ([Place("<string>", 3, "<module>")], CodePlace(Place("<string>", 3, "<module>"), None)),
+        # a proxy of a manager: code that a library has made up
+        (
+            [MAIN, Place("<string>", 2, "get"), MANAGER],
+            CodePlace(MAIN, Place("<string>", 2, "get")),
+        ),
     ],
 )
 def test_the_line_a_user_can_change_is_named(stack: list[Place], expected: CodePlace) -> None:
@@ -109,3 +122,25 @@ def test_libraries_are_recognized_by_where_they_are_installed() -> None:
     assert not is_library_file("/lib/train.py")
     assert not is_library_file("<string>")
     assert not is_library_file("")
+
+
+QUEUE_GET = Place("/usr/lib/python3.11/multiprocessing/queues.py", 103, "Queue.get")
+QUEUE_PUT = Place("/usr/lib/python3.11/queue.py", 140, "Queue.put")
+POOL_NEXT = Place("/usr/lib/python3.11/multiprocessing/pool.py", 861, "IMapIterator.next")
+LOCK_WAIT = Place("/usr/lib/python3.11/threading.py", 320, "Condition.wait")
+REDUCE = Place(SITE + "torch/distributed/distributed_c10d.py", 1, "all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("stack", "kinds"),
+    [
+        ([MAIN, QUEUE_GET], ("job",)),
+        ([MAIN, QUEUE_PUT, LOCK_WAIT], ("job", "output")),
+        ([MAIN, POOL_NEXT, LOCK_WAIT], ("job", "pool")),
+        ([MAIN, REDUCE, LOCK_WAIT], ()),
+        ([MAIN], ()),  # its file is not there
+        ([], ()),
+    ],
+)
+def test_what_a_waiting_thread_has_called(stack: list[Place], kinds: tuple[str, ...]) -> None:
+    assert list_wait_kinds(stack, SourceReader(0)) == kinds

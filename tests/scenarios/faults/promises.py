@@ -387,7 +387,8 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
             ),
             Promise(
                 43,
-                "No command line and no environment enters a recording, but for the launcher's "
+                "No command line and no environment enters a recording, but for the name of a "
+                "Python process's script or module and the launcher's "
                 "variables; `record --redact` leaves out names of hosts, users and paths.",
                 ("secrets", "redacted"),
                 ("tests/agent/sampling/test_redaction.py",),

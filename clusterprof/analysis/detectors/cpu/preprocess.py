@@ -53,7 +53,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis.detectors.awaited_work import AwaitedWork, find_awaited_input
+from clusterprof.analysis.detectors.awaited_work import (
+    BUSY,
+    AwaitedWork,
+    find_awaited_input,
+    find_awaited_work,
+)
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -117,9 +122,12 @@ class CpuPreprocess:
                 find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns),
                 measure_own_code(rank, lost),
             )
+            # A loop that polls without a pause computes while it waits; all others sleep then.
+            polls = any(work.place == BUSY for work in find_awaited_work(rank, lost))
+            both = np.maximum(in_loop, share) if polls else np.minimum(in_loop + share, 1.0)
             if sum_claimed_ns(lost, in_loop) > sum_claimed_ns(lost, share):
-                return _claim_training_loop(lost, np.maximum(in_loop, share))
-            share = np.maximum(share, in_loop)
+                return _claim_training_loop(lost, both)
+            share = both
         traced = measure_host_work(rank, lost, layout.PREPARING_DATA)
         if sum_claimed_ns(lost, traced) > sum_claimed_ns(lost, share):
             return _claim_traced_functions(rank, lost, share, traced)

@@ -55,7 +55,7 @@ from clusterprof.analysis.detectors.awaited_work import (
     CONNECTION,
     TIMER,
     find_awaited_work,
-    list_awaited_work,
+    find_feeders,
     measure_poll_ratio,
 )
 from clusterprof.analysis.detectors.base import (
@@ -182,7 +182,8 @@ class HostAsleep:
             ratio = compute_claimed_mean(lost, loading)
             evidence = [*evidence, Evidence("worker.in_timer_ratio", ratio, "ratio", note)]
             if sum_claimed_ns(lost, loading) > sum_claimed_ns(lost, training):
-                grade = "B"
+                grade, feeders = "B", find_feeders(rank, lost)
+                resource = feeders.resource if feeders is not None else ""
         return Claims(training + loading, grade, tuple(evidence), resource)
 
 
@@ -191,7 +192,7 @@ def _claim_awaited_process(rank: Rank, lost: LostTime) -> tuple[Float, str]:
 
     float64[n].
     """
-    works = [work for work in list_awaited_work(rank, lost) if work.timer_ratio > 0]
+    works = [work for work in find_awaited_work(rank, lost) if work.timer_ratio > 0]
     none = np.zeros(lost.start_ns.size)
     if not works:
         return none, ""
