@@ -243,6 +243,12 @@ class Window:
         os.rename(path + ".tmp", path + ".done")
 
 
+def is_profiling() -> bool:
+    """Return whether PyTorch's profiler runs for a window of the recorder's."""
+    window = _window
+    return window is not None and window.state in (CALIBRATING, RUNNING)
+
+
 def find_obstacle(folder: str) -> str:
     """Return why no window can be taken now; "" = it can."""
     module: Any = sys.modules.get(_MODULE)

@@ -62,6 +62,7 @@ INTERPRETER_WAIT = 24
 STACK_SAMPLE = 25
 STACK_SAMPLER = 26
 STEP_COUNTER = 27
+DEBUG_MODES = 28
 # Only in imported traces (docs/design/importers.md); the probe never writes these.
 STARVED = 20
 LOADING = 21
@@ -97,6 +98,7 @@ KIND_NAMES = {
     STACK_SAMPLE: "stack_sample",
     STACK_SAMPLER: "stack_sampler",
     STEP_COUNTER: "step_counter",
+    DEBUG_MODES: "debug_modes",
     HOST_WORK: "host_work",
     EXPOSED_COPY: "exposed_copy",
 }
@@ -123,6 +125,7 @@ ARGUMENTS = {
     STACK_SAMPLE: ("stack", "interval_ns", "thread", "state"),
     STACK_SAMPLER: ("samples", "own_cpu_ns", "unreadable", "overflowed"),
     STEP_COUNTER: ("job_step", "step"),
+    DEBUG_MODES: ("modes",),
     STARVED: ("launching_ns", "synced_ns", "memory_ns", "copying_ns"),
     LOADING: ("reading_ns", "computing_ns", "read_bytes", "storage"),
     HOST_WORK: ("activity", "function"),
@@ -141,6 +144,14 @@ RUNNING_MODEL = 8  # operators, and Python of the model, that launched nothing
 PINNING_MEMORY = 9
 ALLOCATING_MEMORY = 10
 COMPUTING_ON_HOST = 11  # operators and functions that launched nothing, for long
+
+# Bits of the modes of a `debug_modes` span.
+TORCH_PROFILER = 1
+ANOMALY_DETECTION = 2
+LINE_TRACING = 4
+PYTHON_PROFILER = 8
+BLOCKING_LAUNCHES = 16
+COLLECTIVE_CHECKS = 32
 
 # Where the files of a `loading` span are stored; 0 = unknown.
 STORAGE_LOCAL = 1

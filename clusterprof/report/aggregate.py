@@ -20,7 +20,7 @@ from typing import Literal
 
 from clusterprof.report.history import History, RankHistory
 from clusterprof.report.impact import DeviceUtilization, RankUtilization
-from clusterprof.report.model import Finding, RankLedger, RankSum, Report
+from clusterprof.report.model import Finding, NodeFacts, RankLedger, RankSum, Report
 
 MAX_LISTED_RANKS = 512
 """Number of ranks up to which every rank is listed."""
@@ -273,3 +273,23 @@ def _sum_histories(place: int, histories: Sequence[RankHistory]) -> RankHistory:
 def _sum_bins(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Sum rows of ns by time bin; a shorter row lacks the last bins."""
     return tuple(map(sum, zip_longest(*rows, fillvalue=0)))
+
+
+def list_processes(
+    ranks: Sequence[RankLedger], nodes: Sequence[NodeFacts]
+) -> list[tuple[object, ...]]:
+    """List a key of the process of each rank: equal for two windows of one process.
+
+    A profiler that records a process several times writes a file each time. The pid identifies it,
+    with its host or its rank; without both, each window counts as a process.
+
+    nodes: the node of each rank, or more. Returns a key per rank.
+    """
+    hosts = {node.name for node in nodes if node.has_host_name}
+    windows = {node.name for node in nodes if node.is_window}
+    return [
+        (rank.node if rank.node in hosts else "", rank.rank, rank.pid, rank.device)
+        if rank.node in windows and (rank.rank is not None or rank.node in hosts)
+        else (row,)
+        for row, rank in enumerate(ranks)
+    ]

@@ -339,9 +339,9 @@ class NodeReader:
     def __init__(self, folder: Path, accepts_implausible_times: bool = False) -> None:
         """Take the folder of a node, or a single segment; nothing is opened yet.
 
-        keeps_far_times: return also records whose times disagree with those of all others.
+        accepts_implausible_times: return also records whose times disagree with all others.
         """
-        self._keeps_far_times = accepts_implausible_times
+        self._accepts_implausible_times = accepts_implausible_times
         self.path = folder
         self._count = DamageCounter()
         self._segment: tuple[int, FileIO | None] = (0, None)
@@ -376,7 +376,7 @@ class NodeReader:
     ) -> Iterator[list[_Kind]]:
         """Yield the records whose times agree with those of other frames."""
         count = self._count = DamageCounter()
-        if self._keeps_far_times:
+        if self._accepts_implausible_times:
             yield from self._decode(decode, count)
             return
         times = TimeFilter(self._has_first_segment())

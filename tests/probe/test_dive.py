@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterprof.agent.launch.launcher import install_probe
-from tests.support.probe_jobs import clean_environment
+from tests.support.job_python import require_torch
+from tests.support.warm_jobs import WarmJobs
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+require_torch()
 pytestmark = pytest.mark.torch
 
 ROOT = str(Path(__file__).parents[2])
@@ -25,8 +24,7 @@ import torch
 import clusterprof
 from _clusterprof_probe import annotations, dive, interpreter_lock, ring
 
-folder = os.environ["CLUSTERPROF_RUN_DIR"] + "/dives"
-os.makedirs(folder, exist_ok=True)
+folder = os.environ["DIVES"]
 rows = torch.randn(50, 50)
 interpreter_lock.on_look.remove(dive.look)
 
@@ -62,55 +60,56 @@ window.save()
 """
 
 
-def run_probe(tmp_path: Path, code: str, **variables: str) -> dict[str, Any]:
-    """Run a job under the probe; return its answer, with the trace under `trace`."""
-    run_dir = tmp_path / "run"
+RunProbe = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmJobs]:
+    """Jobs under a probe that may ask for windows."""
+    folder = tmp_path_factory.mktemp("dive")
+    run_dir = folder / "run"
     run_dir.mkdir(mode=0o700)
     install_probe(run_dir, gpu_events=False, strict=False, dive=True)
-    env = clean_environment(
-        PYTHONPATH=os.pathsep.join((str(run_dir / "probe"), ROOT)),
-        CLUSTERPROF_RUN_DIR=str(run_dir),
-        KINETO_LOG_LEVEL="6",
-        OMP_NUM_THREADS="1",
-        **variables,
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + code + TAIL],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "", done.stderr
-    [answer] = (run_dir / "dives").glob("*.done")
-    trace = answer.with_suffix(".json")
-    content = json.loads(trace.read_text()) if trace.exists() else None
-    return {**json.loads(answer.read_text()), "trace": content}
+    with WarmJobs(folder, run_dir, PYTHONPATH=ROOT, KINETO_LOG_LEVEL="6") as warm:
+        yield warm
 
 
-def test_a_window_holds_whole_steps(tmp_path: Path) -> None:
-    answer = run_probe(tmp_path, "window = begin()\nrun_until(dive.TAKEN, window)")
+@pytest.fixture
+def run_probe(jobs: WarmJobs, tmp_path: Path) -> RunProbe:
+    """Return what runs a job and returns its answer, with the trace under `trace`."""
+
+    def run(code: str, **variables: str) -> dict[str, Any]:
+        done = jobs.run(HEAD + code + TAIL, DIVES=str(tmp_path), **variables)
+        assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+        [answer] = tmp_path.glob("*.done")
+        trace = answer.with_suffix(".json")
+        content = json.loads(trace.read_text()) if trace.exists() else None
+        return {**json.loads(answer.read_text()), "trace": content}
+
+    return run
+
+
+def test_a_window_holds_whole_steps(run_probe: RunProbe) -> None:
+    answer = run_probe("window = begin()\nrun_until(dive.TAKEN, window)")
     assert answer["reason"] == "" and 1 <= answer["steps"] <= 10
     assert answer["cost_ns"] > 0 and answer["begun_ns"] < answer["ended_ns"]
     names = [event.get("name") for event in answer["trace"]["traceEvents"]]
     assert names.count("aten::cumsum") == 3 * answer["steps"]
 
 
-def test_no_window_while_the_job_profiles_itself(tmp_path: Path) -> None:
+def test_no_window_while_the_job_profiles_itself(run_probe: RunProbe) -> None:
     code = """
 with torch.profiler.profile() as own:
     window = begin()
     run_until(dive.TAKEN, window)
 assert any(item.key == "aten::cumsum" for item in own.key_averages())
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert (answer["reason"], answer["trace"]) == ("another profiler was active", None)
 
 
 @pytest.mark.parametrize("state", ["CALIBRATING", "RUNNING"])
-def test_a_window_gives_way_to_a_profiler_of_the_job(tmp_path: Path, state: str) -> None:
+def test_a_window_gives_way_to_a_profiler_of_the_job(run_probe: RunProbe, state: str) -> None:
     code = f"""
 dive.CALIBRATION_NS = 10**12
 with torch.profiler.profile():  # its modules are imported
@@ -123,12 +122,12 @@ with own:
 [count] = [item.count for item in own.key_averages() if item.key == "aten::cumsum"]
 assert count == 7, count
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert answer["reason"] == "the job started a profiler of its own"
     assert answer["trace"] is None
 
 
-def test_a_fork_ends_the_window_and_it_begins_again(tmp_path: Path) -> None:
+def test_a_fork_ends_the_window_and_it_begins_again(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 run_until(dive.RUNNING, window)
@@ -138,11 +137,11 @@ assert os.wait()[1] == 0  # the child does not go on profiling
 assert window.state == dive.ARMED
 run_until(dive.TAKEN, window)
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert answer["reason"] == "" and answer["trace"] is not None
 
 
-def test_a_job_that_forks_in_each_window(tmp_path: Path) -> None:
+def test_a_job_that_forks_in_each_window(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 while window.state != dive.TAKEN:
@@ -151,34 +150,34 @@ while window.state != dive.TAKEN:
         os._exit(0)
     os.wait()
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert answer["reason"] == "the job started processes within each window"
     assert answer["trace"] is None
 
 
-def test_steps_with_too_many_events_are_left_alone(tmp_path: Path) -> None:
+def test_steps_with_too_many_events_are_left_alone(run_probe: RunProbe) -> None:
     code = """
 dive.MAX_EVENTS = 50
 window = begin()
 run_until(dive.TAKEN, window, 100)
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert answer["reason"].startswith("a step has some ")
     assert answer["reason"].endswith("more than 50 would delay it")
     assert answer["trace"] is None
 
 
-def test_the_number_of_steps_follows_from_the_events(tmp_path: Path) -> None:
+def test_the_number_of_steps_follows_from_the_events(run_probe: RunProbe) -> None:
     code = """
 dive.AIMED_EVENTS = 13  # two steps of six: a cumsum calls aten::to
 window = begin()
 run_until(dive.TAKEN, window)
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert answer["steps"] == 2 and answer["events"] == 12
 
 
-def test_a_long_step_is_looked_at_where_it_marks_spans(tmp_path: Path) -> None:
+def test_a_long_step_is_looked_at_where_it_marks_spans(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 step()
@@ -189,10 +188,10 @@ with clusterprof.span("part"):
 assert window.state == dive.ARMED and window.wanted_steps >= 1  # counted in the midst of the step
 run_until(dive.TAKEN, window)
 """
-    assert run_probe(tmp_path, code)["reason"] == ""
+    assert run_probe(code)["reason"] == ""
 
 
-def test_a_step_much_longer_than_the_one_before_ends_the_window(tmp_path: Path) -> None:
+def test_a_step_much_longer_than_the_one_before_ends_the_window(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 run_until(dive.RUNNING, window)
@@ -200,29 +199,29 @@ time.sleep(1 + 4 * 10 * window.step_ns / 1e9 + 0.1)
 with clusterprof.span("part"):
     pass
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert answer["reason"] == "a step took much longer than the one before it"
 
 
-def test_a_variable_of_another_profiler(tmp_path: Path) -> None:
+def test_a_variable_of_another_profiler(run_probe: RunProbe) -> None:
     answer = run_probe(
-        tmp_path, "window = begin()\nrun_until(dive.TAKEN, window)", NSYS_PROFILING_SESSION_ID="7"
+        "window = begin()\nrun_until(dive.TAKEN, window)", NSYS_PROFILING_SESSION_ID="7"
     )
     assert answer["reason"] == ("another profiler may be active: NSYS_PROFILING_SESSION_ID is set")
 
 
-def test_the_end_of_the_job_ends_the_window(tmp_path: Path) -> None:
+def test_the_end_of_the_job_ends_the_window(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 run_until(dive.RUNNING, window)
 def is_undone(): return True
 window.save = lambda save=window.save: save() if window.state == dive.TAKEN else None
 """
-    answer = run_probe(tmp_path, code)
+    answer = run_probe(code)
     assert answer["reason"] == "the job ended within the window"
 
 
-def test_a_job_that_trains_in_another_thread_is_left_alone(tmp_path: Path) -> None:
+def test_a_job_that_trains_in_another_thread_is_left_alone(run_probe: RunProbe) -> None:
     code = """
 import threading
 window = begin()
@@ -230,4 +229,4 @@ thread = threading.Thread(target=run_until, args=(dive.TAKEN, window))
 thread.start()
 thread.join()
 """
-    assert run_probe(tmp_path, code)["reason"] == "another thread than the main one trains"
+    assert run_probe(code)["reason"] == "another thread than the main one trains"

@@ -7,6 +7,7 @@ one node preprocessing held its ranks up for 5 s once, and every other rank for 
 
 from __future__ import annotations
 
+from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.report.model import (
     Advice,
     Cause,
@@ -28,6 +29,7 @@ S = 1_000_000_000
 
 
 MS = 1_000_000
+BLOCKED = "of the waits, the loading thread was blocked on the file system"
 COPY = "rsync -a filer:/export/imagenet/ /local/imagenet/"
 
 
@@ -49,27 +51,8 @@ def make_recommendation(cause: Cause) -> Advice:
     )
 
 
-STORAGE = Cause(
-    "storage-remote",
-    "storage",
-    "The data path waits for a network file system",
-    "Stage the data on local disks, or raise the number of requests that may be outstanding.",
-)
-PREPROCESS = Cause(
-    "cpu-preprocess", "cpu", "The CPU is busy preparing data", "Cache decoded samples."
-)
-TRANSFER = Cause(
-    "net-transfer",
-    "network",
-    "All ranks had come, and the data were still on their way",
-    "Overlap communication with computation, send less, or use a faster link.",
-)
-IMBALANCE = Cause(
-    "sync-imbalance",
-    "synchronization",
-    "One rank takes longer for its work in every step: it has more, or is slower",
-    "Balance the work over the ranks.",
-)
+STORAGE, PREPROCESS = CAUSES["storage-remote"], CAUSES["cpu-preprocess"]
+TRANSFER, IMBALANCE = CAUSES["net-transfer"], CAUSES["sync-imbalance"]
 
 
 def make_cluster_report(nodes: int = 16, per_node: int = 8) -> Report:
@@ -109,13 +92,13 @@ def make_cluster_report(nodes: int = 16, per_node: int = 8) -> Report:
             CoverageGap(
                 f"ranks {count}-{count + per_node - 1} of {count + per_node:,}",
                 "absent",
-                "not recorded: what others waited for them has no cause",
+                "not recorded; the cause of waits for them is not known (sync-unknown-peer)",
                 "record on every node of the job",
             ),
             CoverageGap(
                 "operations between ranks",
                 "failed",
-                "1,204 of their spans name no group of ranks; what was waited in them has no cause",
+                "1,204 of their spans name no group of ranks; waits in them have no cause",
                 "use process groups of torch.distributed",
             ),
         ),
@@ -181,7 +164,7 @@ def _make_findings(
 
     def finding(cause: Cause, *culprits: Culprit, wins: int | None, how: Persistence | None):
         ns = lost(cause)
-        seen = (Evidence("worker.blocked_ratio", 0.91, "ratio", "of the fetch"),)
+        seen = (Evidence("worker.blocked_ratio", 0.91, "ratio", BLOCKED),)
         return Finding(
             cause,
             ns,

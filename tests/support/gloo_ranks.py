@@ -20,6 +20,7 @@ from tests.support.probe_jobs import (
     Span,
     clean_environment,
 )
+from tests.support.warm_jobs import WarmJobs
 
 COLLECTIVE = 11
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, GATHER = range(1, 7)
@@ -94,29 +95,34 @@ class Job:
 
 
 def launch_ranks(
-    code: str, folder: Path, run_dir: Path | None, size: int = 2, end: str = END
+    code: str, folder: Path, start: Path | WarmJobs | None, size: int = 2, end: str = END
 ) -> Job:
-    """Run `code` in every rank; rings come in the order of the ranks, none without a run_dir."""
+    """Run `code` in every rank; rings come in the order of the ranks.
+
+    start: the run directory of the probe, None for a job without it; or what forks the ranks.
+    """
+    run_dir = start.run_dir if isinstance(start, WarmJobs) else start
     if run_dir is None:
-        outputs = _run_ranks(code + end, folder, None, size)
+        outputs = _run_ranks(code + end, folder, start, size)
         if job_python.IS_ANOTHER and any(code > 0 for code in outputs[0]):
             job_python.skip_if_unsupported(b"".join(outputs[2]))
-        return Job(*outputs, [])
+        return Job(*outputs[:3], [])
     with RingWatcher(run_dir) as watcher:
-        outputs = _run_ranks(code + end, folder, run_dir, size)
+        outputs = _run_ranks(code + end, folder, start, size)
     if job_python.IS_ANOTHER and any(code > 0 for code in outputs[0]):
         launch_ranks(code, folder, None, size, end)  # skips the test if that fails too
     rings = {ring.pid: ring for ring in watcher.read_rings()}
     ranks = {}
     for path in (run_dir / "register").iterdir():
         content = json.loads(path.read_text())
-        ranks[int(content["variables"]["RANK"])] = rings.get(content["pid"])
-    return Job(*outputs, [ring for _, ring in sorted(ranks.items()) if ring is not None])
+        if content["pid"] in outputs[3]:  # not of an earlier job
+            ranks[int(content["variables"]["RANK"])] = rings.get(content["pid"])
+    return Job(*outputs[:3], [ring for _, ring in sorted(ranks.items()) if ring is not None])
 
 
-def record_ranks(code: str, folder: Path, run_dir: Path, size: int = 2) -> list[Ring]:
+def record_ranks(code: str, folder: Path, start: Path | WarmJobs, size: int = 2) -> list[Ring]:
     """Run `code` in every rank under the probe; fail on any error or line on stderr."""
-    job = launch_ranks(code, folder, run_dir, size)
+    job = launch_ranks(code, folder, start, size)
     assert job.returncodes == size * [0], b"".join(job.stderr).decode()
     errors = size * [b""]
     if job_python.IS_ANOTHER and job.stderr != errors:  # another PyTorch warns of other things
@@ -126,18 +132,26 @@ def record_ranks(code: str, folder: Path, run_dir: Path, size: int = 2) -> list[
     return job.rings
 
 
-def _run_ranks(
-    code: str, folder: Path, run_dir: Path | None, size: int
-) -> tuple[list[int], list[bytes], list[bytes]]:
-    store = folder / f"store-{'with' if run_dir else 'without'}-{os.urandom(4).hex()}"
+Outputs = tuple[list[int], list[bytes], list[bytes], list[int]]
+"""By rank: how it ended, what it wrote to stdout and to stderr, and its pid."""
+
+
+def _run_ranks(code: str, folder: Path, start: Path | WarmJobs | None, size: int) -> Outputs:
+    store = folder / f"store-{os.urandom(4).hex()}"
+    shared = {"WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environs = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(size)]
+    if isinstance(start, WarmJobs):
+        done = start.run_ranks(BEGIN + code, [str(store)], environs)
+        codes = [rank.returncode for rank in done]
+        stdout, stderr = [rank.stdout for rank in done], [rank.stderr for rank in done]
+        return codes, stdout, stderr, [rank.pid for rank in done]
     script = folder / "train.py"  # a file: what is compiled or printed of it names its lines
     script.write_text(BEGIN + code)
-    more = {"WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     jobs = []
-    for rank in range(size):
-        env = clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), **more)
-        if run_dir is not None:
-            env = launcher.with_probe_path(run_dir, env)
+    for environ in environs:
+        env = clean_environment(**environ)
+        if start is not None:
+            env = launcher.with_probe_path(start, env)
         command, pipe = [job_python.PYTHON, str(script), str(store)], subprocess.PIPE
         jobs.append(
             subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -149,8 +163,7 @@ def _run_ranks(
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait()
-    stdout, stderr = zip(*outputs)
     written, printed = (
-        [job_python.drop_framework_logs(each) for each in batch] for batch in (stdout, stderr)
+        [job_python.drop_framework_logs(each) for each in batch] for batch in zip(*outputs)
     )
-    return [job.returncode for job in jobs], written, printed
+    return [job.returncode for job in jobs], written, printed, [job.pid for job in jobs]

@@ -120,9 +120,12 @@ class RingWatcher:
 
     run_dir: Path
     _held: dict[str, mmap.mmap] = field(default_factory=dict)
+    _earlier: set[str] = field(default_factory=set)
+    """Rings that another watcher of the run directory has held."""
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> RingWatcher:
+        self._earlier = {path.stem for path in (self.run_dir / "rings").glob("*.json.held")}
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
@@ -137,7 +140,7 @@ class RingWatcher:
 
     def read_announcements(self) -> None:
         for path in (self.run_dir / "rings").glob("*.json"):
-            if path.name in self._held:
+            if path.name in self._held or path.name in self._earlier:
                 continue
             ring = json.loads(path.read_text())
             where = ring["path"] or f"/proc/{ring['pid']}/fd/{ring['fd']}"
@@ -149,11 +152,11 @@ class RingWatcher:
             os.close(fd)
             path.with_name(f"{path.name}.held").touch()  # see UNTIL_HELD
 
-    def read_rings(self, with_gc: bool = False) -> list[Ring]:
+    def rings(self, with_gc: bool = False) -> list[Ring]:
         return [parse_ring(bytes(memory), with_gc) for memory in self._held.values()]
 
-    def read_ring(self, pid: int) -> Ring:
-        (result,) = [ring for ring in self.read_rings() if ring.pid == pid]
+    def ring(self, pid: int) -> Ring:
+        (result,) = [ring for ring in self.rings() if ring.pid == pid]
         return result
 
 

@@ -83,14 +83,17 @@ def record(
 
 
 def wait_until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Return the first true value of `what()`; fail after a timeout."""
+    """Return the first true value of `what()`; fail after a timeout.
+
+    Asks for at most a fifth of the time: many a question reads a whole recording.
+    """
     end = time.monotonic() + patience_s
-    while time.monotonic() < end:
+    while (asked := time.monotonic()) < end:
         with suppress(NoRecording):  # not yet
             value = what()
             if value:
                 return value
-        time.sleep(0.01)
+        time.sleep(max(0.01, 4 * (time.monotonic() - asked)))
     raise AssertionError(f"nothing came of {what} within {patience_s} s")
 
 

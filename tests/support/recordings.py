@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.builders import make_header, measure_activity_ns, ns, parse_activity
+from tests.support.builders import make_header, ns, parse_activity
 
 MAIN, WORKER = 100, 201
 SECOND = 1_000_000_000
@@ -113,6 +114,8 @@ def iterate_seconds(script: Script) -> Iterator[list[Record]]:
     spans_of = {MAIN: script.main_spans, WORKER: script.worker_spans}
     spans_of |= {pid: spans for pid, (_, _, spans) in script.others.items()}
     handed = dict.fromkeys(spans_of, 0)
+    spent = {pid: SpentTime(doing) for pid, doing in rows.items()}
+    busy = [(ns(begin), ns(end)) for begin, end in script.busy or ()]
     for second in range(int(script.end) + 1):
         low, high = second * SECOND, min((second + 1) * SECOND, ns(script.end))
         times = range(low, high + (1 if high == ns(script.end) else 0), SECOND // 10)
@@ -120,11 +123,11 @@ def iterate_seconds(script: Script) -> Iterator[list[Record]]:
         if second == 0:
             records.append(Event(0, "process-registered", _make_registration(script)))
         if script.busy is not None and times:
-            records.append(_make_device_columns(script, times))
+            records.append(_make_device_columns(script, busy, times))
         if script.network and times:
             records.append(_make_network_columns(script, times[0]))
         if times and script.sampled:
-            records.append(_make_thread_rows(rows, times))
+            records.append(_make_thread_rows(spent, times))
             alive = [pid for pid, doing in rows.items() if _is_alive(pid, doing, times[0])]
             records.append(_make_process_rows(times[0], script.written, script.writes, alive))
         for pid, spans in spans_of.items():
@@ -146,9 +149,10 @@ def _make_registration(script: Script) -> dict:
     }
 
 
-def _make_device_columns(script: Script, times: Sequence[int]) -> Columns:
-    busy = script.busy or ()
-    total = [sum(max(0, min(t, ns(e)) - min(t, ns(s))) for s, e in busy) for t in times]
+def _make_device_columns(
+    script: Script, busy: Sequence[tuple[int, int]], times: Sequence[int]
+) -> Columns:
+    total = [sum(max(0, min(t, e) - s) for s, e in busy if s < t) for t in times]
     mask = bytes(1 if t // (SECOND // 10) in script.unread else 0 for t in times)
     gauges = [array("d", _average_gauge(of, times)) for of in script.gauges.values()]
     return Columns(
@@ -185,18 +189,46 @@ def _make_network_columns(script: Script, t_ns: int) -> Columns:
     )
 
 
-def _make_thread_rows(rows: dict[int, list], times: Sequence[int]) -> Rows:
+_CPU_TIMES = ("UK", "R", "U", "K")
+"""Letters of the columns of a thread: on a CPU, waiting for one; on one in user, in system code."""
+
+
+class SpentTime:
+    """How long an activity has been in which letters, at any time; rows follow each other."""
+
+    def __init__(self, doing: list[tuple[int, int, str]]) -> None:
+        self.doing = doing
+        self._starts = [start for start, _, _ in doing]
+        self._before = [(0,) * len(_CPU_TIMES)]
+        for row in doing:
+            self._before.append(self._add(self._before[-1], row, row[1]))
+
+    def find_letter(self, t_ns: int) -> str:
+        index = bisect_right(self._starts, t_ns) - 1
+        return self.doing[index][2] if index >= 0 and t_ns < self.doing[index][1] else "I"
+
+    def sum_ns(self, t_ns: int) -> tuple[int, ...]:
+        """Return the time before `t_ns` in each of _CPU_TIMES, ns."""
+        index = bisect_right(self._starts, t_ns) - 1
+        if index < 0:
+            return self._before[0]
+        return self._add(self._before[index], self.doing[index], t_ns)
+
+    @staticmethod
+    def _add(before: tuple[int, ...], row: tuple[int, int, str], t_ns: int) -> tuple[int, ...]:
+        start, end, letter = row
+        length = min(end, t_ns) - start
+        return tuple(ns + length * (letter in letters) for ns, letters in zip(before, _CPU_TIMES))
+
+
+def _make_thread_rows(spent: dict[int, SpentTime], times: Sequence[int]) -> Rows:
     table = []
     for t in times:
-        for pid, doing in rows.items():
-            if not _is_alive(pid, doing, t):
+        for pid, own in spent.items():
+            if not _is_alive(pid, own.doing, t):
                 continue
-            letter = next((k for s, e, k in doing if s <= t < e), "I")
-            state, wchan = _LETTERS[letter]
-            on_cpu = [
-                measure_activity_ns(doing, letters, 0, t) for letters in ("UK", "R", "U", "K")
-            ]
-            table.append([t, pid, pid, ord(state), *on_cpu, -1, 0, wchan])
+            state, wchan = _LETTERS[own.find_letter(t)]
+            table.append([t, pid, pid, ord(state), *own.sum_ns(t), -1, 0, wchan])
     columns = [array("q", column) for column in zip(*table)]
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
 

@@ -45,6 +45,9 @@ PROCESS_COLUMNS = (
 
 _THOROUGH_SEARCH_NS = 5_000_000_000
 _UNKNOWN_IO = TaskIo(-1, -1, -1, -1)
+_MAX_SCRIPT_BYTES = 40
+_SCRIPT_READS = 4
+"""Rows of a new process in which its command line is read: it may execute another program yet."""
 
 
 class ProcessesCollector:
@@ -166,9 +169,14 @@ class ProcessesCollector:
 class _Process:
     """The open files of one process and their last content."""
 
-    __slots__ = ("_facts", "_io", "_io_data", "_io_file", "_name", "_stat_data", "_stat_file")
+    __slots__ = (
+        *("_facts", "_folder", "_io", "_io_data", "_io_file", "_name", "_reads"),
+        *("_stat_data", "_stat_file"),
+    )
 
     def __init__(self, folder: str, pid: int, descriptors: DescriptorBudget) -> None:
+        self._folder = folder
+        self._reads = 0
         self._stat_file = TaskFile(f"{folder}/task/{pid}/stat", descriptors)
         # Only a user who may trace a process may read its I/O, so `io` can be denied when `stat` is
         # not.
@@ -196,8 +204,11 @@ class _Process:
             self._io = parse_io(io) if io else _UNKNOWN_IO
             self._io_data = io
         name, parent_pid, threads, started_ticks, rss_bytes = parse_process_stat(stat)
-        if name != self._name[0]:
-            self._name = (name, names.index(name.decode("utf-8", "replace")))
+        if name != self._name[0] or self._reads < _SCRIPT_READS:
+            self._reads += 1
+            script = _read_script(self._folder) if name.startswith(b"python") else b""
+            full = b" ".join(filter(None, (name, script)))
+            self._name = (name, names.index(full.decode("utf-8", "replace")))
         self._stat_data = stat
         self._facts = (parent_pid, started_ticks, rss_bytes, *self._io, threads, self._name[1])
         return self._facts
@@ -207,6 +218,23 @@ class _Process:
         self._stat_file.close()
         if self._io_file is not None:
             self._io_file.close()
+
+
+def _read_script(folder: str) -> bytes:
+    """Read which script or module a Python process runs; b"" if it has none, or it is hidden."""
+    try:
+        words = read_file_start(f"{folder}/cmdline").split(b"\0")[1:]
+    except OSError:
+        return b""
+    for at, word in enumerate(words):
+        if word == b"-m" and at + 1 < len(words):
+            return word + b" " + words[at + 1][:_MAX_SCRIPT_BYTES]
+        if word == b"-c":  # as `multiprocessing` starts its processes
+            code = words[at + 1] if at + 1 < len(words) else b""
+            return b"multiprocessing" if code.startswith(b"from multiprocessing") else b""
+        if not word.startswith(b"-") and (not at or words[at - 1] not in (b"-X", b"-W")):
+            return word.rpartition(b"/")[2][:_MAX_SCRIPT_BYTES]
+    return b""
 
 
 PLACEMENT_COLUMNS = ("t_ns", "pid", "processor", "cpus_allowed", "nodes_allowed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from clusterprof.agent.collectors.cgroup import CgroupCollector, PressureCollector
 from clusterprof.agent.collectors.cpu import (
     CoresCollector,
@@ -33,7 +35,7 @@ from clusterprof.agent.collectors.threads import ThreadsCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.psutil_host import has_linux_proc
 
-COLLECTORS: tuple[type, ...] = (
+COLLECTORS: tuple[type[Any], ...] = (
     CpuCollector,
     CoresCollector,
     RunqueueCollector,
@@ -66,10 +68,10 @@ COLLECTORS: tuple[type, ...] = (
     PortableCollector,
     PortableProcessesCollector,
 )
-_PORTABLE: tuple[type, ...] = (PortableCollector, PortableProcessesCollector)
+_PORTABLE: tuple[type[Any], ...] = (PortableCollector, PortableProcessesCollector)
 
 
-def select_collectors(roots: Roots, use_portable: bool | None = None) -> tuple[type, ...]:
+def select_collectors(roots: Roots, use_portable: bool | None = None) -> tuple[type[Any], ...]:
     """Select the collectors of this machine: those of Linux, or the portable ones.
 
     Where there is no Linux /proc, the portable collectors stand in for all that read it or
@@ -80,8 +82,4 @@ def select_collectors(roots: Roots, use_portable: bool | None = None) -> tuple[t
         use_portable = not has_linux_proc(roots)
     if not use_portable:
         return tuple(kind for kind in COLLECTORS if kind not in _PORTABLE)
-    return tuple(
-        kind
-        for kind in COLLECTORS
-        if kind in _PORTABLE or kind.name.startswith("gpu_")  # type: ignore[attr-defined]
-    )
+    return tuple(kind for kind in COLLECTORS if kind in _PORTABLE or kind.name.startswith("gpu_"))

@@ -62,7 +62,7 @@ class JobEnvironment:
 
 
 def check_job_environment(
-    collectors: Sequence[type],
+    collectors: Sequence[type[Any]],
     environ: Mapping[str, str],
     cwd: str,
     paths: Sequence[str],

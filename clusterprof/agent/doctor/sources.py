@@ -76,7 +76,7 @@ class SourceCheck:
 
 
 def check_sources(
-    collectors: Sequence[type],
+    collectors: Sequence[type[Any]],
     roots: Roots | None = None,
     isolate: Callable[[str, Context], Any] | None = None,
     run_dir: Path | None = None,
@@ -91,9 +91,9 @@ def check_sources(
     context = Context(roots, run_dir, lambda: job)
     checks = []
     for kind in collectors:
-        name: str = kind.name  # type: ignore[attr-defined]
+        name: str = kind.name
         try:
-            isolated = kind.isolated and isolate is not None  # type: ignore[attr-defined]
+            isolated = kind.isolated and isolate is not None
             collector = isolate(name, context) if isolated and isolate else kind(context)
         except Exception as error:
             checks.append(_build_unavailable_check(name, _convert_error(error)))

@@ -49,7 +49,7 @@ _OTHER_KINDS = frozenset(
     (
         *(layout.STACK_SAMPLE, layout.STACK_SAMPLER, layout.INTERPRETER_WAIT, layout.GC),
         *(layout.HOOK_NOTE, layout.ALLOCATOR, layout.WORKER_START, layout.LOADER_START),
-        *(layout.FETCH, layout.SYNC, layout.EXPOSED, layout.EXPOSED_COLLECTIVE),
+        *(layout.FETCH, layout.SYNC, layout.EXPOSED, layout.EXPOSED_COLLECTIVE, layout.DEBUG_MODES),
     )
 )
 

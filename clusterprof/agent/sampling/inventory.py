@@ -444,13 +444,14 @@ def build_node_identity(
 
 
 def build_host_inventory(roots: Roots) -> dict[str, Any]:
-    """Build the header's `host`: cpus, memory, disks, nics, hcas, mounts, rails and GPU paths."""
+    """Build the header's `host`: CPUs, memory, page size, disks, links, mounts and GPU paths."""
     host: dict[str, Any] = {
         "cpus": _describe_cpus(roots),
         "disks": list(_list_disks(roots))[:_MAX_DISKS],
         "nics": list_network_interfaces(roots.sys, roots.proc),
         "hcas": list_rdma_devices(roots.sys),
         "mounts": _list_mounts(roots),
+        "page_bytes": os.sysconf("SC_PAGE_SIZE"),
     }
     host.update(describe_fabric(roots, host["nics"], host["hcas"]))
     for line in read_text(roots.proc / "meminfo").splitlines():

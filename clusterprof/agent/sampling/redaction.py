@@ -89,11 +89,18 @@ class Redactor:
             return replace(record, devices=[self.hide_text(name) for name in record.devices])
         if isinstance(record, Rows) and record.strings:
             strings: dict[str, Sequence[str]] = {
-                column: [self.hide_text(word) for word in words]
+                column: [self._hide_script(self.hide_text(word)) for word in words]
                 for column, words in record.strings.items()
             }
             return replace(record, strings=strings)
         return record
+
+    def _hide_script(self, name: str) -> str:
+        """Return the name of a process without that of the script that its Python runs."""
+        program, _, script = name.partition(" ")
+        if not script or not program.startswith("python"):
+            return name
+        return f"{program} {self.hide_name(script)}"
 
     def redact_header(self, header: Header) -> Header:
         """Return the header with the names of host, job, mounts and rendezvous replaced."""

@@ -220,7 +220,11 @@ class Service:
     """All resources that one recording holds open."""
 
     def __init__(
-        self, request: RecordingRequest, collectors: Sequence[type], wake: int, note: ErrorLogger
+        self,
+        request: RecordingRequest,
+        collectors: Sequence[type[Any]],
+        wake: int,
+        note: ErrorLogger,
     ) -> None:
         """Create the collectors; `wake` is a descriptor that becomes readable on a signal."""
         proc = str(request.roots.proc)
@@ -352,17 +356,17 @@ class Service:
             if runner.collector.isolated == isolated:
                 runner.open(self._clock.now_ns())
 
-    def _build(self, collectors: Sequence[type]) -> list[CollectorRunner]:
+    def _build(self, collectors: Sequence[type[Any]]) -> list[CollectorRunner]:
         request = self._order
         context = Context(request.roots, request.run_dir, self._registry.job_pids)
         runners = []
         for kind in collectors:
-            name, default_ns = str(kind.name), int(kind.interval_ns)  # type: ignore[attr-defined]
+            name, default_ns = str(kind.name), int(kind.interval_ns)
             if not request.plan.enabled(name) or not _is_collector_possible(kind, request.roots):
                 continue
             try:
                 options = request.plan.helper_options(name)
-                isolated = kind.isolated  # type: ignore[attr-defined]
+                isolated = kind.isolated
                 collector = (
                     make_isolated_collector(name, context, options) if isolated else kind(context)
                 )

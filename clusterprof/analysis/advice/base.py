@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.report.code import Place
 from clusterprof.report.model import Advice, Evidence
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_number_list
@@ -247,3 +248,18 @@ def describe_check(context: AdviceContext, moves: str) -> str:
             f"record again, then clusterprof analyze RUN: {context.cause} is below {now} of {whole}"
         )
     return f"{text}; {moves}" if moves else text
+
+
+def format_share(share: float) -> str:
+    """Format a share of a finding without decimals: "71 %"."""
+    return f"{min(100 * share, 100.0):.0f} %"
+
+
+def format_place(place: Place) -> str:
+    """Format a line for a sentence: "train.py:42 in augment"."""
+    if place.file.startswith("<"):
+        return place.function
+    name = place.file.rpartition("/")[2]
+    return (
+        f"{name}:{place.line} in {place.function}" if place.line else f"{place.function} in {name}"
+    )

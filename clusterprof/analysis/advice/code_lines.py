@@ -20,6 +20,8 @@ from clusterprof.analysis.advice.base import (
     describe_check,
     describe_location,
     describe_loss_share,
+    format_place,
+    format_share,
     mark_command,
     strip_command_marks,
 )
@@ -367,6 +369,17 @@ KNOWN_CALLS: tuple[KnownCall, ...] = (
         files=r"matplotlib/|mpl_toolkits/|seaborn/|plotly/",
     ),
     KnownCall(
+        "optimize-on-the-gpu",
+        "the optimizer's step",
+        ("launch", "launch-bound", "h2d-sync"),
+        "let the optimizer work on the GPU, in few kernels",
+        "`fused=True` for the optimizer; if it is offloaded to the CPU: offload a smaller part of"
+        " it, and use one that is made for that (DeepSpeedCPUAdam)",
+        "optimizer states take memory of the GPU",
+        files=r"torch/optim/(?!lr_scheduler|swa_utils)|deepspeed/ops/adam/",
+        replaces=("fetch-metrics-rarely", "look-a-step-later"),
+    ),
+    KnownCall(
         "read-back-rarely",
         "reading values back from the GPU",
         _STEP,
@@ -583,18 +596,3 @@ def find_dominant_line(context: AdviceContext) -> CodePath | None:
         shares[str(path.place)] = shares.get(str(path.place), 0.0) + path.share_ratio
     paths = [path for path in context.code if shares[str(path.place)] >= MIN_DOMINANT_SHARE]
     return paths[0] if paths else None
-
-
-def format_share(share: float) -> str:
-    """Format a share of a finding without decimals: "71 %"."""
-    return f"{min(100 * share, 100.0):.0f} %"
-
-
-def format_place(place: Place) -> str:
-    """Format a line for a sentence: "train.py:42 in augment"."""
-    if place.file.startswith("<"):
-        return place.function
-    name = place.file.rpartition("/")[2]
-    return (
-        f"{name}:{place.line} in {place.function}" if place.line else f"{place.function} in {name}"
-    )

@@ -120,6 +120,8 @@ class RankSetup:
     """True if XLA compiled and ran its programs, as in a profile of JAX."""
     has_optimizer: bool = False
     """True if steps of an optimizer or backward passes were seen: the job trains."""
+    debug_mode_ratios: Mapping[int, float] = field(default_factory=dict)
+    """Part of the time in steps in which a mode for debugging was on, by its bit in `layout`."""
     own_loss_ratio: float | None = None
     """Share of its time in steps that it lost to the cause itself."""
     message_wait_ratio: float = 0.0

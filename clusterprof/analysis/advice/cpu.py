@@ -12,10 +12,12 @@ from clusterprof.analysis.advice.base import (
 )
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import (
+    AWAITED_WORK,
     CPUS_CONTENDED,
     JOB_ALONE,
     JOB_OVERSUBSCRIBES,
     MEMORY_SHORT,
+    NO_ACCELERATOR,
     NO_WORKERS,
     ONE_NUMA_NODE,
     ONE_RANK,
@@ -270,6 +272,7 @@ CPU_RECOMMENDATIONS = (
         published=_META,
         expected_change="worker.on_cpu_ratio falls",
         worse="storage for the prepared data",
+        unless=(AWAITED_WORK,),
         effort="data",
     ),
     Recommendation(
@@ -283,10 +286,7 @@ CPU_RECOMMENDATIONS = (
         expected_change="worker.on_cpu_ratio falls",
         worse="memory and time of the accelerator, which training needs too",
         unless=(
-            *(OWN_WORK, WORKERS_UNEVEN),
-            ExclusionRule(
-                "no-accelerator", "no accelerator was measured", lambda s: not s.setup.has_device
-            ),
+            *(OWN_WORK, WORKERS_UNEVEN, AWAITED_WORK, NO_ACCELERATOR),
             ExclusionRule(
                 "gpu-memory-full",
                 "less than a fifth of the accelerator's memory was free",

@@ -2,6 +2,8 @@
 
 Used instead of the recommendations for a family of causes, and for a cause below the confidence
 limit from which it is named.
+
+And what to switch off first: modes for debugging that were on in the job.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from clusterprof.analysis.advice.base import (
     ExclusionRule,
     FilledRecommendation,
     Recommendation,
+    format_place,
     mark_command,
 )
-from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
+from clusterprof.analysis.advice.code_lines import find_dominant_line
 from clusterprof.analysis.advice.context import AdviceContext
+from clusterprof.analysis.advice.rules import NO_AWAITED_WORK
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
+from clusterprof.probe import layout
 from clusterprof.units import format_quantity
 
 _MIN_LOSS_NS = 2_000_000_000
@@ -81,6 +86,16 @@ def _fill_own_code(context: AdviceContext) -> FilledRecommendation:
     )
 
 
+def _fill_awaited_work(context: AdviceContext) -> FilledRecommendation:
+    name = context.resource or "it"
+    dump = mark_command("py-spy dump --pid PID")
+    return FilledRecommendation(
+        f"{dump} of {name} shows what it does; it was the only one active in these waits, but"
+        " nothing else connects it with the training process",
+        (_explain_uncertainty(context),),
+    )
+
+
 NOT_OWN_CODE = ExclusionRule(
     "not-own-code",
     "no line of the training thread takes half of the time, or it did not compute there",
@@ -143,6 +158,19 @@ DIAGNOSES = (
         unless=(NOT_OWN_CODE,),
         place="job",
         effort="code",
+    ),
+    Recommendation(
+        "look-at-awaited-work",
+        (),
+        "Look at the process for which the step seems to wait",
+        "py-spy dump of it, while the device idles",
+        _fill_awaited_work,
+        evidence_names=("awaited.waiting_ratio",),
+        diagnose=True,
+        expected_change="the manual check agrees",
+        unless=(NO_AWAITED_WORK,),
+        place="job",
+        effort="look",
     ),
     Recommendation(
         "record-with-probe",
@@ -212,3 +240,89 @@ FOLLOW_MANUAL_CHECK = Recommendation(
     effort="look",
 )
 """Given for a cause that is certain and has no recommendation of its own."""
+
+
+_MIN_DEBUG_RATIO = 0.1
+"""Part of the time in steps from which a mode for debugging is reported."""
+_LATE_RANK = ("sync-slow-compute", "sync-imbalance")
+_HOST_BOUND = ("launch-bound", "eval-host", "cpu-gil", "cpu-preprocess", *_LATE_RANK)
+_DEBUG_MODES = (
+    (
+        layout.TORCH_PROFILER,
+        _HOST_BOUND,
+        "PyTorch's profiler",
+        "record a few steps only: "
+        + mark_command("schedule=torch.profiler.schedule(wait=50, warmup=2, active=5, repeat=1)"),
+    ),
+    (
+        layout.ANOMALY_DETECTION,
+        ("launch-bound", "h2d-sync", *_LATE_RANK),
+        "anomaly detection",
+        mark_command("torch.autograd.set_detect_anomaly(False)"),
+    ),
+    (
+        layout.LINE_TRACING,
+        _HOST_BOUND,
+        "the debugger or coverage tool that follows every call",
+        f"{mark_command('sys.settrace(None)')}, or run the job without it",
+    ),
+    (
+        layout.PYTHON_PROFILER,
+        _HOST_BOUND,
+        "the profiler that follows every Python call",
+        f"{mark_command('sys.setprofile(None)')}, or run the job without it",
+    ),
+    (
+        layout.BLOCKING_LAUNCHES,
+        ("launch-bound", "h2d-sync", *_LATE_RANK),
+        "launches that wait for their kernel",
+        mark_command("unset CUDA_LAUNCH_BLOCKING HIP_LAUNCH_BLOCKING AMD_SERIALIZE_KERNEL"),
+    ),
+    (
+        layout.COLLECTIVE_CHECKS,
+        ("launch-bound", "net-transfer", *_LATE_RANK),
+        "the check of every collective's arguments between ranks",
+        mark_command("unset TORCH_DISTRIBUTED_DEBUG"),
+    ),
+)
+"""Mode, causes that it can be behind, its name, how it is switched off."""
+
+
+def _list_debug_modes(context: AdviceContext) -> list[tuple[float, str, str]]:
+    """List the modes for debugging that can be behind a cause: part of time, name, how it ends."""
+    ratios = context.setup.debug_mode_ratios
+    return [
+        (ratio, name, switch)
+        for mode, causes, name, switch in _DEBUG_MODES
+        if (ratio := ratios.get(mode, 0.0)) >= _MIN_DEBUG_RATIO and context.cause in causes
+    ]
+
+
+def _fill_debug_modes(context: AdviceContext) -> FilledRecommendation:
+    modes = _list_debug_modes(context)
+    names = " and ".join(
+        f"{name} (on in {format_quantity(ratio, 'ratio')} of the time in steps)"
+        for ratio, name, _ in modes
+    )
+    switches = "; ".join(switch for _, _, switch in modes)
+    return FilledRecommendation(switches, what=f"Switch off {names}")
+
+
+SWITCH_OFF_DEBUGGING = Recommendation(
+    "switch-off-debugging",
+    tuple(dict.fromkeys(cause for _, causes, _, _ in _DEBUG_MODES for cause in causes)),
+    "Switch off what is only for debugging",
+    "profilers, anomaly detection, debuggers, launches that block",
+    _fill_debug_modes,
+    expected_change="the time of a step falls",
+    unless=(
+        ExclusionRule(
+            "no-debugging",
+            "no such mode was on in a tenth of the time in steps",
+            lambda s: not _list_debug_modes(s),
+        ),
+    ),
+    effort="setting",
+)
+
+DEBUG_RECOMMENDATIONS = (SWITCH_OFF_DEBUGGING,)

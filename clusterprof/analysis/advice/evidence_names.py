@@ -18,6 +18,15 @@ EVIDENCE_NAMES: dict[str, str] = {
     "allocator.returned_ratio": "Share of the blocks from the driver that were given back to it.",
     "memory.refaulted_bytes_total": "Bytes read again that had been in the page cache before.",
     "process.write_chars_total": "Bytes that the processes of the rank wrote to files and pipes.",
+    "awaited.in_timer_ratio": (
+        f"{_OF_LOST} the training thread waited for a process that slept in a timer."
+    ),
+    "awaited.on_cpu_ratio": (
+        "Share of the waits for another process or thread of the job in which that computed."
+    ),
+    "awaited.waiting_ratio": (
+        f"{_OF_LOST} the training thread waited for another process or thread of the job."
+    ),
     "checkpoint.mean_bytes": "Bytes written by a rank in one checkpoint, on average.",
     "checkpoint.mean_ns": "Length of one checkpoint on a rank, on average.",
     "comm_thread.runnable_ratio": (
@@ -146,6 +155,7 @@ EVIDENCE_NAMES: dict[str, str] = {
     ),
     "thread.on_cpu_ratio": f"{_OF_LOST} the training thread computed.",
     "thread.on_lock_ratio": f"{_OF_LOST} the training thread waited for a lock.",
+    "thread.polling_ratio": "Share of its sleep in loops that only wait for what others do.",
     "thread.runnable_ratio": f"{_OF_LOST} the thread was ready to run but had no CPU.",
     "thread.writing_ratio": f"{_OF_LOST} the training thread was blocked in writing or sending.",
     "worker.balance_ratio": (

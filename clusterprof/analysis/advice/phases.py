@@ -14,12 +14,14 @@ from clusterprof.analysis.advice.base import (
     FilledRecommendation,
     Recommendation,
     describe_location,
+    format_place,
     mark_command,
 )
-from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
+from clusterprof.analysis.advice.code_lines import find_dominant_line
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.analysis.advice.rules import (
     MEMORY_SHORT,
+    NO_AWAITED_WORK,
     ONE_RANK,
     OWN_WORK,
     WORKERS_UNEVEN,
@@ -57,6 +59,19 @@ def _is_copy_too_large(context: AdviceContext) -> bool:
 
 def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
+    if context.value("awaited.in_timer_ratio") is not None and context.resource:
+        return FilledRecommendation(
+            "it sleeps while the step waits for what it makes: take its sleep or its rate limit"
+            " away, let it work ahead, or run several of it",
+            what=f"Find out why {context.resource} sleeps",
+        )
+    if context.value("thread.polling_ratio") is not None:
+        line = format_place(path.place) if path is not None else "that polls"
+        return FilledRecommendation(
+            "the loop only waits until others have done something: what it looks for is late, and"
+            " the device idles until it is there",
+            what=f"Find out what the loop {line} waits for, and make that faster",
+        )
     change = "let a thread or a process of its own sleep, retry, upload or ask instead"
     if path is None:
         dump = mark_command("py-spy dump --pid PID")
@@ -209,6 +224,55 @@ DIVISION_RECOMMENDATIONS = (
     ),
 )
 
+
+def _fill_awaited_work(context: AdviceContext) -> FilledRecommendation:
+    name, pid = context.resource, context.resource.rpartition(" ")[2]
+    target = pid if pid.isdigit() and name.startswith("process ") else "PID"
+    profile = mark_command(f"py-spy record -d 30 --pid {target}")
+    return FilledRecommendation(
+        f"{profile} names the lines that take its time; then make them cheaper, let it work ahead"
+        " of the step and keep a few items ready, or divide its work among several processes",
+        what=f"Speed up {name}, for which the step waits" if name else "",
+    )
+
+
+def _fill_receiver(context: AdviceContext) -> FilledRecommendation:
+    name = context.resource
+    return FilledRecommendation(
+        "hand over less and less often, make what is done with each item cheaper, or drop items"
+        f" instead of waiting ({mark_command('queue.put_nowait')}); a longer queue alone only"
+        " postpones the wait",
+        what=f"Do not let the step wait for {name}" if name else "",
+    )
+
+
+AWAITED_RECOMMENDATIONS = (
+    Recommendation(
+        "speed-up-awaited-work",
+        ("cpu-preprocess",),
+        "Speed up the process or thread for which the step waits",
+        "profile it; let it work ahead of the step; divide its work",
+        _fill_awaited_work,
+        evidence_names=("awaited.on_cpu_ratio", "awaited.waiting_ratio"),
+        expected_change="awaited.waiting_ratio falls",
+        worse="several processes need memory each; items made ahead wait in memory",
+        unless=(NO_AWAITED_WORK,),
+        effort="code",
+    ),
+    Recommendation(
+        "do-not-wait-for-receivers",
+        ("eval-host",),
+        "Do not let the step wait for those that take its output",
+        "hand over less; queue.put_nowait; cheaper work per item",
+        _fill_receiver,
+        evidence_names=("awaited.waiting_ratio",),
+        expected_change="awaited.waiting_ratio falls",
+        worse="items that are dropped are missing in logs",
+        unless=(NO_AWAITED_WORK,),
+        effort="code",
+    ),
+)
+
 PHASE_RECOMMENDATIONS = (
     Recommendation(
         "save-in-background",
@@ -330,7 +394,7 @@ PHASE_RECOMMENDATIONS = (
         "Find the line that sleeps, and move it out of the step",
         "py-spy dump in a pause; a thread or a process for uploads and retries",
         _fill_sleeping_line,
-        evidence_names=("in_timer_ratio", "on_connection_ratio"),
+        evidence_names=("in_timer_ratio", "on_connection_ratio", "thread.polling_ratio"),
         expected_change="thread.in_timer_ratio and thread.on_connection_ratio fall",
         worse="what the step waited for may not be done yet when the next step begins",
         effort="code",

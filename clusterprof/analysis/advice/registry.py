@@ -11,13 +11,19 @@ from clusterprof.analysis.advice import cpu, device, network, phases, storage, s
 from clusterprof.analysis.advice.base import ExclusionRule, Recommender
 from clusterprof.analysis.advice.code_lines import select_line_advice
 from clusterprof.analysis.advice.context import AdviceContext
-from clusterprof.analysis.advice.diagnose import DIAGNOSES, FOLLOW_MANUAL_CHECK
+from clusterprof.analysis.advice.diagnose import (
+    DEBUG_RECOMMENDATIONS,
+    DIAGNOSES,
+    FOLLOW_MANUAL_CHECK,
+    SWITCH_OFF_DEBUGGING,
+)
 from clusterprof.report.model import EFFORTS, Advice
 
 MAX_ADVICE = 4
 """Limit of the advice about one finding: few readers would read a fifth."""
 
 RECOMMENDATIONS: tuple[Recommender, ...] = (
+    *DEBUG_RECOMMENDATIONS,
     *storage.MOUNT_RECOMMENDATIONS,
     *storage.STORAGE_RECOMMENDATIONS,
     *storage.FALLBACK_RECOMMENDATIONS,
@@ -25,6 +31,7 @@ RECOMMENDATIONS: tuple[Recommender, ...] = (
     *cpu.CPU_RECOMMENDATIONS,
     *cpu.CPU_TIME_RECOMMENDATIONS,
     *phases.INPUT_RECOMMENDATIONS,
+    *phases.AWAITED_RECOMMENDATIONS,
     *device.COPY_RECOMMENDATIONS,
     *device.NATIVE_RECOMMENDATIONS,
     *device.LAUNCH_RECOMMENDATIONS,
@@ -65,10 +72,22 @@ def select_advice(context: AdviceContext) -> tuple[Advice, ...]:
 
     If the cause is too uncertain, or only its family is known, diagnostic steps are given instead;
     for a cause without any recommendation its manual check. Advice for a known call in the code
-    comes first if much of the time passed through it.
+    comes first if much of the time passed through it; before it, modes for debugging that were on,
+    as nothing measured with them is of use.
     """
     if NOTHING_LOST.holds(context):
         return ()
+    debugging = None
+    if context.cause in SWITCH_OFF_DEBUGGING.causes:
+        debugging = SWITCH_OFF_DEBUGGING.advise(context)
+    others = _select_other_advice(context)
+    if debugging is None:
+        return others
+    kept = [advice for advice in others if advice.id != debugging.id]
+    return (debugging, *kept)[:MAX_ADVICE]
+
+
+def _select_other_advice(context: AdviceContext) -> tuple[Advice, ...]:
     general = _select_general_advice(context)
     if context.is_brief:
         return general

@@ -250,6 +250,19 @@ OWN_WORK = ExclusionRule(
         and own >= 0.5 * (s.value("worker.on_cpu_ratio") or 0.0)
     ),
 )
+AWAITED_WORK = ExclusionRule(
+    "awaited-work",
+    "another process or thread of the job, not a data loader, makes what the step waits for",
+    lambda s: s.value("awaited.waiting_ratio") is not None,
+)
+NO_AWAITED_WORK = ExclusionRule(
+    "no-awaited-work",
+    "the step does not wait for another process or thread of the job, or it is not known for which",
+    lambda s: not AWAITED_WORK.holds(s),
+)
+NO_ACCELERATOR = ExclusionRule(
+    "no-accelerator", "no accelerator was measured", lambda s: not s.setup.has_device
+)
 MAX_WORKER_BALANCE = 0.75
 """Mean load of the workers, of the busiest one's, below which their shares are uneven."""
 WORKERS_UNEVEN = ExclusionRule(

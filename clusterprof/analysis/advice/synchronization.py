@@ -8,9 +8,10 @@ from clusterprof.analysis.advice.base import (
     ExclusionRule,
     FilledRecommendation,
     Recommendation,
+    format_place,
     mark_command,
 )
-from clusterprof.analysis.advice.code_lines import find_dominant_line, format_place
+from clusterprof.analysis.advice.code_lines import find_dominant_line
 from clusterprof.analysis.advice.context import AdviceContext
 from clusterprof.report.model import Finding
 from clusterprof.units import format_quantity

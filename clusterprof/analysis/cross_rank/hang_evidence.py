@@ -185,11 +185,11 @@ def describe_reply(reply: str) -> list[str]:
     if "Errors" not in lines:
         return ["its answer could not be read"]
     errors = lines[lines.index("Errors") + 2 :]
-    shown = [line for line in errors[: _index_of(errors, "Warnings")] if line][:_MAX_LINES]
+    shown = [line for line in errors[: _find_index(errors, "Warnings")] if line][:_MAX_LINES]
     return [" ".join(shown)[:300]] if shown else []
 
 
-def _index_of(lines: Sequence[str], text: str) -> int:
+def _find_index(lines: Sequence[str], text: str) -> int:
     return lines.index(text) if text in lines else len(lines)
 
 
@@ -201,7 +201,7 @@ def _describe_communicators(communicators: Sequence[Mapping[str, Any]]) -> Itera
         parts = [*_describe_missing(communicator), *_describe_counts(communicator)]
         if parts:
             name = f"communicator {str(communicator['hash'])[:20]} of {int(communicator['size'])}"
-            yield f"in {name} ranks {'; '.join(parts)}"
+            yield f"{name} ranks: {'; '.join(parts)}"
 
 
 def _describe_missing(communicator: Mapping[str, Any]) -> Iterator[str]:

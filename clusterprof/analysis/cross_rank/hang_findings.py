@@ -194,7 +194,9 @@ def _get_operation(number: int, analysis: HangAnalysis) -> tuple[int, int, int]:
 
 
 def _build_hang_culprit(recorded: RecordedRank) -> Culprit:
-    rank = next((b for b in recorded.node.ranks if b.ledger.pid == recorded.ending.pid), None)
+    process_key = recorded.ending.pid, recorded.ending.started_ticks  # a pid may be used again
+    ranks = recorded.node.ranks
+    rank = next((r for r in ranks if (r.ledger.pid, r.started_ticks) == process_key), None)
     device = rank.ledger.device if rank is not None else ""
     return Culprit(recorded.node.facts.name, recorded.ending.place.rank, device)
 
@@ -238,11 +240,11 @@ def _describe_cycle(hang: Hang, analysis: HangAnalysis, seconds: float) -> str:
 def _describe_working_root(hang: Hang, analysis: HangAnalysis) -> str:
     recorded = analysis.recorded[analysis.ranks[hang.waiting[0]]]
     seconds = recorded.waited_ns(analysis.under_way[hang.waiting[0]]) / 1e9
+    roots = _format_global_ranks(hang.roots, analysis)
     return (
-        f"when the recording ended {_format_global_ranks(hang.waiting, analysis)} had been"
-        f" waiting for"
-        f" {seconds:.0f} s for {_format_global_ranks(hang.roots, analysis)}, which was still"
-        f" at work"
+        f"{_format_global_ranks(hang.waiting, analysis)} had waited {seconds:.0f} s for {roots}"
+        f" when the recording ended; {roots} {'was' if len(hang.roots) == 1 else 'were'} still"
+        f" working"
     )
 
 

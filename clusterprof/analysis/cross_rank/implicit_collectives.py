@@ -3,9 +3,8 @@
     steps of all ranks ──> do they end together? ──> operations ──> blame
                            no: nothing is blamed     families, not leaf causes
 
-analysis.cross_rank.step_alignment decides which ranks are synchronous;
-analysis.cross_rank.step_alignment merges
-steps that do not end together.
+analysis.cross_rank.step_alignment decides which ranks are synchronous, and merges steps that do not
+end together.
 
 It also decides whether less active devices were busy-waiting for a late rank.
 

@@ -273,7 +273,7 @@ def _is_traffic_confirmed(links: NodeLinks) -> bool:
     """Return whether the devices in use are known to have carried the job's traffic."""
     if links.by_sockets:
         return True
-    seen = sum(links.bytes_of(device) for device in links.used)
+    seen = sum(links.get_bytes(device) for device in links.used)
     return links.job_min_bytes > 0 and seen >= _MIN_CONFIRMED_RATIO * links.job_min_bytes
 
 

@@ -152,7 +152,7 @@ class SliceBlame:
     usual_work: Int
     """At the end of the slice."""
     partial: Int
-    """int64[2, m]: operations in which not all members took part (SlabStream)."""
+    """int64[2, m]: operations in which not all members took part (see `SliceStream`)."""
     unresolved: bool = False
     """See BlameCarryOver."""
 

@@ -107,7 +107,7 @@ def _plan_job(entries: Sequence[RankEntry], directory: ChannelDirectory) -> list
     ranks = np.arange(1, len(entries) + 1)
     own = _find_entries(directory, cut_channel)
     if not np.array_equal(np.searchsorted(directory.base, own, side="right"), ranks):
-        return []  # a rank that sampled an operation twice stands for one that has no such channel
+        return []  # not one entry of each rank: one rank has two, another has none
     block = np.stack(
         [
             np.searchsorted(entry.operations.lowest[:-1, at], numbers, side="right") - 1

@@ -118,9 +118,9 @@ def limit_to_data_wait(lost: LostTime, share: Float) -> Float:
 
 
 def limit_to_reads(lost: LostTime, share: Float) -> Float:
-    """Limit a share of blocked reads, float64[n], to segments in a data wait or a step.
+    """Limit a share, float64[n], to segments in a data wait or a step.
 
-    In a step the main thread itself reads.
+    In a step the main thread itself reads, or waits for a process of the job that does.
     """
     return _limit_to_phases(lost, share, PHASE_DATA_WAIT, PHASE_COMPUTE)
 
@@ -298,7 +298,7 @@ def estimate_compute_wait(
     cached = lost.shared.get(_COMPUTE_WAIT_KEY)
     if cached is None or cached[0] is not breakdown:
         collecting = estimate_collection_share(rank, lost.start_ns, lost.end_ns, breakdown)
-        share = limit_to_data_wait(lost, breakdown.user_cpu - collecting)
+        share = limit_to_reads(lost, breakdown.user_cpu - collecting)
         avoidable = np.zeros(share.size)
         # No worker can do ahead of time what the training thread itself does in a wait.
         rows = np.flatnonzero((share > 0) & (breakdown.worker_pid != rank.pid))
@@ -370,7 +370,8 @@ def measure_runnable(rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown) -
     inside = select_phases(lost, PHASE_COMPUTE)
     if inside.any():
         main_delay = measure_main_thread(rank, "run_delay_ns", lost, inside)
-        delay = np.where(inside, np.nan_to_num(main_delay), delay)
+        in_step = np.minimum(np.nan_to_num(main_delay) + breakdown.runnable, 1.0)
+        delay = np.where(inside, in_step, delay)
     lost.shared[_RUNNABLE_KEY] = breakdown, delay
     return delay
 

@@ -207,11 +207,12 @@ def find_whole_pauses(rank: Rank, lost: LostTime, min_pause_ns: int) -> Float:
     return np.where(rows, np.minimum(user_ns / np.maximum(lost.lost_ns, 1), 1.0), 0.0)
 
 
-def measure_own_code(rank: Rank, lost: LostTime) -> Float:
+def measure_own_code(rank: Rank, lost: LostTime, column: str = "on_cpu_ns") -> Float:
     """Measure the part of each segment's loss in which the training thread launched nothing.
 
     It computed in lines outside of PyTorch that keep the interpreter lock. float64[n]; 0 where the
-    sampled stacks do not show it.
+    sampled stacks do not show it. column: "run_delay_ns" for the time in which it was in these
+    lines and had no CPU.
     """
     share = np.zeros(lost.start_ns.size)
     inside = select_phases(lost, PHASE_COMPUTE) & (lost.step != 0)
@@ -228,8 +229,8 @@ def measure_own_code(rank: Rank, lost: LostTime) -> Float:
     lines = rank.chunk.shared.setdefault(_LINES, {})
     ratio = _compute_own_ratio(stacks.select(awake), table, late_ns, lines)
     if ratio > 0:
-        own = ratio * np.nan_to_num(measure_main_thread(rank, "on_cpu_ns", lost, inside))
-        # After a wait for the device all of it is idle time, else as much as chance would have it.
+        own = ratio * np.nan_to_num(measure_main_thread(rank, column, lost, inside))
+        # After a wait for the device all of it is idle time, else as if both were independent.
         scale = (lost.end_ns - lost.start_ns) / np.maximum(lost.lost_ns, 1)
         own = np.minimum(np.where(find_drained_segments(rank, lost), own * scale, own), 1.0)
         share = np.where(inside, own, 0.0)

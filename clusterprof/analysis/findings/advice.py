@@ -166,6 +166,7 @@ def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> Rank
         has_framework=known.has_framework,
         has_xla=known.has_xla,
         has_optimizer=known.has_optimizer,
+        debug_mode_ratios=known.debug_mode_ratios,
         own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
         message_wait_ratio=_compute_message_wait_ratio(rank),
     )

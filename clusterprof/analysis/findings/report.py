@@ -64,6 +64,7 @@ from clusterprof.analysis.findings.utilization import build_device_utilization
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.node.observations import merge_node_notes
 from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, with_part_note
+from clusterprof.report.aggregate import list_processes
 from clusterprof.report.history import History
 from clusterprof.report.model import (
     CoverageGap,
@@ -88,12 +89,18 @@ def build_job_facts(
     ranks = [rank for node in nodes for rank in node.ranks]
     window_ns = sum(rank.ledger.window_ns for rank in ranks)
     seen_ns = window_ns - sum(rank.ledger.unmeasured_ns for rank in ranks)
+    owners = [node for node in nodes for _ in node.ranks]
+    processes = list_processes([rank.ledger for rank in ranks], [node.facts for node in nodes])
+    first_windows = {key: row for row, key in reversed(list(enumerate(processes)))}
     devices = {
-        _get_device_key(node, rank) for node in nodes for rank in node.ranks if _is_measured(rank)
+        _get_device_key(owners[first_windows[key]], rank)
+        for rank, key in zip(ranks, processes)
+        if _is_measured(rank)
     }
     sizes: dict[int, int | None] = {}  # by job: equal on all its ranks
-    for rank in ranks:
-        sizes[rank.job] = sizes.get(rank.job) or rank.place.world_size
+    for rank, key in zip(ranks, processes):
+        job = ranks[first_windows[key]].job  # of a second window, that of the first
+        sizes[job] = sizes.get(job) or rank.place.world_size
     known = [size for size in sizes.values() if size is not None]
     return JobFacts(
         world_size=sum(known) if known and len(known) == len(sizes) else None,

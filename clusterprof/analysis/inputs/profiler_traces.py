@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.analysis.attribution.wait_for.hangs import find_stuck_ranks
 from clusterprof.analysis.importers.nccl.flight_recorder import (
     Dump,
     describe_stuck_ranks,
+    find_waiting_ranks,
     read_dump,
 )
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
@@ -275,7 +275,7 @@ def describe_dumps(dumps: Sequence[Dump], unread: Sequence[str]) -> tuple[str, .
     notes = []
     dumps = [dump for dump in dumps if not dump.at_exit]
     if dumps:
-        stuck = sorted({rank.rank for rank in find_stuck_ranks(dumps)})
+        stuck = find_waiting_ranks(dumps)
         state = f"{_format_ranks(stuck)} waited in an operation" if stuck else "none was stuck"
         ranks = _format_ranks([dump.rank for dump in dumps])
         notes.append(f"flight recorder of {ranks}: {state} when it was written")

@@ -448,7 +448,8 @@ def _report_missing_ranks(jobs: Sequence[Job]) -> list[CoverageGap]:
             message = (
                 f"{len(job.missing)} of {job.world_size} ranks{format_job_suffix(job.name)}"
                 f" have no recording:"
-                f" {format_ranges(job.missing)}; waits for them are sync-unknown-peer"
+                f" {format_ranges(job.missing)}; the cause of waits for them is not known"
+                f" (sync-unknown-peer)"
             )
             out.append(CoverageGap("ranks", "absent", message, _MISSING_RANKS_REMEDY))
     return out

@@ -194,7 +194,7 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
 
 
 ProcessKey = tuple[int, int]  # pid, started_ticks
-# A chunk reaches back by REACH_NS; two samples less, which may lie across its edge.
+# Chunks overlap by LOOKBACK_NS. Two samples are left out of it: they may lie across the edge.
 _CHUNK_OVERLAP_NS = LOOKBACK_NS - 200_000_000
 _FIRST_SPAN_NS = 60_000_000_000
 """How long the first span of a rank may have lasted when it arrives, ns."""

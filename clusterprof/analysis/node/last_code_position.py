@@ -19,7 +19,10 @@ from clusterprof.analysis.timeline.spans import StepSpans
 from clusterprof.probe import layout
 
 _NO_WORK_KINDS = frozenset(
-    (layout.GC, layout.INTERPRETER_WAIT, layout.HOOK_NOTE, layout.ALLOCATOR, layout.WORKER_START)
+    (
+        *(layout.GC, layout.INTERPRETER_WAIT, layout.HOOK_NOTE, layout.ALLOCATOR),
+        *(layout.WORKER_START, layout.DEBUG_MODES),
+    )
 )
 """Spans that say nothing about the progress of a process: it has them in an endless loop, too."""
 MAX_WORKERS = 64

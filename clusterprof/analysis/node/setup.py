@@ -22,7 +22,12 @@ from clusterprof.analysis.timeline.host_resources import (
     is_loader_process,
 )
 from clusterprof.analysis.timeline.model import Chunk, Process
-from clusterprof.analysis.timeline.spans import DataWaitSpans, LoaderStartSpans
+from clusterprof.analysis.timeline.spans import (
+    DataWaitSpans,
+    DebugModeSpans,
+    LoaderStartSpans,
+    StepSpans,
+)
 from clusterprof.probe import layout
 
 ProcessKey = tuple[int, int]  # pid, started_ticks
@@ -33,6 +38,14 @@ _COUNTER_SIGNALS = (
 )
 _MAX_CPU_USERS = 4
 _ProcessName = tuple[str, int]  # name, pid
+_DEBUG_MODES = (
+    layout.TORCH_PROFILER,
+    layout.ANOMALY_DETECTION,
+    layout.LINE_TRACING,
+    layout.PYTHON_PROFILER,
+    layout.BLOCKING_LAUNCHES,
+    layout.COLLECTIVE_CHECKS,
+)
 _TRAINING_SPANS = {layout.DATA_WAIT, layout.STEP, layout.LOADER_START}
 
 
@@ -52,6 +65,8 @@ class ProcessSetup:
     """True if XLA compiled and ran its programs, as in a profile of JAX."""
     has_optimizer: bool = False
     """True if steps of an optimizer or backward passes were seen."""
+    debug_mode_ratios: Mapping[int, float] = field(default_factory=dict)
+    """Part of the time in steps in which a mode for debugging was on, by its bit in `layout`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,8 @@ class _RankObservations:
     has_framework: bool = True
     has_xla: bool = False
     has_optimizer: bool = False
+    in_steps_ns: int = 0
+    debug_ns: dict[int, int] = field(default_factory=dict)  # by mode
 
 
 def find_rack(variables: object) -> str:
@@ -136,6 +153,7 @@ class SetupCollector:
         framework = process.registration.get("framework")
         seen.has_framework, seen.has_xla = framework != "none", framework == "xla"
         seen.has_optimizer |= bool({layout.OPTIMIZER, layout.BACKWARD} & process.spans.keys())
+        _add_debug_modes(seen, process)
         waits = process.get_spans(DataWaitSpans)
         if waits is not None and waits.workers.size:
             for count in np.unique(waits.workers).tolist():
@@ -288,9 +306,33 @@ def _build_rank_setup(seen: _RankObservations) -> ProcessSetup:
     else:
         loader = seen.loaders[max(seen.loaders)] if seen.loaders else None
     workers = loader.workers if loader is not None else seen.most_workers or None
+    ratios = {
+        mode: min(ns / seen.in_steps_ns, 1.0)
+        for mode, ns in sorted(seen.debug_ns.items())
+        if ns and seen.in_steps_ns
+    }
     return ProcessSetup(
-        loader, seen.cpus, seen.cores, workers, seen.has_framework, seen.has_xla, seen.has_optimizer
+        loader,
+        seen.cpus,
+        seen.cores,
+        workers,
+        seen.has_framework,
+        seen.has_xla,
+        seen.has_optimizer,
+        ratios,
     )
+
+
+def _add_debug_modes(seen: _RankObservations, process: Process) -> None:
+    """Add the time in steps and in modes for debugging."""
+    steps, readings = process.get_spans(StepSpans), process.get_spans(DebugModeSpans)
+    if steps is not None:
+        seen.in_steps_ns += int((steps.end_ns - steps.start_ns).sum())
+    if readings is not None:
+        length_ns = readings.end_ns - readings.start_ns
+        for mode in _DEBUG_MODES:
+            mode_ns = int(length_ns[readings.modes & mode != 0].sum())
+            seen.debug_ns[mode] = seen.debug_ns.get(mode, 0) + mode_ns
 
 
 def _parse_flag(flag: int) -> bool | None:

@@ -250,7 +250,7 @@ def fit_offset_line(t_ns: Int, offset_ns: Int, inherited_ns: float = 0.0) -> Off
     """Fit an offset line through medians of about one minute each.
 
     At least two medians if there are enough operations. t_ns: int64[n], times on the node's
-    own clock. ahead_ns: int64[n], offsets in ns. inherited_ns: error bound of the nodes
+    own clock. offset_ns: int64[n], offsets in ns. inherited_ns: error bound of the nodes
     through which this one is aligned.
     """
     order = np.argsort(t_ns, kind="stable")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterprof.report.code import LoaderStage, Place
+from clusterprof.util.source_calls import SourceReader
 
 _LIBRARY_PATH = re.compile(r"/(site|dist)-packages/|/lib(64|32)?/python\d|\.egg/")
 _INSTALLED_PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)/")
@@ -35,6 +36,15 @@ _EMULATOR = "clusterprof/demo/accelerator.py"
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _NO_FILE = ("<frozen ", "<built-in", "<nn.Module", "<__array_function__", "<attrs ")
 """Code of libraries without a file. Ranges and traced calls have none, too: users mark these."""
+_JOB_FILES = re.compile(
+    r"(?:^|/)(?:multiprocessing|concurrent/futures|asyncio)/|(?:^|/)(?:queue|threading)\.py$"
+)
+_POOL_FILES = re.compile(r"(?:^|/)(?:multiprocessing/pool|concurrent/futures/process)\.py$")
+_RANK_FILES = re.compile(r"(?:^|/)(?:torch/distributed|torch/utils/data|horovod|mpi4py|ray)/")
+_OUTPUT_FUNCTIONS = frozenset({"put", "send", "_send", "send_bytes", "_send_bytes", "join"})
+"""Functions in which a thread waits for those that take what it hands over."""
+_MADE_UP = "<string>"
+"""File of code that was made up while the job ran, or of `python -c`."""
 _PLUMBING = (
     *("_call_impl", "_wrapped_call_impl", "decorate_context", "_fn"),
     *("inner", "wrap", "wrapped", "wrapper", "wrapped_func"),
@@ -99,6 +109,8 @@ def split_at_own_line(places: Sequence[Place]) -> tuple[Place, Sequence[Place]] 
         return None
     own = _drop_start_frames(places)
     user = [index for index, place in enumerate(own) if not is_library_file(place.file)]
+    # Proxies, named tuples and data classes of libraries run code that they have made up.
+    user = [index for index in user if own[index].file != _MADE_UP] or user
     started = _find_installed_package(own[0].file)
     if not user and started not in ("", *_PACKAGES):  # `python -m trainer`, installed with pip
         user = [i for i, place in enumerate(own) if _find_installed_package(place.file) == started]
@@ -123,6 +135,30 @@ def locate_stack(places: Sequence[Place]) -> CodePlace | None:
     callee = _choose_callee(called[1:] if called and called[0] == place else called)
     own = _drop_start_frames(places)
     return CodePlace(place, callee, _find_stage(own), _find_transform(own))
+
+
+def list_wait_kinds(places: Sequence[Place], reader: SourceReader) -> tuple[str, ...]:
+    """List what a waiting thread waits for, by what the innermost line of the user called.
+
+    "job": another part of the job, with "output" to hand something over, and "pool" for a pool of
+    processes; "poll": its line is in a loop that polls; "sleep": its line is in none. () = not
+    known, or for other ranks or the data loader.
+    """
+    parts = split_at_own_line(places)
+    if parts is None:
+        return ()
+    own, called = parts
+    if any(_RANK_FILES.search(place.file) for place in called):
+        return ()
+    if any(_JOB_FILES.search(place.file) for place in called):
+        names = {place.function.rpartition(".")[2] for place in called}
+        is_pool = any(_POOL_FILES.search(place.file) for place in called)
+        output = ("output",) if names & _OUTPUT_FUNCTIONS else ()
+        return ("job", *output, *(("pool",) if is_pool else ()))
+    polls = reader.is_in_poll(own.file, own.line, own.function)
+    if polls:
+        return ("poll",)
+    return ("sleep",) if polls is False and not called else ()
 
 
 def _drop_loader_frames(places: Sequence[Place]) -> list[Place]:

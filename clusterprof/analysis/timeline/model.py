@@ -145,10 +145,11 @@ class Rank:
     workers: tuple[Process, ...]
     """Descendants that fetch batches; if no spans exist, all descendants."""
     marked: bool
-    """True when spans of the probe exist; False = samples only (degraded mode M2)."""
+    """True when spans of the probe exist; False = samples only, without the probe."""
 
 
-# Activity of the host during a segment of lost time, ordered by precedence of the taxonomy.
+# Activity of the host during a segment of lost time. Their precedence is in
+# analysis.attribution.rank.host_phases.
 PHASE_NONE = 0  # unknown: between spans, or no spans at all
 PHASE_STARTUP = 1
 PHASE_CHECKPOINT = 2
@@ -225,6 +226,6 @@ class DataWaitBreakdown:
     unknown: Float
     """Blocked for a reason that was not recorded (sleep, lock, pipe), or no samples."""
     identified: NDArray[np.bool_]
-    """True where a span identifies the critical thread; False where it was inferred."""
+    """True where a span or bytes identify the critical thread; False where it was inferred."""
     worker_pid: Int
     """Process of the critical thread; 0 if there is none."""

@@ -303,6 +303,16 @@ class AllocatorSpans(SpanView):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DebugModeSpans(SpanView):
+    """Time in which modes for debugging were on, about a second each, int64[n] columns."""
+
+    kind = layout.DEBUG_MODES
+
+    modes: Int
+    """Bits as in `probe.layout`: `TORCH_PROFILER`, `ANOMALY_DETECTION` and others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StarvedSpans(SpanView):
     """Gaps of an imported trace in which the device had no launched work, int64[n] columns."""
 

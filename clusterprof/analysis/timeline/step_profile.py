@@ -19,7 +19,7 @@ from clusterprof.analysis.timeline.intervals import EMPTY, Pair
 from clusterprof.analysis.timeline.model import Float, Int, Rank
 from clusterprof.analysis.timeline.spans import CollectiveSpans
 from clusterprof.probe import layout
-from clusterprof.util.least_squares import solve_within_bounds
+from clusterprof.util.statistics import solve_within_bounds
 
 BUSY_WAIT_RATIO = 1 / 3
 """Part of the usual activity below which a busy device computes nothing."""

@@ -272,6 +272,6 @@ def _render_coverage_gaps(report: Report) -> Iterator[str]:
     for blind in wording.list_coverage_gaps(report):
         yield f"- {md(blind, 2000)}"
     if not report.coverage_gaps:
-        yield "- nothing is known to be missing"
+        yield "- nothing"
     for note in report.notes:
         yield from ("", f"Note: {md(note, 600)}")

@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from .. import is_from_signal_handler, layout, ring
-from . import allocator, device_sync, h2d
+from . import device_sync, h2d, torch_state
 
 MAX_PENDING = 64  # waits whose events the device has not reached; beyond that no wait is measured
 MAX_PENDING_COLLECTIVES = (
@@ -80,7 +80,7 @@ def collect_finished_waits() -> None:
             _collect_events()
         except _UNSUPPORTED as error:
             _stop_measuring(error)
-    allocator.record_allocator_counters(module)
+    torch_state.record_allocator_counters(module)
 
 
 def begin_wait(max_pending: int = MAX_PENDING, default_stream: bool = False) -> WaitMark:

@@ -11,10 +11,12 @@ from types import ModuleType
 from typing import Any, Optional, Tuple
 
 from .. import annotations, layout, ring, stacks
-from . import batch_size, cuda
+from . import batch_size, cuda, outermost_calls
 from .wrap import wrap_function
 
 UNKNOWN = -1
+MIN_PRIMING_NS = 1_000_000
+"""The least time for the first tasks of an epoch that is recorded."""
 
 WaitToken = Optional[Tuple[int, int, int, int, Any]]
 
@@ -36,6 +38,7 @@ def install(module: ModuleType) -> bool:
     wrap_function(iterator, "__next__", _finish_wait, _begin_wait, raised=end_wait)
     wrap_function(single, "__init__", record_loader_start)
     wrap_function(multiple, "__init__", record_loader_start)
+    wrap_function(multiple, "_reset", _finish_priming, _begin_priming, raised=end_wait)
     wrap_function(utils.fetch._MapDatasetFetcher, "fetch", _finish_fetch, _begin_fetch)
     wrap_function(utils.fetch._IterableDatasetFetcher, "fetch", _finish_fetch, _begin_fetch)
     wrap_worker_loop(utils.worker)
@@ -48,7 +51,10 @@ def _install_stateful(module: ModuleType) -> bool:
         wrap_worker_loop(module)
         return True
     for name in _STATEFUL_ITERATORS:
-        wrap_function(getattr(module, name), "__init__", record_loader_start)
+        iterator = getattr(module, name)
+        wrap_function(iterator, "__init__", record_loader_start)
+        if "_reset" in vars(iterator) and hasattr(iterator, "_try_put_index"):
+            wrap_function(iterator, "_reset", _finish_priming, _begin_priming, raised=end_wait)
     return True
 
 
@@ -57,6 +63,8 @@ def _begin_wait(iterator: Any) -> WaitToken:
         return None  # a thread that fetches ahead delays the loop only if its buffer is empty
     workers = iterator._num_workers
     yielded = iterator._num_yielded
+    if outermost_calls.open_evaluations:
+        outermost_calls.bound_evaluations(monotonic_ns())
     pid = _find_critical_pid(iterator) if workers else 0
     return yielded, pid, workers, int(not yielded), cuda.begin_wait()
 
@@ -73,6 +81,30 @@ def _finish_wait(wait: WaitToken, start: int, end: int, data: Any, iterator: Any
     sequence = ring.emit(layout.DATA_WAIT, start, end, number, pid, workers, first)
     cuda.finish_wait(mark, sequence, start, end)
     batch_size.record_batch(data)
+
+
+def _begin_priming(*unused: Any, **keywords: Any) -> Optional[bool]:
+    return annotations.begin_loading() or None
+
+
+def _finish_priming(
+    wait: Optional[bool],
+    start: int,
+    end: int,
+    result: None,
+    iterator: Any,
+    *rest: Any,
+    **names: Any,
+) -> None:
+    """Record how long an epoch took to begin: the loop waits while its thread draws indices.
+
+    Here a sampler sorts or shuffles its data set. The first tasks go to the workers.
+    """
+    if wait is not None:
+        annotations.end_loading()
+        annotations.begin_first_step(start)
+        if end - start >= MIN_PRIMING_NS:
+            ring.emit(layout.DATA_WAIT, start, end, UNKNOWN, 0, iterator._num_workers, 0)
 
 
 def end_wait(wait: Any) -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Optional
 
 from .. import annotations, handle_error, layout, ring
-from . import cuda, wrap
+from . import cuda, outermost_calls, wrap
 
 _probe = sys.modules[__name__.rpartition(".hooks.")[0]]
 _began_ns: Dict[int, int] = {}
@@ -38,6 +38,7 @@ def install(module: ModuleType) -> bool:
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
+    outermost_calls.wrap_modes(module.nn.Module)
     optimizers._is_clusterprof_hooked = True
     if _probe.config.get("dive"):  # type: ignore[attr-defined]
         from .. import dive  # noqa: F401 - joins the probe's thread by itself
@@ -51,6 +52,8 @@ def _begin_optimizer_step(optimizer: Any) -> None:
             return
         if _owner is None or _owner() is None:
             _owner = weakref.ref(optimizer)
+        if outermost_calls.open_evaluations:  # what trains in evaluation mode does not evaluate
+            outermost_calls.open_evaluations.clear()
         now = monotonic_ns()
         _began_ns[id(optimizer)] = now
         annotations.begin_first_step(now)

@@ -101,7 +101,8 @@ def _sum_line(report: Report, line: str) -> int:
     if code is None:
         return 0
     names = [f"{Path(place.file).name}:{place.line}" for place in code.places]
-    return sum(time.lost_ns for time in code.stacks if time.own >= 0 and names[time.own] == line)
+    stacks = (stack for stack in code.stacks if stack.user_place >= 0)
+    return sum(stack.lost_ns for stack in stacks if names[stack.user_place] == line)
 
 
 def _measure_wait_ratio(report: Report) -> float:

@@ -64,7 +64,7 @@ _SAMPLED: dict[str, Callable[[RecorderView, Int], list[Column]]] = {
     "gpu_emulated": record_gpu.make_emulator_columns,
     "self": record_node.make_recorder_columns,
 }
-_KINDS = (*select_collectors(Roots(), use_portable=False), SelfCollector)
+_KINDS: tuple[type[Any], ...] = (*select_collectors(Roots(), use_portable=False), SelfCollector)
 _TABLES = {"threads": record_tables.make_thread_rows, "processes": record_tables.make_process_rows}
 _ABSENT = {
     "mounts": Unavailable("absent", "no NFS file system is mounted", ""),
@@ -80,9 +80,7 @@ _ABSENT = {
 }
 """Why a collector has no column at all; the others then say nothing."""
 _OTHERS = tuple(
-    name
-    for kind in _KINDS
-    if (name := kind.name) not in _SAMPLED and name not in _TABLES  # type: ignore[attr-defined]
+    name for kind in _KINDS if (name := kind.name) not in _SAMPLED and name not in _TABLES
 )
 _ABSENT.update({name: Unavailable("absent", "no synthetic node has it", "") for name in _OTHERS})
 
@@ -158,7 +156,7 @@ def _record_node(sight: RecorderView, folder: Path) -> str:
 
 def _count_ticks_between(name: str) -> int:
     """How many ticks there are between two samples of a collector."""
-    interval_ns = next(kind.interval_ns for kind in _KINDS if kind.name == name)  # type: ignore[attr-defined]
+    interval_ns = next(kind.interval_ns for kind in _KINDS if kind.name == name)
     return max(1, int(interval_ns) // TICK_NS)
 
 
@@ -265,9 +263,9 @@ def _make_header(sight: RecorderView, having: set[str], begin: ClockRecord) -> H
         collectors=[
             {
                 "name": kind.name,
-                "interval_ns": kind.interval_ns,  # type: ignore[attr-defined]
+                "interval_ns": kind.interval_ns,
                 "status": status.get(kind.name, "absent"),
-            }  # type: ignore[attr-defined]
+            }
             for kind in _KINDS
         ],
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from clusterprof.probe import layout
-from clusterprof.probe.hooks.allocator import READ_INTERVAL_NS
+from clusterprof.probe.hooks.torch_state import READ_INTERVAL_NS
 from clusterprof_lab.synth.story import Act, Doing, Mark, Rank, Work
 from clusterprof_lab.synth.wait_truth import (
     WORK,

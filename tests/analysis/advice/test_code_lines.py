@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from clusterprof.analysis.advice.base import strip_command_marks
+from clusterprof.analysis.advice.base import format_place, strip_command_marks
 from clusterprof.analysis.advice.code_lines import (
     KNOWN_CALLS,
     KnownCall,
     find_known_call,
-    format_place,
     select_line_advice,
 )
 from clusterprof.analysis.advice.context import CodePath
@@ -87,6 +86,10 @@ STACKS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "log-by-queue": [("eval-host", STANDARD + "logging/__init__.py", "StreamHandler.emit")],
     "plot-elsewhere": [("eval-host", SITE + "matplotlib/figure.py", "Figure.savefig")],
+    "optimize-on-the-gpu": [
+        ("h2d-sync", SITE + "torch/optim/adamw.py", "_single_tensor_adamw"),
+        ("launch-bound", SITE + "deepspeed/ops/adam/cpu_adam.py", "DeepSpeedCPUAdam.step"),
+    ],
     "read-back-rarely": [
         ("launch-bound", "<built-in>", "Tensor.item"),
         ("h2d-sync", "<built-in>", "torch._C.TensorBase.cpu"),

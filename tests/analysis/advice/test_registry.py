@@ -8,6 +8,7 @@ import pytest
 
 from clusterprof.analysis.advice.context import AdviceContext, CodePath, LoaderSettings, Mount
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
+from clusterprof.probe import layout
 from clusterprof.report.code import Place
 from clusterprof.report.model import Advice, Culprit, Evidence, PeerComparison, Persistence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
@@ -44,6 +45,23 @@ def test_the_whole_of_one_piece() -> None:
         effort="setting",
         commands=("DataLoader(num_workers=7)",),
     )
+
+
+def test_a_mode_for_debugging_is_switched_off_before_anything_else() -> None:
+    on = {layout.ANOMALY_DETECTION: 0.98, layout.BLOCKING_LAUNCHES: 1.0, layout.LINE_TRACING: 0.09}
+    advice = first(make_context("launch-bound", debug_mode_ratios=on))
+    assert advice.what == (
+        "Switch off anomaly detection (on in 98.0 % of the time in steps)"
+        " and launches that wait for their kernel (on in 100.0 % of the time in steps)"
+    )
+    assert advice.change == (
+        "torch.autograd.set_detect_anomaly(False); unset CUDA_LAUNCH_BLOCKING HIP_LAUNCH_BLOCKING"
+        " AMD_SERIALIZE_KERNEL"
+    )
+    # It has nothing to do with data that come late, and is rare in the second job.
+    assert "switch-off-debugging" not in ids(make_context("cpu-preprocess", debug_mode_ratios=on))
+    rare = {layout.ANOMALY_DETECTION: 0.09}
+    assert "switch-off-debugging" not in ids(make_context("launch-bound", debug_mode_ratios=rare))
 
 
 def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:

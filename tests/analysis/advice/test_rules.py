@@ -11,6 +11,7 @@ from clusterprof.analysis.advice.base import ExclusionRule, Recommendation
 from clusterprof.analysis.advice.context import AdviceContext, CodePath, Disk, LoaderSettings, Mount
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
+from clusterprof.probe import layout
 from clusterprof.report.code import Place
 from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
@@ -42,6 +43,7 @@ UNUSED = Evidence(
 NOTED = {"fast-interface": (FASTER,), "use-rdma": (UNUSED,)}
 
 # By remedy: a cause, numbers and settings with which it is advised.
+AWAITED = {"awaited__waiting_ratio": 0.9}
 OWN_WORK = {"worker__on_cpu_ratio": 0.8, "loader__own_work_ratio": 0.7}
 UNEVEN = {"worker__balance_ratio": 0.5}
 ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
@@ -66,7 +68,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "even-shards": ("cpu-preprocess", UNEVEN, {}),
     "more-workers": ("cpu-preprocess", {}, {}),
     "persistent-workers": ("cpu-loader-config", {"worker__starting_ratio": 0.1}, {}),
+    "prepare-ahead": ("cpu-preprocess", {}, {}),
     "prepare-on-gpu": ("cpu-preprocess", {}, {}),
+    "speed-up-awaited-work": ("cpu-preprocess", AWAITED, {"resource": "process python pid 7"}),
+    "do-not-wait-for-receivers": ("eval-host", AWAITED, {}),
+    "look-at-awaited-work": ("cpu", AWAITED, {}),
     "more-cpus-for-workers": ("cpu-preprocess", {}, {"own_loss_ratio": 0.6}),
     "more-cpus": ("cpu-contention", {}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
     "fit-the-quota": ("cpu-throttled", {}, {"quota_cpus": 4.0}),
@@ -89,6 +95,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "keep-segments": ("memory-free", {}, {}),
     "pin-once": ("memory-free", {"host__pinning_ratio": 0.5}, {}),
     "wait-once": ("h2d-sync", {}, {"has_framework": False}),
+    "switch-off-debugging": (
+        "launch-bound",
+        {},
+        {"debug_mode_ratios": {layout.ANOMALY_DETECTION: 0.1}},
+    ),
     "copy-asynchronously": ("h2d-copy-bound", {}, {"has_framework": False}),
     "launch-graphs": ("launch-bound", {}, {"has_framework": False}),
     "allocate-once": ("launch-alloc", {}, {"has_framework": False}),
@@ -145,6 +156,8 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
 # By rule, or by remedy and rule: what makes it hold, and no other rule of the remedy.
 HOLDS: dict[str | tuple[str, str], Case] = {
     "own-work": (OWN_WORK, {}),
+    "awaited-work": (AWAITED, {}),
+    "no-awaited-work": ({"awaited__waiting_ratio": -1}, {}),
     "workers-uneven": (UNEVEN, {}),
     "workers-compute": ({"loader__own_work_ratio": 0.1}, {}),
     "workers-even": ({"worker__balance_ratio": 0.9}, {}),
@@ -211,6 +224,7 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "node-full": ({}, SHORT),
     "no-blocking_ratio": ({"h2d__blocking_ratio": 0}, {}),
     "already-fast": ({"copy__bytes_per_second": 10e9}, {}),
+    "no-debugging": ({}, {"debug_mode_ratios": {layout.ANOMALY_DETECTION: 0.09}}),
     "few-waits": ({"sync__waits_per_step_count": 0.09}, {}),
     "no-frees_total": ({"allocator__frees_total": 0}, {}),
     "no-retries_total": ({"allocator__retries_total": 0}, {}),

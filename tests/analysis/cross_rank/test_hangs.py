@@ -129,8 +129,7 @@ def test_who_is_at_work_is_no_hang(tmp_path: Path) -> None:
     assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
     assert standing(report) == [0, 0]
     assert (
-        "when the recording ended rank 0 had been waiting for 27 s for rank 1, which was still at"
-        " work"
+        "rank 0 had waited 27 s for rank 1 when the recording ended; rank 1 was still working"
     ) in report.notes
 
 

@@ -41,7 +41,8 @@ def test_ranks_without_a_recording_are_named(tmp_path: Path) -> None:
     [blind] = [blind_spot for blind_spot in report.coverage_gaps if blind_spot.what == "ranks"]
     assert (blind.kind, blind.message) == (
         "absent",
-        "3 of 5 ranks of job a job have no recording: 2-4; waits for them are sync-unknown-peer",
+        "3 of 5 ranks of job a job have no recording: 2-4; the cause of waits for"
+        " them is not known (sync-unknown-peer)",
     )
 
 

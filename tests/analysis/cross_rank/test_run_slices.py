@@ -35,6 +35,7 @@ from tests.support.synthetic.run_slices import (
 from tests.support.synthetic.scenarios import LAYOUTS, WORLD_TEAM, do_work, draw_fault
 
 HOUR = 3600 * 10**9
+JOBS = settings.default.max_examples // 3  # each is a third of a second
 
 
 def check_slices(
@@ -86,7 +87,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return world.job()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=JOBS)
 @given(
     jobs(),
     st.integers(3, 20),
@@ -102,7 +103,7 @@ def test_any_job_in_any_slices_in_any_order(
     check_slices(entries, rows, job.ranks, seed)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=JOBS)
 @given(st.integers(0, 2**32), st.integers(5, 40), st.integers(10, 80), st.floats(0, 0.05))
 def test_damaged_recordings(seed: int, block_rows: int, rows: int, lost: float) -> None:
     random = np.random.default_rng(seed)
@@ -135,7 +136,7 @@ def make_pipeline(steps: int, seed: int, ranks: int = 8) -> Job:
     return world.job()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=JOBS // 2)
 @given(st.integers(0, 2**32), st.integers(10, 40), st.integers(20, 60))
 def test_pipelines_with_a_barrier(seed: int, block_rows: int, rows: int) -> None:
     with sample_all_cuts():
@@ -151,7 +152,7 @@ def test_a_pipeline_without_a_barrier_stays_in_one_piece() -> None:
     assert not run_slices.spans and runs.rounds == [1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=JOBS)
 @given(st.integers(0, 2**32), st.integers(5, 20), st.integers(10, 60), st.floats(0, 0.3))
 def test_operations_that_overlap(seed: int, block_rows: int, rows: int, part: float) -> None:
     random = np.random.default_rng(seed)

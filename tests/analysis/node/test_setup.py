@@ -17,7 +17,16 @@ from clusterprof.analysis.node.setup import (
     find_rack,
 )
 from clusterprof.analysis.timeline.model import Chunk, Placement, Process
-from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START, STEP, WORKER_START
+from clusterprof.probe.layout import (
+    ANOMALY_DETECTION,
+    DATA_WAIT,
+    DEBUG_MODES,
+    FETCH,
+    LOADER_START,
+    STEP,
+    TORCH_PROFILER,
+    WORKER_START,
+)
 from tests.support.builders import (
     make_chunk,
     make_counter,
@@ -84,6 +93,21 @@ def test_a_loader_that_did_not_say_how_it_is_set_up_is_none() -> None:
     waits = {DATA_WAIT: make_spans((1, 4, -1, -1, -1, -1))}
     gathered_tables = gathered(make_chunk(10, [make_process(100, spans=waits)]))
     assert gathered_tables.ranks == {(100, 1): ProcessSetup()}
+
+
+def test_modes_for_debugging_have_a_share_of_the_time_in_steps() -> None:
+    """8 of 20 in steps with anomaly detection, of which 4 with the profiler, too."""
+    both = ANOMALY_DETECTION | TORCH_PROFILER
+    first = {
+        STEP: make_spans((0, 10)),
+        DEBUG_MODES: make_spans((0, 4, ANOMALY_DETECTION), (4, 8, both)),
+    }
+    second = {STEP: make_spans((10, 20))}
+    setup = gathered(
+        make_chunk(10, [make_process(100, spans=first)]),
+        make_chunk(20, [make_process(100, spans=second)], start=10),
+    ).ranks[100, 1]
+    assert setup.debug_mode_ratios == {TORCH_PROFILER: 0.2, ANOMALY_DETECTION: 0.4}
 
 
 def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -> None:

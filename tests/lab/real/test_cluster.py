@@ -18,6 +18,7 @@ from clusterprof_lab.real.accept.truth import compute_truth
 from clusterprof_lab.real.cable import Cable, Link, build_cable
 from clusterprof_lab.real.job import SCRIPT, NodeOutput, make_environment, run_job
 from clusterprof_lab.real.node import Node, why_not_here
+from tests.support.job_python import require_torch
 
 _REASON = why_not_here()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no nodes on this machine: {_REASON}")
@@ -217,7 +218,7 @@ def run(
     tmp_path_factory: pytest.TempPathFactory, nodes: list[Node], wired: Cable
 ) -> tuple[Path, list[NodeOutput]]:
     """A clean job: two nodes, two ranks each, a real rendezvous between them."""
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     out = tmp_path_factory.mktemp("cluster") / "recording"
     words = (*STEPS, "--linger-s=3")  # so that all that was sent is looked at
     return out, run_job(nodes, 2, [words, words], out, "lab-clean")

@@ -17,6 +17,7 @@ from clusterprof_lab.real.fault_strength import AIMS as FAULTS
 from clusterprof_lab.real.fault_strength import FaultAim, FaultOptions
 from clusterprof_lab.real.launch import SCRIPT
 from clusterprof_lab.real.layout import read_layout
+from tests.support.job_python import require_torch
 from tests.support.recording_runs import list_events
 
 MS = 1_000_000
@@ -41,7 +42,7 @@ def corpus(folder: Path, **real: str) -> list[str]:
 def test_what_cannot_be_run_is_reported_with_its_reason_and_is_no_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     options = corpus(tmp_path, never="null", unknown="{fault: moon-phase}", can="{fault: gc}")
     assert main([*options, "list"]) == 0
     reasons = {
@@ -135,7 +136,7 @@ def test_what_is_queued_behind_a_collective_waits_for_the_real_transfer(
 @pytest.mark.torch
 def test_a_scenario_for_real(tmp_path: Path) -> None:
     """Two ranks, twelve steps, a rank that collects garbage: recorded, and accounted for."""
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     section = "{fault: gc, collectives: host, script: {steps: 12, compute-ms: 60}}"
     options, out = corpus(tmp_path, mine=section), tmp_path / "out"
     key = read_layout({"collectives": "host", "script": {"steps": 12, "compute-ms": 60}}).key

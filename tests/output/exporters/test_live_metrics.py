@@ -18,15 +18,19 @@ from clusterprof.output.exporters.live_metrics import (
 )
 from clusterprof.trace.live_files import METRICS_STATE_NAME
 from tests.support.growing_recording import STEPS, GrowingRecording
-from tests.support.recordings import SECOND, make_training
+from tests.support.recordings import SECOND, Script, make_training
 
 LIMITS = build_limits({})
 
 
+@pytest.fixture(scope="module")
+def script() -> Script:
+    return make_training([*STEPS, *[(0.0, 1.0)] * 200])
+
+
 @pytest.fixture
-def growing(tmp_path: Path) -> GrowingRecording:
-    steps = [*STEPS, *[(0.0, 1.0)] * 200]
-    return GrowingRecording(make_training(steps), tmp_path / "node-a", 1_700_000_000 * SECOND)
+def growing(script: Script, tmp_path: Path) -> GrowingRecording:
+    return GrowingRecording(script, tmp_path / "node-a", 1_700_000_000 * SECOND)
 
 
 class Process:

@@ -208,7 +208,7 @@ def test_the_same_in_plain_sentences() -> None:
     for line in (
         "Next: this saves: about 60.00 s of GPU time; the job ends 30.00 s sooner (30.0 %). That"
         " is more than was lost: rank 1 also finishes sooner.",
-        "  Certainty: 93 %: measured in one way (class B)",
+        "  Certainty: 93 %: measured by one signal (grade B)",
         "  Fixing only this saves: 1.0 min, more than was lost: rank 1 also finishes sooner",
         "  Since: from 40.0 s on (step 41 of 100)",
     ):

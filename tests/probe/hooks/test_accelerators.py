@@ -7,6 +7,7 @@ are compared with what the device cannot undercut: 600 ms of work that are queue
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.probe_jobs import (
     install_probe,
     record_code,
 )
+from tests.support.warm_jobs import WarmJobs
 
 require_torch("2.9", "the device of these tests uses its interfaces for streams and events")
 pytestmark = pytest.mark.torch
@@ -41,14 +43,19 @@ step(batch)  # reads the last events
 """
 
 
-def run_job(
-    tmp_path: Path, library: Path, code: str, gpu_events: bool = True, **environ: str
-) -> Ring:
-    """Run code on the device; return the ring of a probe that is still on."""
-    run_dir = install_probe(tmp_path / "run", gpu_events=gpu_events)
-    (ring,) = record_code(DEVICE + code, run_dir, TORCH_DEVICE=str(library), **environ)
-    assert ring.switched_off == 0
-    return ring
+RunJob = Callable[..., Ring]
+
+
+@pytest.fixture
+def run_job(warm_jobs: WarmJobs, torch_device: Path) -> RunJob:
+    """Return what runs code on the device and returns the ring of a probe that is still on."""
+
+    def run(code: str, **environ: str) -> Ring:
+        (ring,) = warm_jobs.record(DEVICE + code, TORCH_DEVICE=str(torch_device), **environ)
+        assert ring.switched_off == 0
+        return ring
+
+    return run
 
 
 def list_lengths(spans: list[Span]) -> list[int]:
@@ -56,11 +63,9 @@ def list_lengths(spans: list[Span]) -> list[int]:
     return [span.end_ns - span.start_ns for span in spans]
 
 
-def test_a_wait_is_exposed_as_far_as_no_queued_work_hides_it(
-    tmp_path: Path, torch_device: Path
-) -> None:
+def test_a_wait_is_exposed_as_far_as_no_queued_work_hides_it(run_job: RunJob) -> None:
     code = LOOP.format(waits="0.2, 0.2, 0.2, 0.4", queued="0, 0.6, 0.2, 0")
-    ring = run_job(tmp_path, torch_device, code)
+    ring = run_job(code)
     waits, exposed = ring.of(DATA_WAIT), ring.of(EXPOSED)
     assert [span.a for span in exposed] == [wait.sequence for wait in waits]
     empty, also_empty, hidden, partly = (span.b for span in exposed)
@@ -92,10 +97,8 @@ with torch.no_grad():
 """
 
 
-def test_copies_from_the_host_are_recorded_and_no_others(
-    tmp_path: Path, torch_device: Path
-) -> None:
-    ring = run_job(tmp_path, torch_device, COPIES)
+def test_copies_from_the_host_are_recorded_and_no_others(run_job: RunJob) -> None:
+    ring = run_job(COPIES)
     copies = [span for span in ring.of(H2D) if span.a in (40, 80, 120)]
     assert [(span.a, span.b) for span in copies] == [(40, 0), (80, 1), (120, 0)]
     pageable, pinned, _ = list_lengths(copies)
@@ -125,18 +128,14 @@ step(batch)
 """
 
 
-def test_each_wait_of_the_host_for_the_device_is_recorded(
-    tmp_path: Path, torch_device: Path
-) -> None:
-    ring = run_job(tmp_path, torch_device, SYNCS)
+def test_each_wait_of_the_host_for_the_device_is_recorded(run_job: RunJob) -> None:
+    ring = run_job(SYNCS)
     syncs = ring.of(SYNC)
     assert [span.b for span in syncs] == 9 * [1]
     assert min(span.a for span in syncs) >= 200 * MS
 
 
-def test_a_device_that_the_job_has_not_initialized_is_left_alone(
-    tmp_path: Path, torch_device: Path
-) -> None:
+def test_a_device_that_the_job_has_not_initialized_is_left_alone(run_job: RunJob) -> None:
     code = """
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 for batch in torch.utils.data.DataLoader(Slow(0, 0)):
@@ -145,7 +144,7 @@ for batch in torch.utils.data.DataLoader(Slow(0, 0)):
 assert not device.is_initialized()
 assert not hasattr(torch.Tensor.to, "_is_clusterprof")
 """
-    ring = run_job(tmp_path, torch_device, code)
+    ring = run_job(code)
     assert (len(ring.of(DATA_WAIT)), len(ring.of(STEP)), ring.of(EXPOSED)) == (2, 2, [])
 
 
@@ -198,7 +197,8 @@ def test_the_wait_of_ddp_for_gradients_is_measured_on_the_stream(
     tmp_path: Path, torch_device: Path
 ) -> None:
     # DDP warns in C++ that it has no timer for such a device.
-    ring = run_job(tmp_path, torch_device, GROUP + PASSES, TORCH_CPP_LOG_LEVEL="ERROR")
+    environ = {"TORCH_DEVICE": str(torch_device), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    (ring,) = record_code(DEVICE + GROUP + PASSES, install_probe(tmp_path / "run"), **environ)
     gradients = [
         span
         for span, operation in zip(ring.of(COLLECTIVE), list_operations(ring))
@@ -229,10 +229,8 @@ step(batch)
 """
 
 
-def test_a_collective_is_measured_on_the_stream_of_the_training(
-    tmp_path: Path, torch_device: Path
-) -> None:
-    ring = run_job(tmp_path, torch_device, GROUP + COLLECTIVES)
+def test_a_collective_is_measured_on_the_stream_of_the_training(run_job: RunJob) -> None:
+    ring = run_job(GROUP + COLLECTIVES)
     first, beside, issue, wait = ring.of(COLLECTIVE)
     assert max(list_lengths([first, beside, issue, wait])) < 100 * MS
     exposed = ring.of(EXPOSED_COLLECTIVE)
@@ -263,16 +261,16 @@ device.Event = Failing
     ids=["events", "streams", "timing", "clock", "capturing", "methods"],
 )
 def test_what_a_device_lacks_is_not_measured_and_the_rest_is(
-    tmp_path: Path, torch_device: Path, lack: str, measured: int
+    run_job: RunJob, lack: str, measured: int
 ) -> None:
-    ring = run_job(tmp_path, torch_device, lack + LOOP.format(waits="0, 0, 0", queued="0, 0, 0"))
+    ring = run_job(lack + LOOP.format(waits="0, 0, 0", queued="0, 0, 0"))
     assert len(ring.of(EXPOSED)) == measured
     # Each step copies its batch of 8 numbers; the last of the four has no batch of its own.
     assert [span.a for span in ring.of(H2D)].count(32) >= 3
     assert (len(ring.of(DATA_WAIT)), len(ring.of(STEP)), len(ring.of(SYNC))) == (3, 4, 1)
 
 
-def test_the_allocator_of_any_device_is_read(tmp_path: Path, torch_device: Path) -> None:
+def test_the_allocator_of_any_device_is_read(run_job: RunJob) -> None:
     code = """
 counts = {"num_alloc_retries": 2, "num_ooms": 0}
 device.memory_stats_as_nested_dict = lambda: counts
@@ -282,11 +280,13 @@ counts["num_alloc_retries"] = 5
 time.sleep(1.1)  # it is read once a second
 step(torch.ones(1, 8))
 """
-    ring = run_job(tmp_path, torch_device, code)
+    ring = run_job(code)
     assert [(span.a, span.b, span.c, span.d) for span in ring.of(19)] == [(3, -1, -1, 0)]
 
 
 def test_gpu_events_can_be_switched_off_for_any_device(tmp_path: Path, torch_device: Path) -> None:
     code = LOOP.format(waits="0, 0", queued="0, 0")
-    ring = run_job(tmp_path, torch_device, code, gpu_events=False)
+    run_dir = install_probe(tmp_path / "run", gpu_events=False)
+    (ring,) = record_code(DEVICE + code, run_dir, TORCH_DEVICE=str(torch_device))
+    assert ring.switched_off == 0
     assert (len(ring.of(DATA_WAIT)), ring.of(EXPOSED)) == (2, [])

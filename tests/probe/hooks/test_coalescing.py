@@ -19,7 +19,7 @@ from tests.support.gloo_ranks import (
     list_operations,
 )
 from tests.support.job_python import require_torch
-from tests.support.probe_jobs import install_probe
+from tests.support.warm_jobs import WarmJobs
 
 require_torch()
 pytestmark = pytest.mark.torch
@@ -51,9 +51,9 @@ print(a.tolist(), b.tolist(), other.tolist())
 """
 
 
-def test_a_batch_is_one_operation(tmp_path: Path) -> None:
-    with_probe = launch_ranks(BATCHES, tmp_path, install_probe(tmp_path / "run"))
-    without = launch_ranks(BATCHES, tmp_path, None)
+def test_a_batch_is_one_operation(tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs) -> None:
+    with_probe = launch_ranks(BATCHES, tmp_path, warm_jobs)
+    without = launch_ranks(BATCHES, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
     for rank, ring in enumerate(with_probe.rings):
@@ -84,8 +84,10 @@ print(got.tolist())
 """
 
 
-def test_the_one_work_of_a_batch_is_the_wait_of_each_message(tmp_path: Path) -> None:
-    job = launch_ranks(ONE_WORK, tmp_path, install_probe(tmp_path / "run"))
+def test_the_one_work_of_a_batch_is_the_wait_of_each_message(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
+    job = launch_ranks(ONE_WORK, tmp_path, warm_jobs)
     assert job.returncodes == [0, 0], job.stderr
     assert job.stdout[0] == b"%s\n" % str(10 * [2.0]).encode()
     for ring in job.rings:

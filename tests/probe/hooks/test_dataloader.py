@@ -76,9 +76,9 @@ if __name__ == "__main__":
 """
 
 
-def train(tmp_path: Path, **options: object) -> tuple[Ring, list[Ring]]:
+def train(tmp_path: Path, code: str = TRAIN, **options: object) -> tuple[Ring, list[Ring]]:
     """Train under the probe; return the ring of the main process and those of the workers."""
-    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "train.py").write_text(code)
     run_dir = install_probe(tmp_path / "run")
     arguments = ("train.py", json.dumps(options), "model.pt")
     quiet = {"PYTHONWARNINGS": "ignore:This DataLoader will create"}  # of more workers than CPUs
@@ -91,6 +91,11 @@ def train(tmp_path: Path, **options: object) -> tuple[Ring, list[Ring]]:
     (registered,) = (run_dir / "register").iterdir()
     main = watcher.read_ring(int(registered.stem))
     return main, [ring for ring in watcher.read_rings() if ring.pid != main.pid]
+
+
+def batch_waits(ring: Ring) -> list[Span]:
+    """The waits for a batch, without those for the first tasks of an epoch."""
+    return [wait for wait in ring.of(DATA_WAIT) if wait.a >= 0]
 
 
 def duration(span: Span) -> int:
@@ -218,7 +223,7 @@ def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
     main, workers = train(tmp_path, num_workers=2, multiprocessing_context=context)
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     assert sorted(pids) == [0, 1]
-    waits = main.of(DATA_WAIT)
+    waits = batch_waits(main)
     # Batches go to workers 0, 1, 0, 1, 0 in turn.
     assert [(w.a, w.b, w.c, w.d) for w in waits] == [
         (n, pids[n % 2], 2, int(n == 0)) for n in range(5)
@@ -244,9 +249,31 @@ def test_persistent_workers_stay_the_same_processes(tmp_path: Path) -> None:
     assert len(workers) == 2
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     once = [(n, pids[n % 2], 2, int(n == 0)) for n in range(5)]
-    assert [(w.a, w.b, w.c, w.d) for w in main.of(DATA_WAIT)] == once + once
+    assert [(w.a, w.b, w.c, w.d) for w in batch_waits(main)] == once + once
     assert [s.d for s in main.of(LOADER_START)] == [1]
     assert sum(len(ring.of(FETCH)) for ring in workers) == 10
+
+
+def test_an_epoch_begins_with_a_wait_for_its_sampler(tmp_path: Path) -> None:
+    sampler = """
+class Slow(torch.utils.data.Sampler):
+    def __len__(self):
+        return 20
+    def __iter__(self):
+        time.sleep(0.03)  # as if it sorted
+        return iter(range(20))
+
+def main():
+"""
+    code = TRAIN.replace("\ndef main():\n", sampler)
+    code = code.replace("batch_size=4,", "batch_size=4, sampler=Slow(),")
+    main, _ = train(tmp_path, code, num_workers=2, persistent_workers=True, epochs=2)
+    waits = main.of(DATA_WAIT)
+    begins = [wait for wait in waits if wait.a < 0]
+    # The training process draws the indices itself: it waits for no worker.
+    assert [(wait.b, wait.c, wait.d) for wait in begins] == 2 * [(0, 2, 0)]
+    assert all(duration(wait) >= 30_000_000 for wait in begins)
+    assert [waits.index(wait) for wait in begins] == [0, 6]  # each before five batches
 
 
 @pytest.mark.long
@@ -254,6 +281,6 @@ def test_workers_of_an_iterable_that_end_early_are_not_waited_for(tmp_path: Path
     main, workers = train(tmp_path, num_workers=2, iterable=True)
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     # Worker 0 has 8 items, worker 1 has 4: batches of workers 0, 1, 0.
-    assert [w.b for w in main.of(DATA_WAIT)] == [pids[0], pids[1], pids[0]]
+    assert [w.b for w in batch_waits(main)] == [pids[0], pids[1], pids[0]]
     # The fetch that finds the end is none.
     assert {ring.pid: len(ring.of(FETCH)) for ring in workers} == {pids[0]: 2, pids[1]: 1}

@@ -21,7 +21,8 @@ from tests.support.gloo_ranks import (
     record_ranks,
 )
 from tests.support.job_python import require_torch
-from tests.support.probe_jobs import OPTIMIZER, Ring, install_probe, select_long_values
+from tests.support.probe_jobs import OPTIMIZER, Ring, select_long_values
+from tests.support.warm_jobs import WarmJobs
 
 require_torch()
 pytestmark = pytest.mark.torch
@@ -49,7 +50,9 @@ def gradients(ring: Ring) -> list[Operation]:
 @pytest.mark.parametrize(
     "options", ["static_graph=True", *select_long_values("", "find_unused_parameters=True")]
 )
-def test_the_wait_for_a_slow_rank_is_seen_by_the_others(tmp_path: Path, options: str) -> None:
+def test_the_wait_for_a_slow_rank_is_seen_by_the_others(
+    tmp_path: Path, warm_jobs: WarmJobs, options: str
+) -> None:
     code = f"""
 ddp = model({options})
 for step in range(4):
@@ -59,7 +62,7 @@ for step in range(4):
     assert out._backward_hooks is None
 assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.parameters())
 """
-    job = launch_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run"))
+    job = launch_ranks(MODEL + code, tmp_path, warm_jobs)
     assert job.returncodes == [0, 0], job.stderr  # DDP warns when it finds no unused parameters
     zero, rank_one = (gradients(ring) for ring in job.rings)
     for result in (zero, rank_one):
@@ -72,7 +75,7 @@ assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.p
 
 
 @pytest.mark.long
-def test_the_computation_of_a_backward_pass_is_no_wait(tmp_path: Path) -> None:
+def test_the_computation_of_a_backward_pass_is_no_wait(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = f"""
 class Slow(torch.autograd.Function):
     @staticmethod
@@ -89,7 +92,7 @@ class Net(torch.nn.Module):
 ddp = DDP(Net())
 for _ in range(3): ddp(batch()).sum().backward(); dist.barrier()
 """
-    for ring in record_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run")):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         # The second layer's gradients come before the 0.3 s, the first layer's after them. In the
         # first pass one rank may load what the other had loaded already: that is a wait.
         _, second, third = gradients(ring)
@@ -97,7 +100,7 @@ for _ in range(3): ddp(batch()).sum().backward(); dist.barrier()
 
 
 @pytest.mark.long
-def test_only_passes_that_reduce_count(tmp_path: Path) -> None:
+def test_only_passes_that_reduce_count(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = """
 ddp = model()
 for step in range(6):  # accumulation: every third pass reduces
@@ -113,7 +116,7 @@ out.sum().backward()                               # 3
 (ddp(batch()).sum() + ddp(batch()).sum()).backward()  # 4: two forward passes, one reduction
 dist.all_reduce(torch.ones(1))                     # 5
 """
-    for ring in record_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run")):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         rows = [(o.what, o.number) for o in list_operations(ring)]
         assert rows == [
             (GRADIENTS, 0),
@@ -126,7 +129,7 @@ dist.all_reduce(torch.ones(1))                     # 5
 
 
 @pytest.mark.long
-def test_ranks_that_use_other_parameters_count_alike(tmp_path: Path) -> None:
+def test_ranks_that_use_other_parameters_count_alike(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = """
 class Net(torch.nn.Module):
     def __init__(self):
@@ -138,12 +141,14 @@ ddp = DDP(Net(), find_unused_parameters=True)
 for step in range(6):
     ddp(batch(), (step * (rank + 1)) % 3)["out"][0].sum().backward()
 """
-    for ring in record_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run")):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         assert [each.number for each in gradients(ring)] == list(range(6))
 
 
 @pytest.mark.long
-def test_the_jobs_own_communication_hook_stays_and_is_counted(tmp_path: Path) -> None:
+def test_the_jobs_own_communication_hook_stays_and_is_counted(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = """
 ddp = model()
 def hook(state, bucket):
@@ -152,7 +157,7 @@ def hook(state, bucket):
 ddp.register_comm_hook(None, hook)
 for _ in range(2): ddp(batch()).sum().backward()
 """
-    for ring in record_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run")):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         rows = [(o.what, o.form, o.number) for o in list_operations(ring)]
         # One bucket: its reduction is issued while the pass computes, then the pass waits.
         assert rows == [
@@ -164,14 +169,12 @@ for _ in range(2): ddp(batch()).sum().backward()
 
 
 @pytest.mark.long
-def test_buffers_are_broadcast_in_the_forward_pass(tmp_path: Path) -> None:
+def test_buffers_are_broadcast_in_the_forward_pass(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = """
 ddp = DDP(torch.nn.BatchNorm1d(8))
 for _ in range(2): ddp(batch()).sum().backward()
 """
-    for rank, ring in enumerate(
-        record_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run"))
-    ):
+    for rank, ring in enumerate(record_ranks(MODEL + code, tmp_path, warm_jobs)):
         # Mean and variance of 8 floats and a counter of 8 bytes; rank 0 has the word.
         sent = 72 if rank == 0 else 0
         assert [(o.what, o.number, o.bytes) for o in list_operations(ring)] == [
@@ -186,7 +189,7 @@ for _ in range(2): ddp(batch()).sum().backward()
     ("last", "seen"), [pytest.param("layer", 0, marks=pytest.mark.long), ("first", 3)]
 )
 def test_a_wait_inside_a_reentrant_checkpoint_is_left_out(
-    tmp_path: Path, last: str, seen: int
+    tmp_path: Path, warm_jobs: WarmJobs, last: str, seen: int
 ) -> None:
     code = f"""
 from torch.utils.checkpoint import checkpoint
@@ -201,7 +204,7 @@ ddp = DDP(Net())
 for _ in range(3): ddp(batch()).sum().backward()
 dist.barrier()
 """
-    for ring in record_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run")):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         assert len(gradients(ring)) == seen
 
 
@@ -225,9 +228,11 @@ except RuntimeError as error: print(error)
 """
 
 
-def test_training_is_the_same_with_us_to_the_last_bit(tmp_path: Path) -> None:
-    with_probe = launch_ranks(MODEL + TRAIN, tmp_path, install_probe(tmp_path / "run"))
-    without = launch_ranks(MODEL + TRAIN, tmp_path, None)
+def test_training_is_the_same_with_us_to_the_last_bit(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
+    with_probe = launch_ranks(MODEL + TRAIN, tmp_path, warm_jobs)
+    without = launch_ranks(MODEL + TRAIN, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert with_probe.returncodes == without.returncodes
     assert (with_probe.stdout, with_probe.stderr) == (without.stdout, without.stderr)
@@ -253,9 +258,11 @@ for _ in range(2):
 
 
 @pytest.mark.long
-def test_sharded_training_is_the_same_with_us_and_its_collectives_are_seen(tmp_path: Path) -> None:
-    with_probe = launch_ranks(SHARDED, tmp_path, install_probe(tmp_path / "run"))
-    without = launch_ranks(SHARDED, tmp_path, None)
+def test_sharded_training_is_the_same_with_us_and_its_collectives_are_seen(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
+    with_probe = launch_ranks(SHARDED, tmp_path, warm_jobs)
+    without = launch_ranks(SHARDED, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert with_probe.returncodes == [0, 0]
     assert (with_probe.stdout, with_probe.stderr) == (without.stdout, without.stderr)

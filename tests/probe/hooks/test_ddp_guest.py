@@ -9,6 +9,7 @@ import pytest
 from tests.support.gloo_ranks import launch_ranks
 from tests.support.job_python import require_torch
 from tests.support.probe_jobs import install_probe, select_long_values
+from tests.support.warm_jobs import WarmJobs
 
 require_torch()
 pytestmark = pytest.mark.torch
@@ -55,7 +56,7 @@ def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> No
     ],
 )
 def test_an_error_in_the_hook_switches_the_probe_off_and_is_not_seen(
-    tmp_path: Path, where: str
+    tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
     code = f"""
 from _clusterprof_probe.hooks import ddp as ddp, process_groups
@@ -66,6 +67,6 @@ for _ in range(3): net(batch()).sum().backward()
 import _clusterprof_probe
 print(_clusterprof_probe.on)
 """
-    job = launch_ranks(MODEL + code, tmp_path, install_probe(tmp_path / "run"))
+    job = launch_ranks(MODEL + code, tmp_path, warm_jobs)
     assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
     assert job.stdout == [b"False\n", b"False\n"]

@@ -30,6 +30,7 @@ from tests.support.gloo_ranks import (
 )
 from tests.support.job_python import require_torch
 from tests.support.probe_jobs import Ring, install_probe, run_python
+from tests.support.warm_jobs import WarmJobs
 
 require_torch()
 pytestmark = pytest.mark.torch
@@ -104,7 +105,9 @@ def test_each_rank_announces_its_group_once(everything: tuple[list[Ring], Path])
     }
 
 
-def test_the_others_wait_as_long_as_the_late_one_is_late(tmp_path: Path) -> None:
+def test_the_others_wait_as_long_as_the_late_one_is_late(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = f"""
 t = torch.ones(1)
 dist.all_reduce(t)
@@ -113,14 +116,16 @@ dist.all_reduce(t)
 if rank == 0: time.sleep({LATE_S})
 dist.barrier()
 """
-    rings = record_ranks(code, tmp_path, install_probe(tmp_path / "run"))
+    rings = record_ranks(code, tmp_path, warm_jobs)
     zero, rank_one = (list_operations(ring) for ring in rings)
     # Rank 1 came late to operation 1, rank 0 to operation 2.
     assert zero[1].seconds > LATE_S / 2 > rank_one[1].seconds
     assert rank_one[2].seconds > LATE_S / 2 > zero[2].seconds
 
 
-def test_an_asynchronous_operation_is_issued_and_waited_for(tmp_path: Path) -> None:
+def test_an_asynchronous_operation_is_issued_and_waited_for(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = f"""
 t = torch.ones(10)
 if rank == 1: time.sleep({LATE_S})
@@ -135,7 +140,7 @@ lost = dist.all_reduce(t, async_op=True)
 lost.get_future().wait()  # a wait that no span shows
 assert t.tolist() == 10 * [4.0]
 """
-    rings = record_ranks(code, tmp_path, install_probe(tmp_path / "run"))
+    rings = record_ranks(code, tmp_path, warm_jobs)
     for rank, ring in enumerate(rings):
         matched = list_operations(ring)
         sent = 20 if rank == 0 else 0
@@ -151,7 +156,7 @@ assert t.tolist() == 10 * [4.0]
     assert waits[0] > LATE_S / 2 > waits[1]
 
 
-def test_messages_name_their_peer_and_count_by_pair(tmp_path: Path) -> None:
+def test_messages_name_their_peer_and_count_by_pair(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = """
 t = torch.ones(10)
 half = dist.new_group([0, 2])
@@ -171,7 +176,7 @@ dist.barrier()
 if rank < 2: dist.send(t, 2)
 else: dist.recv(t); dist.recv(t)
 """
-    rings = record_ranks(code, tmp_path, install_probe(tmp_path / "run"), size=3)
+    rings = record_ranks(code, tmp_path, warm_jobs, size=3)
     assert hash_group("0,1,2") == 0x4E62965EF8BA1C61  # printf 0,1,2 | b2sum; its first 8 bytes
     everybody, half, own = hash_group("0,1,2"), hash_group("0,2"), hash_group("2")
 
@@ -212,7 +217,9 @@ else: dist.recv(t); dist.recv(t)
     assert (alone.group, alone.number) == (own, 0)
 
 
-def test_a_group_is_its_members_and_who_is_outside_counts_nothing(tmp_path: Path) -> None:
+def test_a_group_is_its_members_and_who_is_outside_counts_nothing(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = """
 t = torch.ones(1)
 again, first = dist.new_group([0, 1]), dist.new_group([0])
@@ -222,7 +229,7 @@ dist.all_reduce(t, group=first)  # rank 1 is refused and does nothing
 dist.destroy_process_group(again)
 dist.barrier()
 """
-    job = launch_ranks(code, tmp_path, install_probe(tmp_path / "run"))
+    job = launch_ranks(code, tmp_path, warm_jobs)
     assert job.returncodes == [0, 0]
     zero, rank_one = (list_operations(ring) for ring in job.rings)
     named = rank_one[1].group  # equal members, and created later
@@ -232,7 +239,7 @@ dist.barrier()
     assert [(o.group, o.number) for o in zero] == [*both[:2], (hash_group("0"), 0), both[2]]
 
 
-def test_an_operation_of_another_thread_says_so(tmp_path: Path) -> None:
+def test_an_operation_of_another_thread_says_so(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = """
 import threading
 t = torch.ones(10)
@@ -245,7 +252,7 @@ call(t)
 call(tensor=t, op=dist.ReduceOp.MAX)
 dist.broadcast(t, src=0)
 """
-    for ring in record_ranks(code, tmp_path, install_probe(tmp_path / "run")):
+    for ring in record_ranks(code, tmp_path, warm_jobs):
         by_other = [bool(span.d & layout.OTHER_THREAD) for span in ring.of(layout.COLLECTIVE)]
         assert by_other == [False, True, True, False]
         # all else is as if the main thread had called it
@@ -258,7 +265,9 @@ dist.broadcast(t, src=0)
         ]
 
 
-def test_process_groups_with_equal_members_count_by_themselves(tmp_path: Path) -> None:
+def test_process_groups_with_equal_members_count_by_themselves(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     """Two threads use a group each: their operations have no order between them."""
     code = """
 import threading, time
@@ -274,7 +283,7 @@ for _ in range(4):
     dist.all_reduce(t)
 thread.join()
 """
-    for ring in record_ranks(code, tmp_path, install_probe(tmp_path / "run")):
+    for ring in record_ranks(code, tmp_path, warm_jobs):
         by_group: dict[int, list[tuple[int, int]]] = {}
         for operation in list_operations(ring):
             if operation.what == ALL_REDUCE:

@@ -20,6 +20,7 @@ from tests.support.gloo_ranks import (
 )
 from tests.support.job_python import require_torch
 from tests.support.probe_jobs import install_probe, select_long_values
+from tests.support.warm_jobs import WarmJobs
 
 require_torch()
 pytestmark = pytest.mark.torch
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.torch
 @pytest.mark.skipif(
     job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
 )
-def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path) -> None:
+def test_an_error_of_the_job_reads_as_it_does_without_us(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
     wrong = [
         "dist.all_reduce('no tensor')",
         "dist.broadcast(1, src=0)",
@@ -46,8 +49,8 @@ dist.all_reduce(torch.ones(1))
 """
         for line in wrong
     )
-    with_probe = launch_ranks(code, tmp_path, install_probe(tmp_path / "run"), size=1)
-    without = launch_ranks(code, tmp_path, None, size=1)
+    with_probe = launch_ranks(code, tmp_path, warm_jobs, size=1)
+    without = launch_ranks(code, tmp_path, bare_jobs, size=1)
     assert without.stdout[0].count(b"Traceback") == len(wrong)
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
     # The calls that failed have taken a number and left no span; the next ones are recorded.
@@ -84,9 +87,9 @@ print(_clusterprof_probe.on, other_calls.active_threads)
     ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
-    tmp_path: Path, where: str
+    tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
-    job = launch_ranks(BROKEN.format(where=where), tmp_path, install_probe(tmp_path / "run"))
+    job = launch_ranks(BROKEN.format(where=where), tmp_path, warm_jobs)
     assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
     # 1 + 1 = 2, then 4, then 8: the job's sums are right.
     for output in job.stdout:

@@ -18,16 +18,16 @@ from tests.support.gloo_ranks import (
     list_operations,
 )
 from tests.support.job_python import require_torch
-from tests.support.probe_jobs import install_probe
+from tests.support.warm_jobs import WarmJobs
 
 require_torch()
 pytestmark = pytest.mark.torch
 
 
-def both_ways(code: str, tmp_path: Path) -> Job:
+def both_ways(code: str, tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs) -> Job:
     """Run with us and without: nothing may differ."""
-    with_probe = launch_ranks(code, tmp_path, install_probe(tmp_path / "run"))
-    without = launch_ranks(code, tmp_path, None)
+    with_probe = launch_ranks(code, tmp_path, warm_jobs)
+    without = launch_ranks(code, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], b"".join(without.stderr).decode()
     assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
     return with_probe
@@ -52,8 +52,10 @@ for _ in range(2):
 """
 
 
-def test_fsdp1_gathers_and_scatters(tmp_path: Path) -> None:
-    job = both_ways(FSDP1, tmp_path)
+def test_fsdp1_gathers_and_scatters(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
+    job = both_ways(FSDP1, tmp_path, warm_jobs, bare_jobs)
     for ring in job.rings:
         result = [o for o in list_operations(ring) if o.what in (ALL_GATHER, REDUCE_SCATTER)]
         assert [(o.what, o.bytes) for o in result][-4:] == 2 * [
@@ -80,8 +82,10 @@ for _ in range(2):
 
 
 @pytest.mark.long
-def test_a_sharded_optimizer_broadcasts_what_it_owns(tmp_path: Path) -> None:
-    job = both_ways(ZERO, tmp_path)
+def test_a_sharded_optimizer_broadcasts_what_it_owns(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
+    job = both_ways(ZERO, tmp_path, warm_jobs, bare_jobs)
     for ring in job.rings:
         result = begun(list_operations(ring))
         numbers = [number for number, _ in result]
@@ -104,8 +108,10 @@ dist.barrier()
 
 
 @pytest.mark.long
-def test_ranks_with_less_to_do_count_on(tmp_path: Path) -> None:
-    job = both_ways(JOIN, tmp_path)
+def test_ranks_with_less_to_do_count_on(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
+    job = both_ways(JOIN, tmp_path, warm_jobs, bare_jobs)
     zero, rank_one = (begun(list_operations(ring)) for ring in job.rings)
     # Four reductions of gradients: rank 0 has two of its own and reduces zeros in the other two.
     assert [what for _, what in rank_one].count(GRADIENTS) == 4

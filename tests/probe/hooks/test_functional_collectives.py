@@ -24,6 +24,7 @@ from tests.support.gloo_ranks import (
 )
 from tests.support.job_python import require_torch
 from tests.support.probe_jobs import install_probe, select_long_values
+from tests.support.warm_jobs import WarmJobs
 
 require_torch("2.3", "its functional collectives are other operators")
 pytestmark = pytest.mark.torch
@@ -57,8 +58,8 @@ dist.barrier()                                                         # 8
 """
 
 
-def test_each_operation_is_issued_and_waited_for(tmp_path: Path) -> None:
-    rings = record_ranks(BEGIN + EVERYTHING, tmp_path, install_probe(tmp_path / "run"))
+def test_each_operation_is_issued_and_waited_for(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+    rings = record_ranks(BEGIN + EVERYTHING, tmp_path, warm_jobs)
     for rank, ring in enumerate(rings):
         matched = list_operations(ring)
         assert {(o.group, o.peer) for o in matched} == {(hash_group("0,1"), None)}
@@ -82,7 +83,9 @@ def test_each_operation_is_issued_and_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_one_who_needs_the_result_waits_for_the_late_one(tmp_path: Path) -> None:
+def test_the_one_who_needs_the_result_waits_for_the_late_one(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = f"""
 t = torch.ones(1)
 funcol.all_reduce(t, "sum", world).tolist()  # the first one imports much on its way
@@ -91,7 +94,7 @@ if rank == 1: time.sleep({LATE_S})
 out = funcol.all_reduce(t, "sum", world)
 out.tolist()
 """
-    rings = record_ranks(BEGIN + code, tmp_path, install_probe(tmp_path / "run"))
+    rings = record_ranks(BEGIN + code, tmp_path, warm_jobs)
     waits = [list_operations(ring)[4] for ring in rings]
     assert [wait.form for wait in waits] == [WAIT, WAIT]
     assert waits[0].seconds > LATE_S / 2 > waits[1].seconds
@@ -134,9 +137,11 @@ print(torch.vmap(lambda x: x + 1)(torch.ones(2)).tolist())
 """
 
 
-def test_all_is_as_it_is_without_us(tmp_path: Path) -> None:
-    with_probe = launch_ranks(BEGIN + SAME, tmp_path, install_probe(tmp_path / "run"))
-    without = launch_ranks(BEGIN + SAME, tmp_path, None)
+def test_all_is_as_it_is_without_us(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
+    with_probe = launch_ranks(BEGIN + SAME, tmp_path, warm_jobs)
+    without = launch_ranks(BEGIN + SAME, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert with_probe.returncodes == [0, 0], with_probe.stderr
     assert with_probe.stdout == without.stdout
@@ -189,7 +194,7 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: st
     ],
 )
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
-    tmp_path: Path, where: str
+    tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
     code = f"""
 from _clusterprof_probe.hooks import functional_collectives, process_groups
@@ -200,6 +205,6 @@ for _ in range(3): out = funcol.all_reduce(torch.ones(1), "sum", world).tolist()
 import _clusterprof_probe
 print(out, _clusterprof_probe.on)
 """
-    job = launch_ranks(BEGIN + code, tmp_path, install_probe(tmp_path / "run"))
+    job = launch_ranks(BEGIN + code, tmp_path, warm_jobs)
     assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
     assert job.stdout == 2 * [b"[2.0] False\n"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.job_python import require_torch
-from tests.support.probe_jobs import STEP, install_probe, record_code
+from tests.support.probe_jobs import STEP
+from tests.support.warm_jobs import WarmJobs
 
 require_torch("2.0", "hooks of all optimizers are new in 2.0")
 pytestmark = pytest.mark.torch
@@ -85,9 +84,9 @@ assert hook._read_counter(optimizer) == -1
     ids=["Adam", "resumed", "SGD", "own", "on a device"],
 )
 def test_two_numbers_of_the_optimizer_are_recorded(
-    tmp_path: Path, code: str, counters: list[tuple[int, int]], steps: int
+    warm_jobs: WarmJobs, code: str, counters: list[tuple[int, int]], steps: int
 ) -> None:
-    (ring,) = record_code(START + code, install_probe(tmp_path / "run"))
+    (ring,) = warm_jobs.record(START + code)
     assert ring.switched_off == 0
     assert [(span.a, span.b) for span in ring.of(STEP_COUNTER)] == counters
     assert [span.a for span in ring.of(STEP)] == list(range(steps))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import job_python
-from tests.support.frameworks import run_with_and_without_probe
 from tests.support.job_python import require_torch
 from tests.support.probe_jobs import (
     DATA_WAIT,
@@ -18,6 +19,7 @@ from tests.support.probe_jobs import (
     install_probe,
     run_python,
 )
+from tests.support.warm_jobs import WarmJobs
 
 require_torch()
 pytestmark = pytest.mark.torch
@@ -120,7 +122,7 @@ done = queue.Queue()
 for number in range(STEPS):
     step(torch.ones(4, 3))
     if number in (2, 5, 8):
-        start(fill, done)
+        start(lambda: done.put(make(number)))
         done.get()
 """
 FOREIGN = """
@@ -142,8 +144,17 @@ for _ in range(STEPS):
 """
 
 
-def train(tmp_path: Path, code: str) -> Ring:
-    rings = run_with_and_without_probe(CODE + code + "print(net.weight.tolist())\n", tmp_path)
+Train = Callable[[str], Ring]
+
+
+@pytest.fixture
+def train(warm_jobs: WarmJobs, bare_jobs: WarmJobs) -> Train:
+    """Return what trains by a code, with the probe and without, and returns the trainer's ring."""
+    return functools.partial(train_both_ways, warm_jobs, bare_jobs)
+
+
+def train_both_ways(jobs: WarmJobs, bare: WarmJobs, code: str) -> Ring:
+    rings = jobs.record_both_ways(bare, CODE + code + "print(net.weight.tolist())\n")
     (ring,) = (ring for ring in rings if ring.of(STEP))
     assert len(ring.of(STEP)) == 10
     return ring
@@ -156,16 +167,16 @@ def sum_ms(waits: list[Span]) -> float:
 @pytest.mark.parametrize(
     "code", [QUEUE, TIMEOUTS, FUTURES, PROCESS], ids=("queue", "timeouts", "futures", "process")
 )
-def test_the_loop_waits_for_batches(tmp_path: Path, code: str) -> None:
-    waits = train(tmp_path, code).of(DATA_WAIT)
+def test_the_loop_waits_for_batches(train: Train, code: str) -> None:
+    waits = train(code).of(DATA_WAIT)
     assert {(wait.a, wait.b, wait.c, wait.d) for wait in waits} == {(-1, -1, -1, -1)}
     # Batches 3 to 10: that it is a source of batches shows when the second one is taken.
     assert len(waits) >= 6
     assert 80 < sum_ms(waits) < 10 * 20 + 1000
 
 
-def test_a_loader_behind_a_buffer_is_waited_for_at_the_buffer(tmp_path: Path) -> None:
-    ring = train(tmp_path, BUFFERED)
+def test_a_loader_behind_a_buffer_is_waited_for_at_the_buffer(train: Train) -> None:
+    ring = train(BUFFERED)
     first_step_ns = ring.of(STEP)[0].end_ns
     # Until the first step ends it is not known which thread trains.
     waits = [wait for wait in ring.of(DATA_WAIT) if wait.start_ns > first_step_ns]
@@ -174,21 +185,23 @@ def test_a_loader_behind_a_buffer_is_waited_for_at_the_buffer(tmp_path: Path) ->
     assert sum(step.c for step in ring.of(STEP)) == 10
 
 
-def test_a_wait_inside_a_loader_belongs_to_it(tmp_path: Path) -> None:
-    waits = train(tmp_path, PINNED).of(DATA_WAIT)
+def test_a_wait_inside_a_loader_belongs_to_it(train: Train) -> None:
+    waits = train(PINNED).of(DATA_WAIT)
     assert [(wait.a, wait.b) for wait in waits] == [(number, 0) for number in range(10)]
 
 
-def test_what_is_not_taken_in_most_steps_is_no_source_of_batches(tmp_path: Path) -> None:
-    assert train(tmp_path, SAVES).of(DATA_WAIT) == []
+def test_what_is_not_taken_in_most_steps_is_no_source_of_batches(train: Train) -> None:
+    assert train(SAVES).of(DATA_WAIT) == []
 
 
-def test_queues_of_a_loader_belong_to_it(tmp_path: Path) -> None:
-    assert train(tmp_path, FOREIGN).of(DATA_WAIT) == []
+def test_queues_of_a_loader_belong_to_it(train: Train) -> None:
+    assert train(FOREIGN).of(DATA_WAIT) == []
 
 
-def test_a_process_without_steps_waits_for_no_batches(tmp_path: Path) -> None:
-    (ring,) = run_with_and_without_probe(CODE + SERVER, tmp_path)
+def test_a_process_without_steps_waits_for_no_batches(
+    warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
+    (ring,) = warm_jobs.record_both_ways(bare_jobs, CODE + SERVER)
     assert [wait.a for wait in ring.of(DATA_WAIT)] == [0, 1, 2]  # of its loader
 
 
@@ -205,7 +218,7 @@ def test_an_error_reads_as_it_does_without_us(tmp_path: Path) -> None:
     assert with_probe.stderr.count(b"File ") == 2  # the script, and queue.py
 
 
-def test_an_error_of_ours_does_not_replace_that_of_the_job(tmp_path: Path) -> None:
+def test_an_error_of_ours_does_not_replace_that_of_the_job(warm_jobs: WarmJobs) -> None:
     break_probe = """
 source.put(1); source.get(); source.put(1); source.get()
 if "_clusterprof_probe" in sys.modules:
@@ -218,6 +231,5 @@ try:
 except queue.Empty:
     print("empty")
 """
-    (tmp_path / "train.py").write_text(CODE + QUEUE + break_probe)
-    done = run_python("train.py", run_dir=install_probe(tmp_path / "run"), cwd=tmp_path)
+    done = warm_jobs.run(CODE + QUEUE + break_probe)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"empty\n", b"")

@@ -59,7 +59,7 @@ def test_workers(tmp_path: Path, context: str) -> None:
     assert list_steps(main) == 3 * [(0, 4, -1)]
     workers = {ring.of(WORKER_START)[0].a: ring for ring in rings if ring is not main}
     assert sorted(workers) == [0, 1]
-    assert [(w.a, w.b, w.c) for w in main.of(DATA_WAIT)] == [
+    assert [(w.a, w.b, w.c) for w in main.of(DATA_WAIT) if w.a >= 0] == [
         (0, workers[0].pid, 2),
         (1, workers[1].pid, 2),
         (2, workers[0].pid, 2),

@@ -12,6 +12,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.trace.schema import Event
+from tests.support.job_python import require_torch
 from tests.support.recording_runs import (
     RECORD,
     list_events,
@@ -21,7 +22,7 @@ from tests.support.recording_runs import (
     wait_until,
 )
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "extra_operator.py"
@@ -90,6 +91,7 @@ def test_the_operator_that_only_one_rank_runs_is_named(tmp_path: Path) -> None:
     assert " in 20 calls (there: not called)" in note, note
 
 
+@pytest.mark.long  # its halves: tests/probe/test_dive.py, tests/agent/processes/test_dives.py
 def test_a_window_is_refused_while_the_job_profiles_itself(tmp_path: Path) -> None:
     out, log, status = run_job(tmp_path, "profiled")
     assert status == 0, log

@@ -10,9 +10,10 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Evidence, Report
+from tests.support.job_python import require_torch
 from tests.support.recording_runs import RECORD, make_environment, make_job_id, wait_for_end
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "experts.py"
@@ -53,6 +54,7 @@ def test_the_rank_with_the_fullest_expert_is_named_with_its_bytes(tmp_path: Path
     )
 
 
+@pytest.mark.long  # from a recording made by hand: tests/analysis/cross_rank/test_waits.py
 def test_a_slow_expert_with_as_many_tokens_brings_no_more(tmp_path: Path) -> None:
     evidence = find_work_evidence(record_job(tmp_path / "run", "20,20", "0.001,0.003"))
     assert "step.worked_ns" in evidence and "step.all_to_all_bytes" not in evidence

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from clusterprof.analysis.cross_rank.hangs import HANG_NS
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text.wording import list_warnings
 from clusterprof.report.model import Report
+from tests.support.job_python import require_torch
 from tests.support.ras_server import RasServer
 from tests.support.recording_runs import (
     RECORD,
@@ -32,7 +33,7 @@ from tests.support.recording_runs import (
     wait_until,
 )
 
-pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "hang.py"
@@ -47,23 +48,23 @@ class Job:
     pids: dict[int, int] = field(default_factory=dict)
 
 
-def read_lines(launcher: subprocess.Popen[str], job: Job) -> None:
-    """Read what the ranks say, until the fault has begun."""
-    assert launcher.stdout is not None
-    for line in launcher.stdout:
+def wait_for_fault(job: Job, fault: str) -> None:
+    """Read what the ranks say, until the fault has begun; a loader that is stuck says nothing."""
+    assert job.launcher.stdout is not None
+    for line in job.launcher.stdout:
         values = json.loads(line) if line.startswith("{") else {}
         if "pid" in values:
             job.pids[values["rank"]] = values["pid"]
-        if "begun" in values:
+        if "begun" in values or (fault == "loader" and len(job.pids) == RANKS):
             break
 
 
 @contextmanager
-def running(tmp_path: Path, fault: str, *options: str, **variables: str) -> Iterator[Job]:
+def running(folder: Path, fault: str, *options: str, **variables: str) -> Iterator[Job]:
     """Record a job until its fault has begun; end it with the context."""
-    out = tmp_path / "run"
+    out = folder / fault
     root = str(Path(__file__).parents[3])
-    env = make_environment(make_job_id("hang"), PYTHONPATH=root, OMP_NUM_THREADS="1", **variables)
+    env = make_environment(make_job_id(fault), PYTHONPATH=root, OMP_NUM_THREADS="1", **variables)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", str(RANKS), str(SCRIPT), fault]
     launcher = subprocess.Popen(
@@ -75,13 +76,7 @@ def running(tmp_path: Path, fault: str, *options: str, **variables: str) -> Iter
     )
     job = Job(out, launcher)
     try:
-        if fault != "loader":
-            read_lines(launcher, job)
-        else:
-            while len(job.pids) < RANKS:
-                assert launcher.stdout is not None
-                values = json.loads(launcher.stdout.readline())
-                job.pids[values["rank"]] = values["pid"]
+        wait_for_fault(job, fault)
         yield job
     finally:
         for pid in job.pids.values():
@@ -99,6 +94,27 @@ def wait_for_autopsy(job: Job) -> None:
     time.sleep(max(0.0, (since_ns + HANG_NS - time.monotonic_ns()) / 1e9 + 3))
 
 
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """Record the jobs that stand still, by fault: together, as each is one wait of 20 s."""
+    folder = tmp_path_factory.mktemp("hung")
+    hook = 'echo "$CLUSTERPROF_HANG_SILENT_PIDS" "$CLUSTERPROF_HANG_PIDS"'
+    counts = [{"rank": rank, "collective_counts": {"AllReduce": 21}} for rank in (0, 2)]
+    missing = [{"rank": 1, "host": "10.0.0.1", "pid": 4711, "status": {"unresponsive": True}}]
+    communicator = {"hash": "0x5f", "size": 3, "ranks": counts, "missing_ranks": missing}
+    ras = RasServer(status={"communicators": [communicator]})
+    with ExitStack() as stack:
+        stopped = running(folder, "stopped", "--on-hang", hook, NCCL_RAS_ADDR=ras.address)
+        jobs = {"stopped": stack.enter_context(stopped)}
+        time.sleep(1.0)
+        os.kill(jobs["stopped"].pids[1], signal.SIGSTOP)
+        for fault in ("loader", "other-collective", "diverged"):
+            jobs[fault] = stack.enter_context(running(folder, fault))
+        for job in jobs.values():
+            wait_for_autopsy(job)
+    return jobs
+
+
 def report_on(job: Job) -> Report:
     wait_for_end(job.out)
     return analyze(job.out)
@@ -109,16 +125,8 @@ def first_screen(report: Report) -> str:
     return list_warnings(report)[0]
 
 
-def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
-    hook = 'echo "$CLUSTERPROF_HANG_SILENT_PIDS" "$CLUSTERPROF_HANG_PIDS"'
-    counts = [{"rank": rank, "collective_counts": {"AllReduce": 21}} for rank in (0, 2)]
-    missing = [{"rank": 1, "host": "10.0.0.1", "pid": 4711, "status": {"unresponsive": True}}]
-    communicator = {"hash": "0x5f", "size": 3, "ranks": counts, "missing_ranks": missing}
-    ras = RasServer(status={"communicators": [communicator]})
-    with running(tmp_path, "stopped", "--on-hang", hook, NCCL_RAS_ADDR=ras.address) as job:
-        time.sleep(1.0)
-        os.kill(job.pids[1], signal.SIGSTOP)
-        wait_for_autopsy(job)
+def test_a_rank_that_is_stopped(hung: dict[str, Job]) -> None:
+    job = hung["stopped"]
     report = report_on(job)
     text = first_screen(report)
     assert text.startswith("Progress stopped: ranks 0, 2 waited for "), text
@@ -133,10 +141,8 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     assert sorted(map(int, pids)) == sorted(job.pids.values())
 
 
-def test_a_rank_stuck_in_its_loader(tmp_path: Path) -> None:
-    with running(tmp_path, "loader") as job:
-        wait_for_autopsy(job)
-    report = report_on(job)
+def test_a_rank_stuck_in_its_loader(hung: dict[str, Job]) -> None:
+    report = report_on(hung["loader"])
     text = first_screen(report)
     assert " in all_reduce 20 for rank 1 on " in text, text
     assert " in read_forever" in text
@@ -148,10 +154,8 @@ def test_a_rank_stuck_in_its_loader(tmp_path: Path) -> None:
     assert "rank 1 had not reached it" in flight
 
 
-def test_a_rank_in_another_operation(tmp_path: Path) -> None:
-    with running(tmp_path, "other-collective") as job:
-        wait_for_autopsy(job)
-    report = report_on(job)
+def test_a_rank_in_another_operation(hung: dict[str, Job]) -> None:
+    report = report_on(hung["other-collective"])
     text = first_screen(report)
     assert "wait for each other in a circle" in text, text
     assert "rank 1 in broadcast 20 at hang.py:" in text
@@ -160,10 +164,8 @@ def test_a_rank_in_another_operation(tmp_path: Path) -> None:
     assert [culprit.rank for culprit in hang.culprits] == [1]
 
 
-def test_a_rank_that_goes_on_without_the_others(tmp_path: Path) -> None:
-    with running(tmp_path, "diverged") as job:
-        wait_for_autopsy(job)
-    report = report_on(job)
+def test_a_rank_that_goes_on_without_the_others(hung: dict[str, Job]) -> None:
+    report = report_on(hung["diverged"])
     text = first_screen(report)
     assert " in all_reduce 20 for rank 1 on " in text, text
     assert "which went on without it for" in text

@@ -13,6 +13,7 @@ import pytest
 from clusterprof.analysis.cross_rank.hangs import HANG_NS
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
+from tests.support.job_python import require_torch
 from tests.support.recording_runs import (
     RECORD,
     make_environment,
@@ -41,7 +42,7 @@ for step in range(25):
 
 
 def stopped_job(tmp_path: Path) -> Report:
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     script, out, name = tmp_path / "train.py", tmp_path / "run", make_job_id("hang")
     script.write_text(SCRIPT)
     with socket.socket() as free:

@@ -11,6 +11,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.life import Attempt, Life
+from tests.support.job_python import require_torch
 from tests.support.recording_runs import make_environment, record
 
 pytestmark = pytest.mark.torch
@@ -52,7 +53,7 @@ ROOT = str(Path(__file__).parents[3])  # the script finds the package as an inst
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return path

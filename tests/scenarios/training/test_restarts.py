@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
+from tests.support.job_python import require_torch
 from tests.support.recording_runs import list_events, make_environment, record
 
 pytestmark = pytest.mark.torch
@@ -23,7 +24,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] 
 
 
 def test_the_tries_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+    require_torch()
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=1")

@@ -46,7 +46,8 @@ def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
     assert [(rank["rank"], rank["steps"]) for rank in report["ranks"]] == [(0, 10), (0, 10)]
     missing = [entry["message"] for entry in report["not_seen"] if entry["what"] == "ranks"]
     assert missing == [
-        f"1 of 2 ranks of job {name} have no recording: 1; waits for them are sync-unknown-peer"
+        f"1 of 2 ranks of job {name} have no recording: 1; the cause of waits for"
+        " them is not known (sync-unknown-peer)"
         for name in names
     ]
     assert (

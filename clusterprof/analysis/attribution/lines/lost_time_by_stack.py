@@ -32,7 +32,11 @@ from clusterprof.analysis.attribution.accumulator import SHARE_SCALE
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.timeline.device_sync import select_device_waits
-from clusterprof.analysis.timeline.intervals import find_containing, measure_overlap
+from clusterprof.analysis.timeline.intervals import (
+    find_containing,
+    measure_overlap,
+    merge_intervals,
+)
 from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
@@ -44,6 +48,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Process,
     Rank,
+    ThreadTable,
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import FetchSpans, StackSamples
@@ -55,7 +60,7 @@ _SLEEPING_FAMILIES = ("storage", "network")
 _SLEEPING_CAUSES = ("host-asleep",)
 _COMPUTING_CAUSES = ("cpu-preprocess", "launch-bound", "launch-recompile", "cpu-gc")
 _HELD_LOCK = "cpu-gil"
-_RUNNING = ord("R")
+_RUNNING, _DISK_WAIT = ord("R"), ord("D")
 _LATE_NS = 300_000
 """A sample taken this much later than due found another thread with the interpreter lock."""
 _STATE_NS = 50_000_000
@@ -149,10 +154,17 @@ class StackTimeSums:
         """Add the samples of the threads that train and load; amounts: float64[n] each, ns."""
         in_wait = lost.phase == PHASE_DATA_WAIT
         by_worker = in_wait & (breakdown.worker_pid > 0) & (breakdown.worker_pid != rank.pid)
-        by_thread = self._add_feeding_threads(rank, segment, lost, amounts, in_wait & ~by_worker)
+        unsampled = [worker.pid for worker in rank.workers if not _may_have_stacks(worker)]
+        for_unsampled = by_worker & np.isin(breakdown.worker_pid, unsampled)
+        by_worker &= ~for_unsampled
+        in_step = lost.phase == PHASE_COMPUTE
+        for_thread = in_wait & ~by_worker & ~for_unsampled
+        for_thread |= in_step & (breakdown.worker_pid == rank.pid)
+        by_thread = self._add_feeding_threads(rank, segment, lost, amounts, for_thread)
+        awaits = (in_step & (breakdown.worker_pid > 0)) | for_unsampled
         main = _select_samples(rank.main, segment.start_ns, segment.end_ns)
         if main is not None:
-            self._add_main(rank, main, lost, amounts, ~by_worker & ~by_thread)
+            self._add_main(rank, main, lost, amounts, ~by_worker & ~by_thread, awaits)
         if _HELD_LOCK in amounts:
             self._add_lock_holders(rank.main, segment, float(amounts[_HELD_LOCK].sum()))
         for pid in np.unique(breakdown.worker_pid[by_worker]).tolist():
@@ -186,7 +198,13 @@ class StackTimeSums:
         lost: LostTime,
         amounts: Mapping[str, Float],
         counted: NDArray[np.bool_],
+        awaits: NDArray[np.bool_],
     ) -> None:
+        """Add the samples of the thread that trains.
+
+        counted, awaits: bool[n], the intervals whose loss it carries, and those in which it waited
+        for another process that computed: there it slept.
+        """
         row = np.searchsorted(lost.start_ns, samples.t_ns, side="right") - 1
         inside = row >= 0
         inside[inside] = samples.t_ns[inside] < lost.end_ns[row[inside]]
@@ -208,7 +226,10 @@ class StackTimeSums:
             if key == _HELD_LOCK:
                 continue
             share = (ns / np.maximum(lost.lost_ns, 1))[at]
-            self._put_by_state(key, chosen, share * density)
+            for rows, needed in ((~awaits[at], _get_needed_state(key)), (awaits[at], ASLEEP)):
+                if rows.any():
+                    loses = share[rows] * density[rows]
+                    self._put_by_state(key, _select_rows(chosen, rows), loses, needed)
 
     def _add_worker(
         self, worker: Process, lost: LostTime, amounts: Mapping[str, Float], rows: NDArray[np.bool_]
@@ -239,7 +260,8 @@ class StackTimeSums:
         length_ns = np.maximum(until - begin, 1)
         for key, ns in amounts.items():
             total_ns = np.bincount(group, ns[rows], minlength=begin.size)
-            self._put_by_state(key, chosen, (total_ns / length_ns)[at])
+            loses = (total_ns / length_ns)[at]
+            self._put_by_state(key, chosen, loses, _get_needed_state(key))
 
     def _add_feeding_threads(
         self,
@@ -266,7 +288,7 @@ class StackTimeSums:
         at, chosen = row[inside], _select_rows(samples, inside)
         length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
         for key, ns in amounts.items():
-            self._put_by_state(key, chosen, (ns / length_ns)[at])
+            self._put_by_state(key, chosen, (ns / length_ns)[at], _get_needed_state(key))
         return rows
 
     def _add_lock_holders(self, main: Process, segment: Segment, total_ns: float) -> None:
@@ -284,12 +306,11 @@ class StackTimeSums:
             weight = stacks.interval_ns[rows] / int(stacks.interval_ns[rows].sum())
             self._put(_HELD_LOCK, stacks.stack[rows], total_ns * weight)
 
-    def _put_by_state(self, key: str, samples: _Samples, density: Float) -> None:
+    def _put_by_state(self, key: str, samples: _Samples, density: Float, needed: int) -> None:
         """Add the samples whose state fits the cause; all of them if none does.
 
         Those that fit also carry the loss of the others, up to all of their own time.
         """
-        needed = _NEEDED_STATES.get(key, _WRITING_STATES.get(key, ANY_THREAD))
         loses = density > 0
         ns = density * samples.interval_ns
         fits = loses & ((samples.state == needed) | (samples.state == ANY_THREAD))
@@ -310,6 +331,16 @@ class StackTimeSums:
 
 
 _IN_STEPS, _WORKED = "in steps", "worked"
+
+
+def _may_have_stacks(worker: Process) -> bool:
+    """Return whether a worker is sampled, or is one of a data loader: these are, if any process."""
+    return worker.stacks is not None or FetchSpans.kind in worker.spans
+
+
+def _get_needed_state(key: str) -> int:
+    """Return which samples of a thread count for a cause."""
+    return _NEEDED_STATES.get(key, _WRITING_STATES.get(key, ANY_THREAD))
 
 
 def _split_loss(lost: LostTime, shares: Mapping[str, Int], unclaimed: Int) -> dict[str, Float]:
@@ -333,7 +364,7 @@ def _select_samples(process: Process, start_ns: int, end_ns: int) -> _Samples | 
     rows = (stacks.thread == 0) & (stacks.start_ns >= start_ns) & (stacks.start_ns < end_ns)
     if not rows.any():
         return None
-    return _read_states(stacks.select(rows))
+    return _read_states(stacks.select(rows), process.threads.get(process.pid))
 
 
 def _select_feeding_samples(main: Process, start_ns: int, end_ns: int) -> _Samples | None:
@@ -362,10 +393,23 @@ def _select_feeding_samples(main: Process, start_ns: int, end_ns: int) -> _Sampl
     return _Samples(stacks.start_ns, stacks.stack, np.maximum(stacks.interval_ns, 1), state)
 
 
-def _read_states(stacks: StackSamples) -> _Samples:
+def _read_states(stacks: StackSamples, thread: ThreadTable | None) -> _Samples:
+    """Find out for each sample whether the thread was on a CPU.
+
+    A late one came when the thread had given the interpreter lock away: it computed until then, or
+    waited for a page of a file, which keeps the lock. Its samples by the recorder show which, and
+    where they are too rare, those of all late samples together.
+    """
     late = stacks.end_ns - stacks.start_ns >= _LATE_NS
     on_cpu = late | (stacks.state == _RUNNING)
-    state = np.where(on_cpu, ON_CPU, np.where(stacks.state > 0, ASLEEP, ANY_THREAD))
+    is_known = stacks.state > 0
+    if thread is not None and late.any() and (thread.state == _DISK_WAIT).any():
+        kept = merge_intervals((stacks.start_ns[late], stacks.end_ns[late]))
+        state = thread.state[find_containing(thread.t_ns, kept) >= 0]
+        if 2 * np.count_nonzero(state == _DISK_WAIT) > state.size:
+            on_cpu &= ~late
+            is_known |= late
+    state = np.where(on_cpu, ON_CPU, np.where(is_known, ASLEEP, ANY_THREAD))
     interval_ns = np.maximum(stacks.interval_ns, 0)
     return _Samples(stacks.start_ns, stacks.stack, interval_ns, state)
 

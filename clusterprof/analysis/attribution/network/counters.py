@@ -75,7 +75,7 @@ class NodeLinks:
         ]
         return max(known, default=None)
 
-    def bytes_of(self, device: str) -> float:
+    def get_bytes(self, device: str) -> float:
         """Return the bytes a device transferred, in its busier direction."""
         return get_transferred_bytes(self.network, self.kind, device)
 
@@ -382,7 +382,7 @@ def _check_other_traffic(links: NodeLinks, device: str, limits: Any) -> Iterator
     most, rate = links.job_max_bytes, links.bytes_per_second
     if most is None or rate is None or len(links.used) > 1:
         return
-    seen = links.bytes_of(device)
+    seen = links.get_bytes(device)
     names = HCA_BYTES if links.kind == HCA else NIC_BYTES
     counts = [links.network.counts.get((name, device)) for name in names]
     busy = max(
@@ -487,7 +487,7 @@ def _find_path_symptoms(links: NodeLinks, limits: Any) -> Iterator[Symptom]:
         )
     if len(links.used) > 1 and (links.kind == HCA or links.by_sockets):
         least = links.quiet_rails[0] if links.quiet_rails else links.used[-1]
-        ratio = links.bytes_of(least) / links.bytes_of(links.used[0])
+        ratio = links.get_bytes(least) / links.get_bytes(links.used[0])
         if limits.uneven_at_least_ratio * ratio <= 1:
             name = "rdma.rail_ratio" if links.kind == HCA else "network.rail_ratio"
             strength = 1 / max(ratio, _MIN_RAIL_RATIO)

@@ -61,13 +61,14 @@ from clusterprof.probe import layout
 
 # A segment that is open for longer is settled without waiting for the end of the open span.
 MAX_OPEN_NS = 300_000_000_000
-# … unless all that was recorded since is no more than these rows: an epoch of a log has a few.
+# … unless fewer rows than this were recorded since: imported logs have a few rows per epoch.
 MAX_OPEN_ROWS = 4096
 # How far a wait is followed to see whether its device was idle to its end.
 LOOKAHEAD_NS = 1_000_000_000
-# Nothing is settled before so much was recorded: what it shows is needed to measure it.
+# The first steps are settled only when this much is recorded: the usual activity of the device is
+# learned from it.
 LEARNED_NS = 60_000_000_000
-# Within this time a device has passed the events of a collective operation, or the job hangs.
+# A device passes the events of a collective operation within this time unless the job hangs.
 MAX_MEASURE_DELAY_NS = 30_000_000_000
 
 
@@ -88,18 +89,15 @@ class RankState:
     step_end_ns: int | None = None
     """End of the last step or wait so far (without spans: of the device's last work)."""
     first_ns: int | None = None
-    """Time of the rank's first record; `last_ns` of its last."""
+    """Time of the rank's first record."""
     last_ns: int | None = None
-    """First and last record of the rank."""
+    """Time of its last record."""
     activity: DeviceActivity = NO_ACTIVITY
     """Activity of its device, as far as it is settled."""
     since_ns: int | None = None
-    """Begin of the selected part of the run (analysis.attribution.rank.chunk_boundary), `until_ns`
-    its end; None
-    = no bound.
-    """
+    """Begin of the selected part of the run; None = no bound."""
     until_ns: int | None = None
-    """Bounds of what was asked for (`attribution.window`); None = none."""
+    """End of the selected part; None = no bound."""
 
 
 @dataclass(frozen=True, slots=True)

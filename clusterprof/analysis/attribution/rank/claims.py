@@ -7,7 +7,7 @@ a reason:
     claims on 100 ns   checkpoint 0    storage-local 0.6    cpu-preprocess 0.7    rest
     settled                 0               60                    40               0
 
-Without spans (degraded mode M2) only few detectors apply: see
+Without the probe there are no spans, and only few detectors apply: see
 analysis.attribution.rank.unprobed_rank.
 
 A trace of kernels has no samples of threads, disks or memory. A detector that looks for these in it
@@ -20,7 +20,7 @@ causes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -42,6 +42,12 @@ from clusterprof.analysis.attribution.rank.unprobed_rank import (
     subtract_sleep,
 )
 from clusterprof.analysis.attribution.taxonomy import CAUSES, PRECEDENCE, STARTUP
+from clusterprof.analysis.detectors.awaited_work import (
+    ACTIVE_COLUMNS,
+    AwaitedWork,
+    find_awaited_work,
+    find_feeders,
+)
 from clusterprof.analysis.detectors.base import (
     Claims,
     Detector,
@@ -51,6 +57,7 @@ from clusterprof.analysis.detectors.base import (
 )
 from clusterprof.analysis.detectors.phases.blocked_files import estimate_read_shares
 from clusterprof.analysis.detectors.registry import DETECTORS
+from clusterprof.analysis.timeline.data_wait.blocked import RUNNABLE, SHARE_NAMES
 from clusterprof.analysis.timeline.data_wait.samples import (
     compute_loading_shares,
     has_traced_threads,
@@ -245,13 +252,14 @@ def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown
     """Compute what the critical thread did in each lost interval.
 
     For a rank with marks only intervals in data waits are evaluated, and of those in steps the time
-    in which the main thread itself was blocked in reads.
+    in which the main thread waited for another process of the job, or was blocked in reads.
     """
     n = lost.start_ns.size
     rows = (lost.phase == PHASE_DATA_WAIT).nonzero()[0] if rank.marked else np.arange(n)
-    if rows.size == n > 0:
-        return split_data_wait(rank, lost.start_ns, lost.end_ns)
     measured = split_data_wait(rank, lost.start_ns[rows], lost.end_ns[rows]) if rows.size else None
+    measured = _correct_feeders(rank, lost, rows, measured)
+    if measured is not None and rows.size == n:
+        return measured
     shares = np.zeros((len(_SHARE_COLUMNS), n))  # columns are contiguous
     out: dict[str, Any] = dict(zip(_SHARE_COLUMNS, shares))
     out["unknown"][:] = 1.0
@@ -260,12 +268,56 @@ def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown
     if measured is not None:
         for name, column in out.items():
             column[rows] = getattr(measured, name)
+    _add_awaited_work(out, find_awaited_work(rank, lost))
     reads = estimate_read_shares(rank, lost) if rank.marked else None
     if reads is not None:
         out["block_io"] += reads[0]
         out["remote_io"] += reads[1]
         out["unknown"] -= reads[0] + reads[1]
     return DataWaitBreakdown(**out)
+
+
+def _correct_feeders(
+    rank: Rank, lost: LostTime, rows: Int, measured: DataWaitBreakdown | None
+) -> DataWaitBreakdown | None:
+    """Return the breakdown of waits for data with the processes that make the batches.
+
+    rows: int64[m], the waits. Where no span says who makes a batch, the busiest process was taken;
+    bytes show it better.
+    """
+    if measured is None or measured.identified.all():
+        return measured
+    feeders = find_feeders(rank, lost)
+    if feeders is None:
+        return measured
+    guessed = ~measured.identified
+    activity = feeders.activity[rows]
+    columns = {
+        name: np.where(guessed, activity[:, SHARE_NAMES.index(name)], getattr(measured, name))
+        for name in _SHARE_COLUMNS
+    }
+    rest = 1.0 - activity[:, ACTIVE_COLUMNS].sum(axis=1)
+    columns["unknown"] = np.where(guessed, rest, measured.unknown)
+    pids = np.where(guessed, feeders.pids[0], measured.worker_pid)
+    identified = measured.identified | guessed
+    return DataWaitBreakdown(**columns, identified=identified, worker_pid=pids)
+
+
+def _add_awaited_work(columns: Mapping[str, Any], works: Sequence[AwaitedWork]) -> None:
+    """Add what awaited processes did to the breakdown of lost segments inside steps.
+
+    columns: the fields of a `DataWaitBreakdown`; changed in place. What takes output delays the
+    step as logging does: only its time without a CPU counts here.
+    """
+    for work in works:
+        room = np.minimum(work.share, columns["unknown"])
+        for column in (RUNNABLE,) if work.takes_output else ACTIVE_COLUMNS:
+            amount = room * work.activity[:, column]
+            columns[SHARE_NAMES[column]][:] += amount
+            columns["unknown"][:] -= amount
+        rows = (room > 0) & (columns["worker_pid"] == 0)
+        if work.tid or not work.takes_output:  # else the line that hands over is of use
+            columns["worker_pid"][rows] = work.pids[0]
 
 
 def find_available_inputs(rank: Rank) -> frozenset[str]:

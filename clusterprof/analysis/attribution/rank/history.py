@@ -6,7 +6,7 @@
 
 Bins are counted from the start of the recording. An interval over an edge is split at
 it. Bins hold integers in fixed-point shares, like the ledger; if there are too many,
-each two become one: memory does not grow, and chunks give the same bins.
+adjacent bins are merged in pairs: memory does not grow, and chunks give the same bins.
 
 It also sums integers by row and time bin of a run, in a table that does not grow with the run.
 
@@ -49,7 +49,7 @@ MIN_TRACED_BIN_NS = MIN_BIN_NS >> 8
 from there.
 """
 MAX_TIME_BINS = 480
-"""Time bins of a rank above which each two become one."""
+"""Time bins of a rank above which adjacent ones are merged in pairs."""
 
 
 @dataclass(slots=True)

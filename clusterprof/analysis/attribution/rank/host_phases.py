@@ -25,6 +25,7 @@ from clusterprof.analysis.timeline.intervals import (
     EMPTY,
     Intervals,
     Pair,
+    find_containing,
     find_intersection,
     measure_overlap,
     merge_intervals,
@@ -301,7 +302,7 @@ def _find_waits_for_gradients(rank: Rank) -> Intervals:
         device wait   |----|           |-------|           |-------|
     """
     operations = rank.main.get_spans(CollectiveSpans)
-    if operations is None or rank.device is None or _is_alone(rank):
+    if operations is None or not rank.device or _is_alone(rank):
         return EMPTY
     waits = _find_hooked_waits(rank, operations)
     if not waits.any():
@@ -321,7 +322,7 @@ def _find_hooked_waits(rank: Rank, operations: CollectiveSpans) -> NDArray[np.bo
     other = operations.by_other_thread & (operations.group != 0)
     kind = operations.code & layout.OPERATION_MASK
     gradients = ~operations.by_other_thread & (kind == layout.GRADIENTS)
-    if rank.device is None or not other.any():
+    if not rank.device or not other.any():
         return np.zeros(gradients.size, np.bool_)
     begins = np.sort(operations.start_ns[other])
     first = np.searchsorted(begins, operations.start_ns)
@@ -390,12 +391,16 @@ def find_lock_waits(rank: Rank) -> Intervals:
     """Return the time in which another thread kept the interpreter lock and the main one slept.
 
     Disjoint and sorted, ns. A main thread that was active for most of it, from sample to sample,
-    kept the lock itself.
+    kept the lock itself; so did one that waited for a disk: a page fault keeps the lock.
     """
     waits, thread = rank.main.get_spans(InterpreterWaitSpans), rank.main.threads.get(rank.pid)
     if waits is None or thread is None or len(thread.t_ns) < 2:
         return EMPTY
     kept = Intervals(*waits.find_lock_hold_intervals())
+    inside = find_containing(thread.t_ns, kept) >= 0
+    in_disk_wait, asleep = (thread.state[inside] == ord(letter) for letter in "DS")
+    if np.count_nonzero(in_disk_wait) > np.count_nonzero(asleep):
+        return EMPTY
     samples = thread.t_ns[:-1], thread.t_ns[1:]
     asleep_ns = measure_free_sleep(thread, EMPTY)
     (rows,) = (asleep_ns >= _MIN_ASLEEP_RATIO * measure_overlap(samples, kept)).nonzero()

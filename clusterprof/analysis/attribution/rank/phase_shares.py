@@ -34,7 +34,7 @@ further they are from the others. Later the equations are updated at fixed numbe
 that where a recording is cut into chunks changes nothing.
 
 Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), for least squares with
-bounds (`util.least_squares`).
+bounds (`util.statistics`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from clusterprof.analysis.timeline.model import (
     Float,
     Int,
 )
-from clusterprof.util.least_squares import solve_within_bounds
+from clusterprof.util.statistics import solve_within_bounds
 
 _ASLEEP = max(FILL_ORDER) + 1
 """The part of PHASE_COMPUTE in which the main thread slept."""
@@ -120,7 +120,7 @@ class PhaseShares:
     spread: float = 1.0
     """Usual difference of a window's idle part from its expectation."""
     copying: bool = False
-    """Whether the device copies much: then it does no work in some of the waits for it."""
+    """True if the device copies much; a wait for it may then be a wait for a copy."""
 
 
 NO_SHARES = PhaseShares()
@@ -231,10 +231,11 @@ def _separate_sleep(
     asleep_ns: Int,
     drained: NDArray[np.bool_] | None,
 ) -> tuple[Int, Int, Int]:
-    """Divide each row of PHASE_COMPUTE into launching and sleep: phase, ns and step, int64[2 n].
+    """Divide each row of PHASE_COMPUTE into launching and sleep: phase, ns and step, int64[3 n].
 
-    Sleep lies where the queue was empty, as far as there is room, and comes first there; the rest
-    is spread over the other rows.
+    Sleep lies where the queue was empty, as far as there is room, and comes first there. The rest
+    is spread over the other rows: when in a row is not known, so half of the launching comes before
+    it. If all of it came before, a short wait for data that follows would be idle in full.
     """
     compute = phase == PHASE_COMPUTE
     first = compute & drained if drained is not None else np.zeros(phase.size, np.bool_)
@@ -242,10 +243,10 @@ def _separate_sleep(
     left_ns = asleep_ns - np.bincount(window, sleep_ns, minlength=asleep_ns.size)
     sleep_ns += _place_sleep(window, room_ns, np.maximum(left_ns, 0.0), compute & ~first)
     sleep_ns = np.rint(sleep_ns).astype(np.int64)
-    parts_ns = np.stack([sleep_ns, room_ns - sleep_ns], axis=1)
-    phases = np.stack([np.full(phase.size, _ASLEEP), phase], axis=1)
-    parts_ns[~first], phases[~first] = parts_ns[~first, ::-1], phases[~first, ::-1]
-    return phases.ravel(), parts_ns.ravel(), np.repeat(step, 2)
+    before_ns = np.where(first, 0, (room_ns - sleep_ns) // 2)
+    parts_ns = np.stack([before_ns, sleep_ns, room_ns - sleep_ns - before_ns], axis=1)
+    phases = np.stack([phase, np.full(phase.size, _ASLEEP), phase], axis=1)
+    return phases.ravel(), parts_ns.ravel(), np.repeat(step, 3)
 
 
 def _sum_parts(

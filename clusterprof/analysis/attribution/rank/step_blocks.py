@@ -4,7 +4,7 @@
     blocks    |  0  |  1  |  2  | 3
 
 An instant belongs to the block of the step that ends next. If there are more blocks
-than MAX_BLOCKS, each two become one: the result depends on the
+than MAX_BLOCKS, adjacent ones are merged in pairs: the result depends on the
 steps alone, not on how they were read.
 
 Treat steps as operations of all ranks where operations between ranks have no marks.
@@ -50,7 +50,7 @@ from clusterprof.probe import layout
 from clusterprof.report.history import BINS_PER_OCTAVE
 
 MAX_BLOCKS = 128
-"""Number of blocks above which each two become one."""
+"""Number of blocks above which adjacent ones are merged in pairs."""
 STEPS, STEP_NS, TIME, MEASURED, IDLE, LOST, SAMPLES, TOKENS, REPORTED = range(9)
 """Rows of StepBlockTable; samples and tokens are those of steps that
 reported them.

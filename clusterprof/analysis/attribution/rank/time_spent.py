@@ -115,7 +115,7 @@ def _estimate_runnable_rates(rank: Rank, segment: Segment) -> tuple[Int, Float]:
 
 
 MAX_OWN_BINS = 256
-"""Number of bins above which each two become one."""
+"""Number of bins above which adjacent ones are merged in pairs."""
 BINS_PER_SEGMENT = 16
 """Most bins per settled segment."""
 

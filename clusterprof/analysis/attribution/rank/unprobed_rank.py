@@ -11,10 +11,9 @@ Without spans it is not recorded what the training process waited for. What rema
     it is on a CPU just while the device idles                          no cause: `on-cpu`
     it sleeps while another of its threads runs                         cpu
 
-analysis.attribution.rank.host_activity and analysis.attribution.rank.host_activity estimate how
-much idle time coincided with each. A loader that is ahead works too, but rests between batches; one
-that the device waits for never rests, or works mainly when the device idles. All other time is
-unattributed.
+analysis.attribution.rank.host_activity estimates how much idle time coincided with each. A loader
+that is ahead works too, but rests between batches; one that the device waits for never rests, or
+works mainly when the device idles. All other time is unattributed.
 
 It also estimates lost time that may be waiting for other ranks, in operations without a mark.
 

@@ -302,14 +302,14 @@ def describe_comparison(
         for rank in sorted(named)
     )
     same = comparison.same_last_ns / max(theirs_ns, 1)
-    verdict = "" if _is_agreement(comparison) else "; they do not agree"
+    verdict = "agrees" if _is_agreement(comparison) else "does not agree"
     percent = 100 * blocked_ns / max(comparison.covered_ns, blocked_ns, 1)
     return (
-        f"PyTorch's flight recorder: {comparison.operations:,} operations of {len(ratios)} ranks"
-        f" compared ({percent:.0f} % of the time in operations): waited for a rank {waits},"
-        f" transferred {transfers}: at most {100 * max(ratios.values(), default=0.0):.1f} points"
-        f" of a rank's time apart; the same last rank in {100 * same:.0f} % of the wait{verdict}"
-        f" ({by_rank})",
+        f"PyTorch's flight recorder {verdict}: waited for a rank {waits}, transferred {transfers},"
+        f" in {comparison.operations:,} operations of {len(ratios)} ranks ({percent:.0f} % of the"
+        f" time in operations); largest difference"
+        f" {100 * max(ratios.values(), default=0.0):.1f} % of a rank's time; the same last rank in"
+        f" {100 * same:.0f} % of the wait ({by_rank})",
     )
 
 

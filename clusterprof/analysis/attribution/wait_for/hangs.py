@@ -10,20 +10,12 @@ an endless loop, a stuck read. Ranks that wait for each other in a cycle called
 different operations in different order; there is no root, and the cycle is reported
 instead. If all members of an operation are in it and none leaves, the operation itself
 hangs: the network or a device.
-
-It also finds in flight recorder dumps which rank is stuck in which operation.
-
-    rank 0   all_reduce 812 begun, not ended      stuck
-    rank 1   all_reduce 811 ended, nothing begun  not stuck: rank 0 waits for it
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-
-from clusterprof.analysis.importers.nccl.flight_recorder import Dump, Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,31 +114,3 @@ def _find_reachable(rank: int, waits_for: Mapping[int, frozenset[int]]) -> set[i
             seen.add(other)
             pending.extend(waits_for.get(other, ()))
     return seen
-
-
-def find_stuck_ranks(dumps: Sequence[Dump]) -> list[StuckRank]:
-    """Find per rank and group the oldest collective that was issued and had not ended.
-
-    Groups are numbered as in docs/design/waits-between-ranks.md; operations as in the dumps, from
-    1. Sends and receives are excluded: the two sides number them differently.
-    """
-    stuck_ranks = []
-    for dump in dumps:
-        oldest: dict[str, Entry] = {}
-        for entry in dump.entries:
-            if not entry.done and not entry.message and entry.group in dump.members:
-                known = oldest.get(entry.group)
-                if known is None or entry.number < known.number:
-                    oldest[entry.group] = entry
-        for group, entry in oldest.items():
-            since_ns = 0 if entry.created_ns is None else max(0, dump.at_ns - entry.created_ns)
-            group_number = compute_group_number(dump.members[group])
-            stuck_ranks.append(StuckRank(dump.rank, group_number, entry.number, since_ns))
-    return stuck_ranks
-
-
-def compute_group_number(ranks: Sequence[int]) -> int:
-    """Compute the number of a group as the probe does (docs/design/waits-between-ranks.md)."""
-    text = ",".join(str(rank) for rank in sorted(ranks))
-    first = blake2b(text.encode()).digest()[:8]
-    return int.from_bytes(first, "little") & (1 << 63) - 1

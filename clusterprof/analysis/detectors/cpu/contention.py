@@ -49,6 +49,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
+from clusterprof.analysis.detectors.awaited_work import list_awaited_work
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -58,6 +59,7 @@ from clusterprof.analysis.detectors.base import (
     measure_pressure,
     measure_runnable,
     measure_throttling,
+    sum_claimed_ns,
 )
 from clusterprof.analysis.timeline.host_resources import CpuSetLoad, find_tightest_cpu_set
 from clusterprof.analysis.timeline.model import (
@@ -134,7 +136,13 @@ class CpuContention:
             *_measure_stolen_time(rank, lost, share, limits.stolen_at_least_ratio),
             *_measure_kernel_threads(rank, lost, share, limits.kernel_at_least_ratio),
         ]
-        return Claims(share, grade, (waiting, *other_evidence, *pressure_evidence))
+        starved = [
+            work.resource
+            for work in list_awaited_work(rank, lost)
+            if 2 * sum_claimed_ns(lost, work.runnable_share) > sum_claimed_ns(lost, share)
+        ]
+        evidence = (waiting, *other_evidence, *pressure_evidence)
+        return Claims(share, grade, evidence, starved[0] if starved else "")
 
 
 def _list_needed_cpus(cpu_set: CpuSetLoad) -> list[Evidence]:

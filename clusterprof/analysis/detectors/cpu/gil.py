@@ -16,7 +16,8 @@ every launch.
 
 A thread of the probe asks for the lock some twenty times a second. If it has to wait for more than
 8 ms, some thread kept the lock all that time, in C code that does not release it; the main thread
-waited for it as far as it was asleep on a lock (`futex` in `wchan`) during that time.
+waited for it as far as it was asleep on a lock (`futex` in `wchan`) during that time. A main thread
+that mostly waited for a disk meanwhile kept the lock itself: a page fault does not release it.
 
 Where the lock changes hands, scheduler counters show how long the main thread was off CPU in each
 lost segment outside any wait for data or other ranks, and how long the busiest other thread of the

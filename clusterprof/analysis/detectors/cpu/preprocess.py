@@ -22,11 +22,14 @@ of the batch. In a trace with stacks the time counts in which the training threa
 functions that prepare data (by file and name: `preprocess`, `collate`, `torchvision`), and its
 device had nothing to do. In a job without a known data loader, the time counts in which the
 training thread computed and the GPU did nothing for whole samples, or in which sampled stacks show
-functions outside of PyTorch that keep the interpreter lock (grade C). If workers are idle most of
-the time and a larger prefetch would have let them make the batch ahead of time, it is
-`cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than the node has, the
-evidence says how many, and how many cores those are: two busy hyper-threads do little more work
-than one.
+functions outside of PyTorch that keep the interpreter lock (grade C). Where the training thread
+waits inside a step for another process or thread of the job (a file, a pipe, a connection, a lock,
+a loop that polls), what that computed counts: grade B if it works on request, or its output is what
+the training process reads; C if it was the only one active in waits that are known to be for the
+job. If workers are idle most of the time and a larger prefetch would have let them make the batch
+ahead of time, it is `cpu-loader-config`. If affinity or a cpuset allows the rank fewer CPUs than
+the node has, the evidence says how many, and how many cores those are: two busy hyper-threads do
+little more work than one.
 
 ## What to do
 
@@ -50,6 +53,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clusterprof.analysis.detectors.awaited_work import AwaitedWork, find_awaited_input
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -65,7 +69,7 @@ from clusterprof.analysis.timeline.data_wait.split import count_live_workers, se
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.report.model import Cause, Evidence
+from clusterprof.report.model import Cause, Evidence, Grade
 
 _MIN_FETCHES = 16
 """Number of batches of a worker that show how much work it has."""
@@ -113,14 +117,20 @@ class CpuPreprocess:
                 find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns),
                 measure_own_code(rank, lost),
             )
-            if in_loop.any():
-                return _claim_training_loop(lost, in_loop)
+            if sum_claimed_ns(lost, in_loop) > sum_claimed_ns(lost, share):
+                return _claim_training_loop(lost, np.maximum(in_loop, share))
+            share = np.maximum(share, in_loop)
         traced = measure_host_work(rank, lost, layout.PREPARING_DATA)
         if sum_claimed_ns(lost, traced) > sum_claimed_ns(lost, share):
             return _claim_traced_functions(rank, lost, share, traced)
         share = share + traced
         if not share.any():
             return Claims(share, "B")
+        awaited = find_awaited_input(rank, lost)
+        if awaited is not None and 2 * sum_claimed_ns(lost, awaited.active_share) > sum_claimed_ns(
+            lost, share
+        ):
+            return _claim_awaited_process(lost, share, awaited)
         pids = np.unique(breakdown.worker_pid[(share > 0) & (breakdown.worker_pid > 0)])
         evidence = (
             Evidence(
@@ -150,6 +160,19 @@ def _claim_training_loop(lost: LostTime, share: Float) -> Claims:
     ratio = compute_claimed_mean(lost, share)
     evidence = (Evidence("thread.on_cpu_ratio", ratio, "ratio", note),)
     return Claims(share, "C", evidence, "the training thread")
+
+
+def _claim_awaited_process(lost: LostTime, share: Float, awaited: AwaitedWork) -> Claims:
+    """Claim what another process or thread of the job computed while the step waited for it."""
+    note = f"of that time the training thread waited for {awaited.resource}"
+    waiting = Evidence(
+        "awaited.waiting_ratio", compute_claimed_mean(lost, share, awaited.share), "ratio", note
+    )
+    ratio = compute_claimed_mean(lost, share, share / np.maximum(awaited.share, 1e-9))
+    note = "of these waits that process or thread was computing"
+    computing = Evidence("awaited.on_cpu_ratio", min(ratio, 1.0), "ratio", note)
+    grade: Grade = "B" if awaited.is_sure else "C"
+    return Claims(share, grade, (computing, waiting), awaited.resource)
 
 
 def _claim_traced_functions(rank: Rank, lost: LostTime, share: Float, traced: Float) -> Claims:

@@ -19,7 +19,7 @@ been kept busy. The time by which the host's work exceeds the device's is left t
 the rest of the lost time in steps with such waits is this, as far as the main thread had work to do
 in it: time slept elsewhere (writing a log, on a lock) is not launching, nor is computing in
 functions outside of PyTorch, as sampled stacks show it (`cpu-preprocess` in a job without a data
-loader, else `eval-host`).
+loader, else `eval-host`), nor waiting for a CPU in them (`cpu-contention`).
 
 An imported trace of kernels shows each gap separately: gaps count that begin while the host waits
 for the device, as far as the host was still in that wait or launching; what else it did in the gap
@@ -134,7 +134,8 @@ class H2dSync:
         if exposed < limits.exposed_at_least_ratio:
             return Claims(share, "B")
         share[inside] = min(exposed, _estimate_active_ratio(rank, lost, inside))
-        share = np.maximum(share - measure_own_code(rank, lost), 0.0)
+        for column in ("on_cpu_ns", "run_delay_ns"):  # waiting for a CPU there is no launching
+            share = np.maximum(share - measure_own_code(rank, lost, column), 0.0)
         count = max(int(has_sync.sum()), 1)
         row = np.searchsorted(steps.start_ns, syncs.start_ns, side="right") - 1
         in_selected_step = (row >= 0) & has_sync[np.maximum(row, 0)]

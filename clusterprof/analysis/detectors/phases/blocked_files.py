@@ -9,6 +9,9 @@ process writes to a device and reads from none.
     blocked                   |# jbd2 #|          a few kB: a log
 
 A training loop that reads its data itself, without a loader, is blocked in reads.
+
+A file system in user space answers all requests in one kernel function. Buffered reads also wait
+for pages: a request far from any such wait, while the process wrote, is a write or its fsync.
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ _PAGE_WAIT_PREFIXES = (
 writes and does not read.
 """
 
+_REQUEST_PREFIXES = ("request_wait_answer", "fuse_")
+"""Prefixes of kernel functions in which a thread waits for a file system in user space."""
 _MIN_READ_SAMPLES = 3
 _MIN_READ_CHARS = 65_536  # between two samples of the process
 _SAME_READ_NS = 1_000_000_000  # opening a file and asking for its attributes belong to its reads
@@ -215,6 +220,7 @@ def _find_write_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     )
     pages = find_sleep_samples(thread, names, lambda name: name.startswith(_PAGE_WAIT_PREFIXES))
     write_only = _find_write_only_samples(rank, thread.t_ns)
+    writes |= _find_mount_writes(rank, thread)
     saves, logs = np.zeros((2, writes.size), np.bool_)
     has_saves = layout.CHECKPOINT in rank.main.spans
     if not has_saves and not (writes | (pages & write_only)).any():
@@ -260,6 +266,24 @@ def _find_write_only_samples(rank: Rank, t_ns: Int) -> NDArray[np.bool_]:
     row = np.clip(np.searchsorted(io.t_ns, t_ns, side="right") - 1, 0, io.t_ns.size - 2)
     bytes_written, bytes_read = np.diff(io.write_bytes), np.diff(io.read_bytes)
     return np.asarray((bytes_written[row] > 0) & (bytes_read[row] <= 0), np.bool_)
+
+
+def _find_mount_writes(rank: Rank, thread: ThreadTable) -> NDArray[np.bool_]:
+    """Find the samples that waited for a file system in user space to write: bool[n].
+
+    The process wrote around them, read no file's worth more than that, and waited for no page of a
+    mount. Characters count sockets, too, where as many are read as written.
+    """
+    requests = find_sleep_samples(
+        thread, rank.chunk.wchan_names, lambda name: name.startswith(_REQUEST_PREFIXES)
+    )
+    io, context = rank.main.io, get_read_context(rank.chunk)
+    if not requests.any() or io is None or io.t_ns.size < 2:
+        return np.zeros(requests.size, np.bool_)
+    row = np.clip(np.searchsorted(io.t_ns, thread.t_ns, side="right") - 1, 0, io.t_ns.size - 2)
+    read, written = np.diff(io.read_chars)[row], np.diff(io.write_chars)[row]
+    is_writing = (written > 0) & (read < written + _MIN_READ_CHARS)
+    return np.asarray(requests & is_writing & ~_find_mount_reads(thread, context), np.bool_)
 
 
 def _count_written_bytes(rank: Rank, start_ns: int, end_ns: int) -> int | None:

@@ -12,13 +12,14 @@ the next step: while the main thread does this, it launches nothing.
 
 ## How it decides
 
-Its share is the whole of a lost segment inside a span `clusterprof.span("eval")`.
-Without a span it is the time in which the main thread slept in a kernel function of
-writing or sending (`wchan`: a journal, write-back, fsync, a full send buffer), inside a
-step and outside any wait for data, other ranks, the device, copies and saves. How long
-it slept, or worked in the kernel, is counted in each segment; which part of that was
-writing is estimated from the samples of all segments together. If the process wrote
-during that time the grade is B, else C. Time that the main thread computed in its own code
+Its share is the whole of a lost segment inside an evaluation: of a framework, from `model.eval()`
+to `model.train()`, or inside a span `clusterprof.span("eval")`. Without one it is the time in which
+the main thread slept in a kernel function of writing or sending (`wchan`: a journal, write-back,
+fsync, a full send buffer, a request to a mount in user space beside no wait for a page), inside a
+step and outside any wait for data, other ranks, the device, copies and saves. How long it slept, or
+worked in the kernel, is counted in each segment; which part of that was writing is estimated from
+the samples of all segments together. If the process wrote during that time the
+grade is B, else C. Time that the main thread computed in its own code
 counts too, while the GPU was idle for 0.1 s or more in two consecutive samples, if
 fewer than half of the steps have such a pause: slow launching is slow in every step.
 The grade of that is B if the pauses occur at regular numbers of steps, or stacks show most of it,
@@ -28,7 +29,8 @@ loader: without one the thread may be building its batches (`cpu-preprocess`). *
 logging**: blocking right after a save that has a span, or while a model's worth of bytes is
 written, is `checkpoint`. In a trace with stacks the time counts in which the device had
 nothing to do and the training thread was in functions outside of PyTorch that neither prepare data
-nor sleep; the evidence names them.
+nor sleep; the evidence names them. If the thread waits to hand something over (a full queue or
+pipe, a thread that is joined), the time counts in which the process or thread that takes it worked.
 
 ## What to do
 
@@ -45,10 +47,12 @@ claimed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from clusterprof.analysis.detectors.awaited_work import AwaitedWork, find_awaited_work
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -147,7 +151,24 @@ class EvalHost:
             evidence += name_host_functions(rank, lost, traced, layout.OTHER_WORK)
             evidence.append(Evidence("host.elsewhere_ratio", ratio, "ratio", note))
         others = np.maximum(np.maximum(writing, pause_share), traced)
-        return Claims(share + others, grade, tuple(evidence))
+        awaited = [work for work in find_awaited_work(rank, lost) if work.takes_output]
+        if not awaited:
+            return Claims(share + others, grade, tuple(evidence))
+        return _claim_receivers(lost, Claims(share + others, grade, tuple(evidence)), awaited)
+
+
+def _claim_receivers(lost: LostTime, own: Claims, awaited: Sequence[AwaitedWork]) -> Claims:
+    """Add the time in which the step waited for those that take what it logs or saves."""
+    # Time in which such a process had no CPU is `cpu-contention`.
+    parts = [work.active_share - work.runnable_share for work in awaited]
+    share = np.minimum(own.share + np.sum(parts, axis=0), 1.0)
+    most = max(awaited, key=lambda work: sum_claimed_ns(lost, work.active_share))
+    note = f"of that time the training thread waited for {most.resource} to take its output"
+    ratio = compute_claimed_mean(lost, share, most.share)
+    evidence = (Evidence("awaited.waiting_ratio", ratio, "ratio", note), *own.evidence)
+    if sum_claimed_ns(lost, share) > 2 * sum_claimed_ns(lost, own.share):
+        return Claims(share, "B" if most.is_sure else "C", evidence, most.resource)
+    return Claims(share, own.grade, evidence, own.resource)
 
 
 def _measure_pauses(rank: Rank, lost: LostTime, limits: EvalHost.Limits) -> tuple[Float, bool]:

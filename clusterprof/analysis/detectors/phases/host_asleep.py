@@ -16,7 +16,7 @@ dry, and it waits until the thread goes on.
 
 The scheduler's counters give how long the thread slept in each lost segment outside any wait for
 data, other ranks, copies, saves and evaluation. Its samples show where (`wchan`). A timer, or
-waiting for a process, counts for as much of the GPU's idle time there as chance would have it,
+waiting for a process, counts for as much of the GPU's idle time as if both were independent,
 because a host also sleeps when it waits for its GPU. A connection or a pipe can also be a wait for
 the device or for another thread, so it counts only as far as the GPU must have been idle while the
 thread slept, and not while another thread of the process ran. Sampled stacks say whom a thread
@@ -24,14 +24,18 @@ waits for: in `multiprocessing`, `queue` or `torch.distributed` for the job itse
 claimed; in `subprocess`, `socket` or `ssl` for something outside. Without stacks, a connection
 counts only where waits for batches and other ranks have spans, and `poll` only where waits for the
 device have spans, because a driver waits there, too. The grade is B for timers, processes and
-known calls, C for other connections and pipes. Locks are not claimed: who holds one is not known
+known calls, C for other connections and pipes. Waits for another process or thread of the job
+that is known (`cpu-preprocess`, `eval-host`) are not claimed. Whether a line sleeps in a loop that
+only looks for what others do is read from the job's own files, where they are as they were. Locks
+are not claimed: who holds one is not known
 (`cpu-gil` decides where another thread ran). A trace with stacks names the call instead (`sleep`,
 `acquire`, `recv`) and the function around it.
 
 ## What to do
 
 Find the call: `py-spy dump --pid PID` in the middle of a pause names the line. Move it
-to a thread or a process of its own, or call it less often.
+to a thread or a process of its own, or call it less often. If a loop only looks for something that
+is not there yet (`thread.polling_ratio`), its sleep is not the reason: find out who is late.
 
 ## Where it is blind
 
@@ -47,6 +51,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.analysis.detectors.awaited_work import (
+    CONNECTION,
+    TIMER,
+    find_awaited_work,
+    list_awaited_work,
+    measure_poll_ratio,
+)
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -114,6 +125,8 @@ _OUTSIDE_FILES = re.compile(
 )
 _MIN_STACKS = 8
 """Number of samples that say where a thread slept."""
+_MIN_POLL_RATIO = 0.5  # of the sleep
+_MIN_AWAITED_RATIO = 0.1  # of the lost time: less is between two samples
 _MIN_KNOWN_RATIO = 0.5
 """Part of the waits on connections that is known from which the verdict is as sure as of timers."""
 
@@ -156,13 +169,36 @@ class HostAsleep:
             return Claims(traced, "A", (*name_host_functions(rank, lost, traced, *_ASLEEP), asleep))
         training, evidence, grade = _claim_training_thread(rank, lost, limits)
         loading = _claim_loading_thread(rank, lost, breakdown)
+        awaited, resource = _claim_awaited_process(rank, lost)
+        if awaited.any():
+            note = f"of that time the training thread waited for {resource}, which slept in a timer"
+            ratio = compute_claimed_mean(lost, awaited)
+            evidence = [Evidence("awaited.in_timer_ratio", ratio, "ratio", note), *evidence]
+            if sum_claimed_ns(lost, awaited) <= sum_claimed_ns(lost, training):
+                resource = ""
+            training = np.minimum(training + awaited, 1.0)
         if loading.any():
             note = "of that time the thread that loads the data slept in a timer"
             ratio = compute_claimed_mean(lost, loading)
             evidence = [*evidence, Evidence("worker.in_timer_ratio", ratio, "ratio", note)]
             if sum_claimed_ns(lost, loading) > sum_claimed_ns(lost, training):
                 grade = "B"
-        return Claims(training + loading, grade, tuple(evidence))
+        return Claims(training + loading, grade, tuple(evidence), resource)
+
+
+def _claim_awaited_process(rank: Rank, lost: LostTime) -> tuple[Float, str]:
+    """Return the share of each segment in which the awaited process slept in a timer, and its name.
+
+    float64[n].
+    """
+    works = [work for work in list_awaited_work(rank, lost) if work.timer_ratio > 0]
+    none = np.zeros(lost.start_ns.size)
+    if not works:
+        return none, ""
+    parts = [(work.share - work.active_share) * work.timer_ratio for work in works]
+    most = max(zip(parts, works), key=lambda pair: sum_claimed_ns(lost, pair[0]))[1]
+    share = np.maximum(np.sum(parts, axis=0), 0.0)
+    return (share, most.resource) if share.mean() >= _MIN_AWAITED_RATIO else (none, "")
 
 
 def _claim_training_thread(
@@ -182,6 +218,12 @@ def _claim_training_thread(
     asleep_ns = measure_sleep(rank, lost, inside)
     timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)
     connection_ns = asleep_ns * connection_ratios
+    for work in find_awaited_work(rank, lost):  # it waited for a part of the job
+        awaited_ns = work.share * length_ns
+        if work.place == TIMER:
+            timer_ns = np.maximum(timer_ns - awaited_ns, 0.0)
+        if work.place == CONNECTION:
+            connection_ns = np.maximum(connection_ns - awaited_ns, 0.0)
     # A host that waits for its device sleeps too, while the device is busy. Without a device
     # the sleep itself is the loss.
     lost_ratio = lost.lost_ns / np.maximum(length_ns, 1.0)
@@ -195,6 +237,10 @@ def _claim_training_thread(
     share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)
     is_known = timer_ns.sum() >= connection_ns.sum() or outside_ratio >= _MIN_KNOWN_RATIO
     evidence = _build_evidence(lost, share, timer_ns, connection_ns)
+    poll_ratio = measure_poll_ratio(rank, lost) if timer_ns.any() else 0.0
+    if poll_ratio >= _MIN_POLL_RATIO:
+        note = "of that sleep was in a loop that only waits for others, it is not known for whom"
+        evidence.append(Evidence("thread.polling_ratio", poll_ratio, "ratio", note))
     return share, evidence, "B" if is_known else "C"
 
 

@@ -48,15 +48,15 @@ import numpy as np
 from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     Claims,
-    find_busiest_device,
     limit_to_data_wait,
     limit_to_reads,
     measure_claimed_growth,
     sum_claimed_ns,
 )
 from clusterprof.analysis.detectors.storage.evidence import (
-    PAGE_BYTES,
+    find_awaited_disk,
     find_most_read_mount,
+    get_page_bytes,
     get_read_breakdown,
 )
 from clusterprof.analysis.timeline import series
@@ -117,7 +117,7 @@ class StorageColdCache:
             ),
             Evidence(
                 "memory.refaulted_bytes_total",
-                pages * PAGE_BYTES,
+                pages * get_page_bytes(rank),
                 "bytes",
                 "had been in memory and were read again",
             ),
@@ -141,7 +141,7 @@ class StorageColdCache:
 
 def _describe_disk(rank: Rank, lost: LostTime, share: Float) -> tuple[str, list[Evidence]]:
     """Return the disk that most bytes came from, and what it gave in the claimed waits."""
-    disk, read_bytes = find_busiest_device(rank, signals.DISK_READ_BYTES.name, lost, share)
+    disk, read_bytes = find_awaited_disk(rank, lost, share)
     waited_ns = max(float((lost.end_ns - lost.start_ns)[share > 0].sum()), 1.0)
     rate, note = read_bytes / waited_ns * 1e9, "read from the disk during those waits"
     rate_note = "read from the disk in those waits, first reads included"

@@ -13,7 +13,8 @@ takes bandwidth and lengthens the queue in which the reads of this job wait.
 ## How it decides
 
 Its share is the time the loading thread was blocked on the disk, times the share of foreign bytes,
-if that is at least 0.4. Foreign bytes are those that the busiest disk transferred in those waits
+if that is at least 0.4. A disk that had requests for less time than the thread was blocked delayed
+it for no more than that. Foreign bytes are those that the busiest disk transferred in those waits
 and a second around them, but that no process of the job can have transferred (`/proc/<pid>/io`
 against `/proc/diskstats`). Doubtful traffic counts as the job's: everything it wrote recently, and
 everything that went to swap. The rest stays with `storage-local`.

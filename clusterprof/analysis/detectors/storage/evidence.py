@@ -46,6 +46,8 @@ from clusterprof.signals import Signal
 
 MIN_OTHERS_RATIO = 0.4
 """A smaller fraction may be the job's own: reads half a second earlier or later than counted."""
+MIN_JOB_RATIO = 0.7
+"""A disk that gave less than this part of what the job read is not the one it waits for."""
 MARGIN_NS = 1_000_000_000
 """Time around each wait that is included, in ns: processes are read only twice a second."""
 
@@ -93,11 +95,47 @@ def measure_other_traffic(rank: Rank, lost: LostTime, share: Float) -> OtherTraf
     other_bytes = max(0.0, read[disk] - job_read) + max(0.0, disk_written - job_written)
     for signal in (signals.MEMORY_SWAP_IN, signals.MEMORY_SWAP_OUT):
         other_bytes -= _measure_increase(chunk, signal, "", start, end)
-    ratio = other_bytes / transferred
+    ratio = other_bytes / transferred * _measure_awaited_ratio(rank, disk, lost, share)
     if ratio < MIN_OTHERS_RATIO:
         return NO_OTHER_TRAFFIC
     length_ns = float((end - start).sum())
     return OtherTraffic(min(1.0, ratio), disk, other_bytes, min(1.0, busy[disk] / length_ns))
+
+
+def _measure_awaited_ratio(rank: Rank, disk: str, lost: LostTime, share: Float) -> float:
+    """Measure which part of the blocked time a disk can explain: it delays while it has requests.
+
+    A throttle above the disk (a limit of the cgroup, a slow volume) delays without it. share:
+    float64[n], the part of each segment in which the thread was blocked.
+    """
+    busy_ns = measure_claimed_growth(rank, signals.DISK_BUSY.name, disk, lost, share)
+    blocked_ns = float(np.sum(share * (lost.end_ns - lost.start_ns)))
+    return 1.0 if busy_ns is None else min(1.0, busy_ns / max(blocked_ns, 1.0))
+
+
+def find_awaited_disk(rank: Rank, lost: LostTime, share: Float) -> tuple[str, float]:
+    """Find the disk that the claimed segments waited for, and the bytes read from it there.
+
+    The disk whose bytes around them were nearest to those that the job read, as others may read
+    more from another one, or from the disk below a volume; of disks that gave less than the job
+    read, that with most bytes. share: float64[n].
+    """
+    name = signals.DISK_READ_BYTES.name
+    disk, read_bytes = find_busiest_device(rank, name, lost, share)
+    rows = np.flatnonzero(share > 0)
+    windows = _expand_windows(rank.chunk, lost.start_ns[rows], lost.end_ns[rows])
+    job_read = _sum_job_reads(rank.chunk, *windows) if read_bytes > 0 else 0.0
+    if not job_read:
+        return disk, read_bytes
+    around = {
+        device: _measure_increase(rank.chunk, signals.DISK_READ_BYTES, device, *windows)
+        for device in _list_devices(rank, signals.DISK_READ_BYTES)
+    }
+    enough = [device for device in around if around[device] >= MIN_JOB_RATIO * job_read]
+    nearest = min(enough, key=lambda device: abs(around[device] - job_read), default=disk)
+    if around[nearest] < MIN_OTHERS_RATIO * around[disk]:
+        disk = nearest
+    return disk, measure_claimed_growth(rank, name, disk, lost, share) or 0.0
 
 
 def _expand_windows(chunk: Chunk, start: Int, end: Int) -> tuple[Int, Int]:
@@ -169,7 +207,8 @@ NFS_METADATA = frozenset(
     ("GETATTR", "LOOKUP", "ACCESS", "OPEN", "OPEN_NOATTR", "CLOSE", "READDIR", "READDIRPLUS")
 )
 CIFS_METADATA = frozenset(("CREATE", "CLOSE", "QUERY_INFO", "QUERY_DIRECTORY"))
-PAGE_BYTES = 4096
+_DEFAULT_PAGE_BYTES = 4096
+"""Of hosts whose recording does not say how large their pages are: 64 KiB on some arm64 kernels."""
 MIN_COLD_RATIO = 0.3
 """A smaller fraction of the bytes read is normal: any full page cache evicts and reads that again.
 """
@@ -431,6 +470,12 @@ def _merge_small_parts(parts: Float) -> Float:
     return out
 
 
+def get_page_bytes(rank: Rank) -> int:
+    """Return how many bytes a page of the rank's host has."""
+    size = rank.chunk.header.host.get("page_bytes")
+    return size if isinstance(size, int) and size > 0 else _DEFAULT_PAGE_BYTES
+
+
 def _estimate_cold_ratio(
     rank: Rank, lost: LostTime, share: Float, from_mount: bool = False
 ) -> float:
@@ -446,7 +491,7 @@ def _estimate_cold_ratio(
             from_servers += measure_claimed_growth(rank, name, device, lost, share) or 0.0
         elif name == signals.DISK_READ_BYTES.name and device in disks:
             from_disks += measure_claimed_growth(rank, name, device, lost, share) or 0.0
-    refaulted, read = (refaults or 0.0) * PAGE_BYTES, from_disks + from_servers
+    refaulted, read = (refaults or 0.0) * get_page_bytes(rank), from_disks + from_servers
     if from_mount and from_servers <= 0:  # pages that came from a disk are not this mount's
         refaulted, read = refaulted - from_disks, _sum_uncounted_bytes(rank, lost, share)
     elif not _has_job_read(rank, lost, share, MIN_COLD_RATIO * read):

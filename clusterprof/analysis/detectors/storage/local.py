@@ -46,7 +46,6 @@ from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
-    find_busiest_device,
     limit_to_data_wait,
     limit_to_reads,
     measure_claimed_growth,
@@ -54,6 +53,7 @@ from clusterprof.analysis.detectors.base import (
 from clusterprof.analysis.detectors.storage.evidence import (
     READ_SIZE_NOTE,
     count_reads,
+    find_awaited_disk,
     get_read_breakdown,
 )
 from clusterprof.analysis.timeline.host_resources import find_disks_below
@@ -103,7 +103,7 @@ class StorageLocal:
         share = np.maximum(share - others, 0.0) * (1 - reading.cold_ratio)
         if not share.any():
             return Claims(share, "B")
-        disk, read_bytes = find_busiest_device(rank, signals.DISK_READ_BYTES.name, lost, share)
+        disk, read_bytes = find_awaited_disk(rank, lost, share)
         evidence = [
             Evidence(
                 "worker.blocked_ratio",

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,21 @@ def compute_group_number(ranks_or_name: Sequence[int] | str) -> int:
     )
     digest = hashlib.blake2b(name.encode("utf-8", "replace")).digest()[:8]
     return int.from_bytes(digest, "little") & 0x7FFFFFFFFFFFFFFF
+
+
+def number_groups(members: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Number the groups of a job by name, as the probe does: by their members.
+
+    Of groups with the same members all but the first have their name in the number, too: each
+    counts its own operations.
+    """
+    numbers: dict[str, int] = {}
+    for name, ranks in members.items():
+        number = compute_group_number(ranks)
+        if number in numbers.values():
+            number = compute_group_number(f"{','.join(map(str, sorted(ranks)))}:{name}")
+        numbers[name] = number
+    return numbers
 
 
 class NodeTables:

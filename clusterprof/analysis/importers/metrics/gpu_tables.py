@@ -24,6 +24,8 @@ CSV and JSON lines with a time column (`timestamp`, `time`, `_timestamp`) and co
 * the output of `omnistat-query --export`, which has several header rows
 * tables of loggers that name quantity and unit: `gpu_util_pct`, `mem_used_mb`, `temp_c`, `power_w`,
   with a time in seconds since the start (`elapsed_sec`)
+* such tables without a unit of the utilization (`gpu_utilization`, `gpu_usage:0` with the device
+  behind a colon, `Utilization` beside `GPU_ID`), if a value above 1 shows that it is in percent
 
 Header lines:
 
@@ -85,6 +87,7 @@ from clusterprof.analysis.importers.metrics.prometheus import parse_labels
 _PERCENT, _MEGA, _MB = 0.01, 1e6, 1e6
 TIME_COLUMNS = ("timestamp", "time", "_timestamp", "time (s)", "date", "datetime")
 _GPU_COLUMNS = frozenset(("gpu", "card", "gpu_id", "UUID", "uuid"))
+_GPU_NUMBER_HEADS = ("gpu_id", "gpu id", "gpu_index", "gpu index")
 LABEL_COLUMNS = (*HOST_LABELS, *_GPU_COLUMNS, "device", "modelName")
 _METRIC_HEAD = re.compile(r"([A-Za-z_:][\w:]*)(\{.*\})?")
 _ELAPSED_HEAD = re.compile(r"(?:elapsed|time_elapsed|uptime)_?(?:time_?)?(?:s|secs?|seconds?)")
@@ -120,25 +123,36 @@ _BYTES_BY_UNIT = {"b": 1.0, "bytes": 1.0, "mb": 1e6, "gb": 1e9, "mib": 2.0**20, 
 _NAMED_QUANTITIES = (
     (rf"gpu_(?:util|utilization|usage|load|busy){_PERCENT_UNIT}", "gpu.busy_ratio"),
     (rf"(?:util|utilization)_gpu{_PERCENT_UNIT}", "gpu.busy_ratio"),
+    (r"gpu_(?:util|utilization|usage|load|busy)(?P<share>)", "gpu.busy_ratio"),
     (r"(?:gpu_)?(?:mem|memory|vram)_used_(?P<unit>{units})", "gpu.memory_used_bytes"),
     (r"(?:gpu_)?(?:mem|memory|vram)_total_(?P<unit>{units})", "gpu.memory_total_bytes"),
     (r"(?:gpu_)?temp(?:erature)?_c(?:elsius)?", "gpu.temperature_celsius"),
     (r"(?:gpu_)?power(?:_draw)?_w(?:atts?)?", "gpu.power_watts"),
 )
 """Heads that name a quantity with its unit, in lower case with underscores. A share without a unit
-is not read: whether 1 is all or one percent would be a guess.
+(group `share`) needs a value above 1 to be percent: else whether 1 is all or one percent would be a
+guess.
 """
+_BARE_SHARE = "util|utilization"
+"""Heads that name a share of a GPU only beside a column that names the GPU."""
+_DEVICE_BEHIND = re.compile(r"([^:]+):(\d{1,4})")
 
 
-def _parse_named_quantity(cell: str) -> ReadingColumnHead | None:
-    """Parse a head like `gpu_util_pct` or `Mem Used (MB)`; None for any other."""
-    name = re.sub(r"[^a-z0-9%]+", "_", cell.lower()).strip("_")
+def _parse_named_quantity(cell: str, has_gpu_column: bool) -> ReadingColumnHead | None:
+    """Parse a head like `gpu_util_pct`, `Mem Used (MB)`, `gpu_usage:0`; None for any other."""
+    split = _DEVICE_BEHIND.fullmatch(cell)
+    device = f"gpu{split[2]}" if split else ""
+    name = re.sub(r"[^a-z0-9%]+", "_", (split[1] if split else cell).lower()).strip("_")
+    if has_gpu_column and re.fullmatch(_BARE_SHARE, name):
+        name = f"gpu_{name}"
     for pattern, signal in _NAMED_QUANTITIES:
         match = re.fullmatch(pattern.replace("{units}", "|".join(_BYTES_BY_UNIT)), name)
         if match is not None:
-            unit = match.groupdict().get("unit")
+            groups = match.groupdict()
+            unit = groups.get("unit")
             scale = _BYTES_BY_UNIT[unit] if unit else _PERCENT if signal.endswith("ratio") else 1.0
-            return ReadingColumnHead(MetricMapping(signal, scale))
+            mapping = MetricMapping(signal, scale)
+            return ReadingColumnHead(mapping, device=device, has_unit="share" not in groups)
     return None
 
 
@@ -151,6 +165,8 @@ class ReadingColumnHead:
     name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     device: str = ""
+    has_unit: bool = True
+    """False if it is a share that only the values show to be in percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +206,11 @@ def parse_heads(cells: Sequence[str]) -> TableHeads | None:
         time = next(elapsed, None)
     if time is None:
         return None
-    labels = {index: cell for index, cell in enumerate(cells) if cell in LABEL_COLUMNS}
+    labels = {
+        index: "gpu" if cell.lower() in _GPU_NUMBER_HEADS else cell
+        for index, cell in enumerate(cells)
+        if cell in LABEL_COLUMNS or cell.lower() in _GPU_NUMBER_HEADS
+    }
     dcgm = {
         index: reading
         for index, cell in enumerate(cells)
@@ -209,15 +229,17 @@ def parse_heads(cells: Sequence[str]) -> TableHeads | None:
     for readings, vendor in ((dcgm, ""), (wandb, ""), (amd, "amd")):
         if len(readings) >= 2 or (readings and vendor == ""):
             return TableHeads(time, labels, readings, vendor, is_elapsed)
+    has_gpu_column = bool(set(labels.values()) & _GPU_COLUMNS)
     named = {
         index: reading
         for index, cell in enumerate(cells)
-        if (reading := _parse_named_quantity(cell)) is not None
+        if (reading := _parse_named_quantity(cell, has_gpu_column)) is not None
     }
-    signals = [head.meaning.signal for head in named.values() if head.meaning is not None]
-    if "gpu.busy_ratio" not in signals or len(signals) > len(set(signals)):
+    signals = [(head.meaning.signal, head.device) for head in named.values() if head.meaning]
+    is_known = any(signal == "gpu.busy_ratio" for signal, _ in signals)
+    if not is_known or len(signals) > len(set(signals)):
         return None
-    device = "" if set(labels.values()) & _GPU_COLUMNS else "gpu0"
+    device = "" if has_gpu_column else "gpu0"
     return TableHeads(time, labels, named, "", is_elapsed, device)
 
 
@@ -396,7 +418,8 @@ class GpuTables:
         table = find_heads(source.head)
         readings = MetricReadings()
         if table is not None:
-            _read_table(source, table[0], readings, account)
+            is_percent = _has_percent_shares(source, *table)
+            _read_table(source, table[0], readings, account, is_percent)
         stem = name_trace(source.path)
         has_nodes = False
         for node in readings.nodes(self.name, account, stem):
@@ -407,7 +430,22 @@ class GpuTables:
             raise CannotImportError("the file holds no GPU readings", "")
 
 
-def _read_table(source: Source, file_form: str, readings: MetricReadings, account: Account) -> None:
+def _has_percent_shares(source: Source, file_form: str, heads: TableHeads) -> bool:
+    """Return whether a value above 1 shows that shares without a unit are in percent."""
+    if all(head.has_unit for head in heads.readings.values()):
+        return True
+    return any(
+        parse_quantity(cells[number]) > 1
+        for row_heads, cells in read_rows(source, file_form, Account(source.path))
+        for number, head in row_heads.readings.items()
+        if not head.has_unit
+    )
+
+
+def _read_table(
+    source: Source, file_form: str, readings: MetricReadings, account: Account, is_percent: bool
+) -> None:
+    """Read all rows; shares without a unit only if they are in percent."""
     columns: dict[_Key, ReadingColumn | None] = {}
     remaining_readings = MAX_READINGS
     heads_by_id: dict[int, TableHeads] = {}  # keeps the heads alive, so that their ids stay unique
@@ -428,6 +466,9 @@ def _read_table(source: Source, file_form: str, readings: MetricReadings, accoun
         labels = tuple(row.values())
         for number in heads.readings:
             if not cells[number] or remaining_readings <= 0:
+                continue
+            if not is_percent and not heads.readings[number].has_unit:
+                account.skipped["shares without a unit, none above 1"] += 1
                 continue
             key = (id(heads), number, labels)
             if key not in columns:

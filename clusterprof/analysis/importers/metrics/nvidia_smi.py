@@ -327,6 +327,7 @@ def read_query(source: Source, devices: DeviceReadings) -> None:
     last_ns = 0
     position = 0
     for line in read_stripped_lines(source, account):
+        line = line.lstrip(b"\0")  # a log that was emptied while nvidia-smi wrote it
         if not line.strip():
             continue
         new_heads = parse_query_heads(line)
@@ -536,5 +537,10 @@ class NvidiaSmi:
             raise CannotImportError("the file holds no GPU readings", "")
 
 
+_MAX_LINES_BEFORE_QUERY = 200
+"""Lines that a table of processes, or what a script prints, may put before the heads of a query."""
+
+
 def _is_query(head: bytes) -> bool:
-    return parse_query_heads(head.lstrip().split(b"\n", 1)[0]) is not None
+    lines = head.lstrip().split(b"\n", _MAX_LINES_BEFORE_QUERY)[:_MAX_LINES_BEFORE_QUERY]
+    return any(parse_query_heads(line) is not None for line in lines)

@@ -68,7 +68,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
-from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
+from clusterprof.analysis.importers.core.node_tables import (
+    NodeTables,
+    compute_group_number,
+    number_groups,
+)
 from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
@@ -381,7 +385,7 @@ def _build_node(dump: Dump, account: Account, world: int) -> NodeTables | None:
     node.versions["flight-recorder"] = dump.version
     pid = dump.rank + 1
     node.rank(pid, dump.rank, world)
-    groups = {name: compute_group_number(ranks) for name, ranks in dump.members.items()}
+    groups = number_groups(dump.members)
     for name, ranks in dump.members.items():
         node.group(pid, groups[name], ranks)
     start, end, number = (
@@ -477,6 +481,12 @@ def _find_last_operations(dumps: Sequence[Dump]) -> dict[tuple[int, str], int]:
                 key = (dump.rank, entry.group)
                 reached[key] = max(reached.get(key, 0), entry.number)
     return reached
+
+
+def find_waiting_ranks(dumps: Sequence[Dump]) -> tuple[int, ...]:
+    """Find the ranks with a collective that they had issued and that had not ended."""
+    standstills = _find_standstills(dumps, {})
+    return tuple(sorted({rank for standstill in standstills for rank in standstill.waiting}))
 
 
 def _find_standstills(

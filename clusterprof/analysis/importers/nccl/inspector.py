@@ -65,7 +65,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
-from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
+from clusterprof.analysis.importers.core.node_tables import (
+    NodeTables,
+    compute_group_number,
+    number_groups,
+)
 from clusterprof.analysis.importers.core.text import read_lines
 from clusterprof.probe import layout
 from clusterprof.units import format_quantity
@@ -171,13 +175,14 @@ class NcclInspector:
             raise CannotImportError("no collective operation in it", "set NCCL_INSPECTOR_ENABLE=1")
         job = _map_job_ranks(processes.values(), sizes, accounts[0])
         leave_times = {comm: _estimate_leave_times(comm, processes.values()) for comm in sizes}
+        members = _list_members(sizes, processes.values(), job)
         by_host: dict[str, list[_Process]] = {}
         for process in processes.values():
             by_host.setdefault(process.host, []).append(process)
         for host, host_processes in by_host.items():
             node = NodeTables(host, self.name, wall_minus_own_ns=0)
             for process in host_processes:
-                _add_process(node, process, job, leave_times, processes.values())
+                _add_process(node, process, job, leave_times, members)
             yield node
 
 
@@ -287,13 +292,24 @@ def _estimate_leave_times(comm: str, processes: Any) -> tuple[Int, Int]:
     return numbers, ends
 
 
+def _list_members(
+    comms: Iterable[str], processes: Any, job: Mapping[tuple[str, int], int] | None
+) -> dict[str, list[int]]:
+    """List the ranks of each communicator, empty if ranks of the job are unknown."""
+    return {
+        comm: [job[p.host, p.pid] for p in processes if comm in p.rows] if job else []
+        for comm in sorted(comms)
+    }
+
+
 def _add_process(
     node: NodeTables,
     process: _Process,
     job: Mapping[tuple[str, int], int] | None,
     leave_times: Mapping[str, tuple[Int, Int]],
-    processes: Any,
+    members: Mapping[str, Sequence[int]],
 ) -> None:
+    numbers_of = number_groups(members)
     process_key = (process.host, process.pid)
     node.rank(
         process.pid, None if job is None else job[process_key], None if job is None else len(job)
@@ -306,9 +322,8 @@ def _add_process(
         numbers, ends = leave_times[comm]
         end = ends[numbers.searchsorted(table[:, 0])]
         start = np.maximum(end - table[:, 1], 0)
-        members = [job[p.host, p.pid] for p in processes if comm in p.rows] if job else []
-        group = compute_group_number(members if members else comm)
-        node.group(process.pid, group, members)
+        group = numbers_of[comm] if job else compute_group_number(comm)
+        node.group(process.pid, group, members[comm])
         node.collectives(process.pid, start, end, group, table[:, 0], table[:, 2], table[:, 3])
         low, high = min(low, int(start.min())), max(high, int(end.max()))
     node.spans(process.pid, layout.STEP, [low], [high], 1, 2, -1, -1)

@@ -356,7 +356,8 @@ def _format_hosts(hosts: set[str]) -> str:
 _INFO = re.compile(r"NCCL (INFO|WARN) ")
 _HOST = re.compile(r"(?<![\w.-])([\w.-]{1,255}):\d{1,10}:\d{1,10} \[-?\d{1,6}\] (?:\S{1,128} )?$")
 _HOST_CHARACTERS = 448  # characters before NCCL that can hold the host
-_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*?)(?=NCCL version|[^\w.+-]|$)")
+"""Ranks that share a terminal may write their versions on one line without a break."""
 _VARIABLE = re.compile(
     r"(?<![A-Z0-9_])(NCCL_[A-Z0-9_]{1,64}) set (?:by environment )?to (\S+?)\.?\s*$"
 )
@@ -381,6 +382,8 @@ _ROW_BEGIN = re.compile(r"\d{1,18}\s+\d+\s+[a-z]\w*(?:\s+(?:[a-z]\w*|none))?\s+-
 _ROW_TIMES = re.compile(r"\s*([\d.]+\s+[\d.]+\s+[\d.]+)\s+(?:\d|N/A)")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
+_TEST_HEAD = re.compile(rb"(?m)^\s*# nThread \d+ nGpus \d+ minBytes \d+ maxBytes \d+")
+"""First line of nccl-tests: the list of a large job's ranks comes before the table."""
 _LAUNCHER_TAG = re.compile(r"\[[\w.@-]{1,64},\d{1,9}\]<std(?:out|err)>:")
 """What `mpirun --tag-output` puts before each piece of output, also within a line."""
 _PROGRAMS = {
@@ -419,9 +422,7 @@ def read_text(lines: Iterator[bytes]) -> NcclText:
             if row:
                 _parse_table_line(text, row, operation)
         if "NCCL" in line:
-            version = _VERSION.search(line)
-            if version:
-                text.versions[version[1]] += 1
+            text.versions.update(_VERSION.findall(line))
             message = _INFO.search(line)
             if message:
                 host = _HOST.search(
@@ -562,7 +563,7 @@ class NcclOutput:
         """Return whether NCCL or nccl-tests wrote lines of this text."""
         if head[:1] in (b"{", b"[", b"\x80") or b"\x00" in head[:64]:
             return False
-        if b"NCCL INFO " in head or b"NCCL WARN " in head:
+        if b"NCCL INFO " in head or b"NCCL WARN " in head or _TEST_HEAD.search(head):
             return True
         text = head[:8192].decode("utf-8", "replace")
         return any(_TABLE_HEAD.search(line) for line in text.splitlines())

@@ -331,11 +331,14 @@ def _record_range(thread: ThreadRanges, start: int, end: int, text: str) -> int:
     return 0
 
 
-def find_steps(threads: list[ThreadRanges]) -> Steps | None:
+def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> Steps | None:
     """Find the steps of a process by the names of its ranges; None if no range marks them.
 
     Best first: ranges named step or iteration with a number, without a number, from the end of one
-    optimizer step to the next, and a range of any name that repeats and covers half the time.
+    optimizer step to the next, and a range of any name that repeats, covers half the time and
+    launches half of the work: moving a model to its device takes long, too, but is no step.
+
+    launches_ns: int64[n], ns, when the work of the device was launched.
     """
     for kind, source in ((NUMBERED_STEP, "numbered step ranges"), (STEP, "step ranges")):
         best = max((thread.kept.get(kind, []) for thread in threads), key=len, default=[])
@@ -356,9 +359,20 @@ def find_steps(threads: list[ThreadRanges]) -> Steps | None:
     for key, ranges in sorted(
         candidates, key=lambda candidate: (-_sum_lengths(candidate[1]), candidate[0])
     ):
-        if len(ranges) >= _MIN_REPEATS and _sum_lengths(ranges) >= _MIN_COVERAGE * extent > 0:
+        is_long = _sum_lengths(ranges) >= _MIN_COVERAGE * extent > 0
+        if len(ranges) >= _MIN_REPEATS and is_long and _launches_most(ranges, launches_ns):
             return _build_steps(ranges, f'the repeated ranges "{key[:60]}"', inferred=True)
     return None
+
+
+def _launches_most(ranges: list[tuple[int, int, int]], launches_ns: Int) -> bool:
+    """Return whether half of the launches lie in ranges, which are sorted and disjoint."""
+    if not launches_ns.size:
+        return True
+    start, end, _ = np.array(ranges, np.int64).T
+    row = np.searchsorted(start, launches_ns, side="right") - 1
+    inside = (row >= 0) & (launches_ns < end[row])
+    return bool(inside.sum() >= _MIN_COVERAGE * launches_ns.size)
 
 
 def _select_disjoint(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -149,7 +149,8 @@ def _build_rank_activity(
     launching = tids[times >= _MIN_LAUNCH_SHARE * max(int(times.sum()), 1)].tolist()
     own = [tid for tid in threads if tid in launching]
     main = int(tids[times.argmax()]) if tids.size else None
-    steps = find_steps([threads[tid] for tid in own] or list(threads.values()))
+    launches_ns = calls.start_ns[launched[known]]
+    steps = find_steps([threads[tid] for tid in own] or list(threads.values()), launches_ns)
     from_ns, until_ns = int(activities.start_ns.min()), int(activities.end_ns.max())
     waits = _merge_unions([threads[tid].waits() for tid in own])
     order = np.argsort(activities.start_ns, kind="stable")
@@ -167,8 +168,9 @@ def _build_rank_activity(
         {tid: threads[tid].operators.all() for tid in own},
         samples.of_thread(main),
     )
+    first_ns = from_ns if steps is None else min(from_ns, int(steps.start_ns[0]))
     late_gaps = _find_late_gaps(
-        find_gaps(busy, from_ns, until_ns), activities, order, launched, calls, activity.sync
+        find_gaps(busy, first_ns, until_ns), activities, order, launched, calls, activity.sync
     )
     starved = subtract_intervals(late_gaps, waits)
     covers = (activity.launching, activity.sync, activity.memory, activity.copy)

@@ -14,7 +14,8 @@ Keep the output of the rank that logs (the last one):
 
 Lines `iteration N/ M | … | elapsed time per iteration (ms): T | …`, also as Megatron-DeepSpeed
 writes them (`elapsed_time_per_iteration_ms=T`), and the tables of timers that follow (`(min, max)
-time across ranks (ms):`, `max time …`, `times across ranks (ms):`, `time (ms) | name: T`).
+time across ranks (ms):`, `max time …`, `times across ranks (ms):`, `time (ms) | name: T`). The size
+of the world (`using world size: N`, `world_size ..... N`).
 
 ## How the numbers are computed
 
@@ -55,6 +56,10 @@ _ITERATION = re.compile(
 )
 _ARGUMENTS = re.compile(rb"\n *(?:[\w\]\[:]+ +)?(?:tensor|pipeline)_model_parallel_size \.{3,}")
 _TIME = re.compile(rb"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)\]")
+_WORLD_SIZE = re.compile(
+    rb"\b(?:using world size: |dist_world_size=|world_size \.{3,} )(\d{1,6})\b(?!\.)"
+)
+"""Also of a group of ranks, as DeepSpeed prints it: the largest is that of the job."""
 _TABLE = re.compile(rb"\btimes? across ranks \(ms\):")
 _TIMER = re.compile(
     rb"^[^|]{0,60}?([A-Za-z][\w/-]{2,63}) \.{2,}: \(?(\d+(?:\.\d+)?)(?:, (\d+(?:\.\d+)?)\))?\s*$"
@@ -103,6 +108,8 @@ class _Log:
     timers: dict[str, _Timer] = field(default_factory=dict)
     ranked: tuple[str, list[float]] = ("", [])
     """Timer whose lines list the ranks, and the times so far."""
+    world_size: int = 0
+    """Ranks of the job; 0 if the log does not state them."""
 
 
 class MegatronLog:
@@ -147,6 +154,8 @@ def _read_log(source: Source, account: Account) -> _Log:
             in_table = True
         elif in_table:
             in_table = _read_timer(line, log)
+        elif b"world" in line and (world := _WORLD_SIZE.search(line)):
+            log.world_size = max(log.world_size, int(world[1]))
         elif _OLD_TIMERS.search(line):
             for name, value in _OLD_TIMER.findall(line):
                 _add_timer(log, name, float(value), float(value))
@@ -180,6 +189,9 @@ def _finish_ranked(log: _Log) -> None:
 
 
 def _add_timer(log: _Log, name: bytes, fastest_ms: float, slowest_ms: float) -> None:
+    """Add a timer's times; those printed before the first iteration are part of none."""
+    if not log.iterations:
+        return
     key = name.decode("ascii", "replace")
     if key in log.timers or len(log.timers) < _MAX_TIMERS:
         log.timers.setdefault(key, _Timer()).add(fastest_ms, slowest_ms)
@@ -202,7 +214,7 @@ def _parse_line_time(line: bytes) -> int:
 def _build_node(log: _Log, source: Source, account: Account) -> NodeTables:
     start, end, number = _place_steps(log, account)
     node = NodeTables("", MegatronLog.name, key=source.path.name.partition(".")[0])
-    node.rank(1, device="unseen")
+    node.rank(1, world_size=log.world_size or None, device="unseen")
     node.spans(1, layout.STEP, start, end, number, 2, -1, -1)
     node.unmeasured_device("unseen", int(start[0]), int(end[-1]))
     account.read["iterations"] += start.size
@@ -270,23 +282,27 @@ def _describe_iteration(timers: dict[str, _Timer], iteration_ms: np.ndarray) -> 
     mean_ms = float(iteration_ms.mean())
     mean = format_quantity(mean_ms * 1e6, "ns")
     text = f"an iteration takes {mean}, mean of {iteration_ms.size:,}"
-    means = {
-        name: timer.slowest_ms / timer.count
-        for name, timer in timers.items()
-        if not name.endswith("-setup")  # before the first iteration
-    }
+    means = {name: timer.slowest_ms / timer.count for name, timer in timers.items()}
     if not means:
         return f"{text}; no timers: --timing-log-level 2 shows what it consists of"
     waits = {name: ms for name, ms in means.items() if _NOT_COMPUTE.search(name)}
-    kind = "not compute" if waits else "the longest"
-    longest = sorted((waits or means).items(), key=lambda item: -item[1])[:_TIMERS_SHOWN]
+    parts = []
+    if waits:
+        parts.append(f"not compute: {_format_shares(waits, mean_ms)}")
+    if max(waits.values(), default=0.0) < _MIN_SHOWN_RATIO * mean_ms:
+        parts.append(f"the longest: {_format_shares(means, mean_ms)}")
+    return f"{text}; of it, timers of the slowest rank, {'; '.join(parts)}"
+
+
+def _format_shares(timers: dict[str, float], mean_ms: float) -> str:
+    """Format the longest timers as shares of the mean iteration; both in ms."""
+    longest = sorted(timers.items(), key=lambda item: -item[1])[:_TIMERS_SHOWN]
     parts = [
         f"{name} {format_quantity(ms / mean_ms, 'ratio')}"
         for name, ms in longest
         if ms >= _MIN_SHOWN_RATIO * mean_ms
     ]
-    shown = ", ".join(parts) or f"none of {format_quantity(_MIN_SHOWN_RATIO, 'ratio')} or more"
-    return f"{text}; of it, timers of the slowest rank, {kind}: {shown}"
+    return ", ".join(parts) or f"none of {format_quantity(_MIN_SHOWN_RATIO, 'ratio')} or more"
 
 
 def _describe_timers(timers: dict[str, _Timer]) -> str:

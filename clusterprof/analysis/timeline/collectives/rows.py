@@ -44,7 +44,16 @@ from clusterprof.analysis.timeline.collectives.operations import (
 from clusterprof.analysis.timeline.intervals import allocate_by_wait_age
 from clusterprof.analysis.timeline.model import Int
 from clusterprof.probe import layout
-from clusterprof.probe.layout import BARRIER, BLOCKING, FORM_MASK, FORM_SHIFT, ISSUE, WAIT
+from clusterprof.probe.layout import (
+    BARRIER,
+    BLOCKING,
+    FORM_MASK,
+    FORM_SHIFT,
+    GRADIENTS,
+    ISSUE,
+    OPERATION_MASK,
+    WAIT,
+)
 
 _MAX_DISORDER = 64
 """Numbers by which operations of several threads can be out of order."""
@@ -58,6 +67,17 @@ def _is_restart(before: Int, number: Int) -> NDArray[np.bool_]:
     fallen = before - number
     result: NDArray[np.bool_] = (fallen >= _MAX_DISORDER) | ((fallen > 0) & (number == 0))
     return result
+
+
+def _find_wait_after(spans: Int, issue: NDArray[np.bool_]) -> tuple[Int, NDArray[np.bool_]]:
+    """Find the operation after each row that is no issue: its kind, int64[n], and whether known.
+
+    spans: int64[7, n] in order of ending. issue: bool[n]. Known: bool[n].
+    """
+    (others,) = (~issue).nonzero()
+    row = np.searchsorted(others, np.arange(issue.size))
+    kind = np.append(spans[CODE][others] & OPERATION_MASK, -1)[row]
+    return kind, np.asarray(row < others.size, np.bool_)
 
 
 class ChannelNumbering:
@@ -275,6 +295,8 @@ class RankRowBuilder:
         self._waiting: list[SpentRows] = []
         self._count = 0
         self._pending: SpentRows | None = None
+        self._followed = np.zeros(0, np.bool_)
+        """Whether another operation than an issue has ended after each pending row."""
         self._channels = ChannelNumbering()
         self._blocks: list[Block] = []
         self._lowest: list[Int] = []
@@ -404,10 +426,15 @@ class RankRowBuilder:
         unmatched[begin] = unmatched[end] = False
         issue = (spans[CODE] >> FORM_SHIFT & FORM_MASK) == ISSUE
         self._leave_out("issue-not-seen", int(np.count_nonzero(unmatched & ~issue)))
-        waiting = np.flatnonzero(unmatched & issue)
+        # What a communication hook of DDP begins DDP itself waits for, and that wait has a span.
+        kind, known = _find_wait_after(spans, issue)
+        followed = np.append(self._followed, np.zeros(issue.size - self._followed.size, np.bool_))
+        hooked = ~followed & (kind == GRADIENTS)
+        waiting = np.flatnonzero(unmatched & issue & ~hooked)
         self._leave_out("wait-not-seen", waiting.size - waiting[-MAX_PENDING_ISSUES:].size)
         waiting = waiting[-MAX_PENDING_ISSUES:]
         self._pending = rows.select(waiting) if waiting.size else None
+        self._followed = (followed | known)[waiting]
         out = spans[:, end]
         out[[START, SIZE]] = spans[:, begin][[START, SIZE]]
         return SpentRows(out, at_arrive[:, begin], at_leave[:, end], categories)

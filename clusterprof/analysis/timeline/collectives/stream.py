@@ -102,7 +102,7 @@ def settle_operations(
 
     table: int64[rows of a block, n] as named in `analysis.timeline.collectives.rows`, CHANNEL
     being the entry in the directory, sorted by rank. rank, when_ns: int64[n]; when_ns is
-    the leave time on a roughly common clock, in ns. coming: int64[channels], the lowest
+    the leave time on a roughly common clock, in ns. lowest_unread: int64[channels], the lowest
     number that an unread row may have.
     """
     entry, number = table[CHANNEL], table[SEQUENCE]

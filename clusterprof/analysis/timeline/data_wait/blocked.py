@@ -479,7 +479,7 @@ def estimate_blocked_shares(
     counts: int64[2, 10]. Without samples, blocked time in fetches that read from a device is
     I/O, and other blocked time is unknown. read_bytes: 0 for the group of fetches that read
     nothing from a device; a page that another process had to read is then local, unless
-    network mounts are the only readers. fetching: the samples are from fetches; an idle
+    network mounts are the only readers. in_fetches: the samples are from fetches; an idle
     loader also polls.
     """
     samples = int(counts.sum())

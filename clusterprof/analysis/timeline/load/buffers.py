@@ -96,7 +96,7 @@ class SpanBuffer:
     """Collects spans of all processes and returns those of a chunk by process and kind."""
 
     def __init__(self, rejects_late_ends: bool = False) -> None:
-        """checks_ends: spans with times that no process has are refused at the end."""
+        """rejects_late_ends: spans with times that no process has are refused at the end."""
         self._frames: list[Spans | PackedSpans] = []
         # For each part of each frame: process, number of spans, sequence number of the first.
         self._owners: list[int] = []
@@ -106,7 +106,7 @@ class SpanBuffer:
         self._ticks: dict[int, int] = {}
         self._named: dict[int, set[int]] = {}  # number -> its kinds that are named "fetch"
         self._next = 0
-        self._checks_ends = rejects_late_ends
+        self._rejects_late_ends = rejects_late_ends
         self.refused = 0
         """Spans refused so far."""
         no_spans = np.zeros((_SEQUENCE + 1, 0), np.int64)
@@ -163,7 +163,7 @@ class SpanBuffer:
         fields[_KIND][fetches] = FETCH
         kind = np.clip(fields[_KIND], -1, _KIND_LIMIT).astype(np.int16)
         kind[(kind < 0) | (owner < 0) | (end < start)] = _KIND_LIMIT
-        if last and self._checks_ends:
+        if last and self._rejects_late_ends:
             impossible = find_impossible_spans(start, end, end_ns)
             kind[impossible] = _KIND_LIMIT
             self.refused += int(np.count_nonzero(impossible))

@@ -109,7 +109,7 @@ class NodeLoader:
         """Take the folder of a node (`trace.reader.node_folders`) without opening it.
 
         reader: source of records instead of the folder. max_rows: of a chunk, 0 = the default.
-        checks_ends: of a reader, too, spans that end long after its last record are refused.
+        rejects_late_ends: of a reader, too, spans that end long after its last record are refused.
         """
         folder_reader = NodeReader(folder)
         self._reader: Reader = reader or folder_reader

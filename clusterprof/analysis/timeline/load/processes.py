@@ -109,7 +109,7 @@ class ProcessBuffer:
     """All process data that were read and not yet assigned to a chunk."""
 
     def __init__(self, rejects_late_ends: bool = False) -> None:
-        """checks_ends: spans that end long after the last record are refused, and counted."""
+        """rejects_late_ends: spans that end long after the last record are refused, and counted."""
         self._threads = RowBuffer([*_THREAD_COLUMNS.values(), "pid", "tid", "name"])
         self._rows = RowBuffer([*_IO_COLUMNS.values(), *_IDENTITY_COLUMNS])
         self._spans = SpanBuffer(rejects_late_ends)

@@ -70,6 +70,7 @@ _TRACK_OF_KIND = {
     layout.EXPOSED: "device idle",
     layout.EXPOSED_COLLECTIVE: "device idle in collectives",
     layout.ALLOCATOR: "allocator",
+    layout.DEBUG_MODES: "debugging",
 }
 _HIDDEN_KINDS = frozenset({layout.HOOK_NOTE})
 

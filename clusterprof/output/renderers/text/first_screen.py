@@ -187,7 +187,7 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
         yield ScreenRow("Evidence", evidence)
     if report.main_cause is not None:
         yield from _advise(report, first)
-    grade = wording.describe_evidence_grade(first.grade).partition(" (class")[0]
+    grade = wording.GRADES.get(first.grade, f"grade {first.grade}")
     certain = f"{wording.format_confidence(first)} ({_name_confidence(first)}): {grade}."
     yield ScreenRow("Confidence", certain)
 
@@ -362,6 +362,6 @@ def _describe_gaps(report: Report) -> str:
     gaps = wording.list_coverage_gaps(report, _MAX_GAP_NAMES, failed_first=True)
     rest = wording.count_coverage_gaps(report) - 1
     if rest < 0:
-        return "nothing is known to be missing."
+        return "nothing."
     more = f" {format_quantity(rest, 'count')} more: --full." if rest else ""
     return f"{gaps[0]}{more}"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from clusterprof.output.renderers.text import advice, code, culprits, wording
 from clusterprof.output.renderers.text.safety import escape_text
+from clusterprof.report.aggregate import list_processes
 from clusterprof.report.model import Finding, NodeFacts, Report
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_host_list
@@ -55,7 +56,7 @@ def build_summary(
         lines.append(("Known cause", _describe_cause(first)))
     else:
         lines.append(("Main cause", _describe_cause(first)))
-    who = _describe_culprits(first)
+    who = _describe_culprits(first, len(report.ranks))
     if who:
         lines.append(("Ranks", who))
     where = code.describe_where(report, first)
@@ -86,10 +87,10 @@ def _describe_cause(first: Finding) -> str:
     )
 
 
-def _describe_culprits(first: Finding) -> str:
+def _describe_culprits(first: Finding, ranks: int) -> str:
     """Describe the culprits, the ranks that waited, and whether culprits change over time."""
     if not first.culprits:
-        return "No single rank: all ranks are affected alike."
+        return "No single rank: all ranks are affected alike." if ranks > 1 else ""
     chief = first.culprits[0]
     comparison = culprits.describe_peer_comparison(first)
     parts = [culprits.summarize_main_culprits(first) + (f": {comparison}" if comparison else "")]
@@ -188,8 +189,8 @@ def describe_scope(report: Report) -> str:
 
 
 def describe_nodes(report: Report) -> str:
-    """Describe the nodes and their clock alignment; "" for a single node."""
-    if len(report.nodes) < 2:
+    """Describe the nodes and their clock alignment; "" for a single node or process."""
+    if len(report.nodes) < 2 or len(set(list_processes(report.ranks, report.nodes))) == 1:
         return ""
     hosts = escape_text(format_host_list(escape_text(node.name, 60) for node in report.nodes), 600)
     hosts += "" if any(node.has_host_name for node in report.nodes) else " (hosts unknown)"
@@ -224,14 +225,20 @@ def _get_node_noun(report: Report) -> str:
 
 def _count_machines(report: Report) -> int:
     """Count the machines; one machine may have several recordings."""
-    return len({(node.name, node.boot_id or node.key) for node in report.nodes})
+    return len(
+        {
+            (node.name, node.boot_id or ("" if node.has_host_name else node.key))
+            for node in report.nodes
+        }
+    )
 
 
 def _format_rank_count(report: Report) -> str:
     size = report.job.world_size if report.job is not None else None
-    if size is None or size <= len(report.ranks):
-        return format_count(len(report.ranks), "rank")
-    return f"{len(report.ranks):,} of {format_count(size, 'rank')}"
+    count = len(set(list_processes(report.ranks, report.nodes)))
+    if size is None or size <= count:
+        return format_count(count, "rank")
+    return f"{count:,} of {format_count(size, 'rank')}"
 
 
 def describe_recordings(report: Report, alone: int, recorded: str = "") -> list[str]:

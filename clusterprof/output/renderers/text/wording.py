@@ -3,7 +3,7 @@
 Every foreign string passes through `escape_text` here. Numbers are rounded here and nowhere
 earlier. Confidence has the kind of evidence where there is room:
 
-    98 %: a marker and a counter agree (class A)
+    98 %: a marker and a counter agree (grade A)
 """
 
 from __future__ import annotations
@@ -498,9 +498,9 @@ def format_evidence_value(item: Evidence) -> str:
     return format_quantity(item.value, item.unit)
 
 
-_GRADES = {
-    "A": "measured in two independent ways",
-    "B": "measured in one way",
+GRADES = {
+    "A": "measured by two independent signals",
+    "B": "measured by one signal",
     "C": "inferred from a correlation",
     "D": "assumed from prior knowledge; no direct evidence",
 }
@@ -513,7 +513,7 @@ def format_confidence(finding: Finding) -> str:
 
 def describe_evidence_grade(grade: str) -> str:
     """Describe a class of evidence, with the letter that JSON uses for it."""
-    return f"{_GRADES[grade]} (class {grade})" if grade in _GRADES else f"class {grade}"
+    return f"{GRADES[grade]} (grade {grade})" if grade in GRADES else f"grade {grade}"
 
 
 def describe_confidence(finding: Finding) -> str:

@@ -75,6 +75,7 @@ class Trainer:
         self.arrived_ns = self.arrived_delay_ns = self.messages = 0
         self.transfers = dist.new_group(backend="gloo")
         self.model = Model(options.features, self)
+        self.optimizer: torch.optim.Optimizer | None = None  # made for steps without DDP
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=1024)
         if not self.on_host:
             self.ddp.register_comm_hook(None, self.reduce_on_device)
@@ -241,7 +242,7 @@ def make_batches(records: Records, turns: Turns) -> list:
 
 def run_optimizer(trainer: Trainer) -> None:
     """A step of an optimizer over gradients of a forward-only pipeline."""
-    if not hasattr(trainer, "optimizer"):
+    if trainer.optimizer is None:
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.001)
     trainer.optimizer.step()
 

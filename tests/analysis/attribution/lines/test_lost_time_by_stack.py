@@ -42,7 +42,9 @@ SEGMENT = Segment(0, ns(10), False)
 Sample = tuple[float, int, str]
 
 
-def _with_stacks(of: Process, samples: Sequence[Sample], late_ms: float = 0.0) -> Process:
+def _with_stacks(
+    of: Process, samples: Sequence[Sample], late_ms: float | Sequence[float] = 0.0
+) -> Process:
     """A process with samples (time s, stack, state), each of which stands for 50 ms."""
     start = np.array([ns(t) for t, _, _ in samples], np.int64)
     stack = np.array([number for _, number, _ in samples], np.int64)
@@ -52,7 +54,7 @@ def _with_stacks(of: Process, samples: Sequence[Sample], late_ms: float = 0.0) -
         of,
         stacks=StackSamples(
             start,
-            start + int(late_ms * MS),
+            start + (np.asarray(late_ms) * MS).astype(np.int64),
             np.arange(start.size),
             stack,
             zero + 50 * MS,
@@ -146,6 +148,17 @@ def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() 
     code = _share(make_rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
     assert _by_stack(code, "launch-bound") == {1: (25.0, 1)}
     assert _by_stack(code, "host-asleep") == {1: (25.0, 1)}  # better than no line at all
+
+
+def test_a_late_sample_was_in_a_page_fault_where_the_recorder_sees_waits_for_a_disk() -> None:
+    # Stack 1 came 100 ms late. The recorder found the thread in a wait for a disk until 1.3 s.
+    samples = [(1.2, 1, ""), (1.5, 2, "S")]
+    pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
+    for doing, stacks in (("D1.35 S8.65", [1, 2]), ("U1.35 S8.65", [2])):
+        main = make_process(100, thread=make_thread(parse_activity(doing), 10))
+        main = _with_stacks(main, samples, late_ms=[100, 0])
+        code = _share(make_rank(10, main), pieces, storage_local=[1.0])
+        assert sorted(_by_stack(code, "storage-local")) == stacks
 
 
 def test_a_kept_lock_is_shared_among_the_threads_that_may_have_kept_it() -> None:

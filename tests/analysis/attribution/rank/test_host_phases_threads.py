@@ -174,6 +174,10 @@ def test_a_main_thread_that_sleeps_while_the_lock_is_kept_waits_for_it() -> None
     assert split(build("U0.8 L0.2", marks=KEPT)) == [(0.0, 1.0, COMPUTE)]  # it kept it itself
 
 
+def test_a_main_thread_in_a_page_fault_keeps_the_lock_itself() -> None:
+    assert split(build("D1", hz=10, marks=KEPT)) == [(0.0, 1.0, COMPUTE)]
+
+
 def test_what_a_main_thread_waits_for_in_an_operation_needs_no_lock() -> None:
     own = (0.1, 0.9, layout.ALL_REDUCE)
     assert split(build("L1", own, marks=KEPT)) == [

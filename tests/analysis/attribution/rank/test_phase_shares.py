@@ -221,6 +221,16 @@ def test_sleep_after_a_wait_for_the_device_is_idle_time() -> None:
     assert spread_ns[0] > 10 * MS
 
 
+def test_a_short_wait_after_a_sleep_of_unknown_place_is_not_taken_for_idle_time() -> None:
+    # Each step launches for 20 ms, sleeps for 20 somewhere in between and waits 5 for data: work of
+    # 30, idle 15. What is launched after the sleep (half of it, work of 15) outlasts the wait.
+    phases = (PHASE_COMPUTE, PHASE_DATA_WAIT)
+    windows = build(np.tile(np.array([40, 5]) * MS, (8, 1)), phases, np.full(8, 15 * MS))
+    rows = windows.window, windows.phase, windows.room_ns, windows.idle_ns
+    known = learn_shares(*rows, windows.window, np.full(8, 20 * MS))
+    assert known.assumed[PHASE_DATA_WAIT] == 0.0
+
+
 def test_first_windows_do_not_decide_for_those_that_follow() -> None:
     # Two windows of a first step, idle while the host launches; then 30 of launching, which keep
     # the device busy, and 70 of waiting in which it is idle. The phases hardly vary.

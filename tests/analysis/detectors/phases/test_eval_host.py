@@ -15,6 +15,8 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.probe import layout
 from tests.support.builders import (
+    make_counter,
+    make_header,
     make_io_samples,
     make_lost_segments,
     make_process,
@@ -101,6 +103,39 @@ def test_a_page_is_waited_for_in_writing_only_by_one_who_does_not_read(read, sha
         [0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, read]
     )
     got = claim("U0.5 D0.5", (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote)
+    np.testing.assert_allclose(got.share, [share])
+
+
+FUSE = ("0", "folio_wait_bit_common", *("0",) * 6, "request_wait_answer")
+MOUNT = {"point": "/m", "type": "fuse.sshfs", "source": "host:/d"}
+
+
+@pytest.mark.parametrize(
+    ("doing", "read", "written", "share"),
+    [
+        pytest.param("U0.5 F0.5", 0, KIB, 1.0, id="writes"),
+        pytest.param("U0.5 F0.5", 64 * KIB, 2 * KIB, 1.0, id="as much of sockets"),
+        pytest.param("U0.5 F0.5", 67 * KIB, 2 * KIB, 0.0, id="reads more"),
+        pytest.param("U0.5 F0.5", 0, 0, 0.0, id="writes nothing"),
+        pytest.param("U0.5 D0.3 F0.2", KIB, KIB, 0.0, id="waits for pages of the mount"),
+    ],
+)
+def test_a_request_to_a_mount_in_user_space_writes(
+    doing, read, written, share, monkeypatch
+) -> None:
+    monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", FUSE)
+    column = {"read_chars": [0, read], "write_chars": [0, written]}
+    wrote = make_io_samples([0, 1], read_bytes=[0, 0], write_bytes=[0, 0], **column)
+    series = {
+        ("disk.read_bytes_total", "sda"): make_counter([0, 1], [0, 0]),
+        ("disk.busy_ns_total", "sda"): make_counter([0, 1], [0, 0]),
+    }
+    rows = parse_activity(doing)
+    main = make_process(100, thread=make_thread(rows, 1), io=wrote)
+    timeline = make_rank(1, main, series=series, node=make_header(mounts=[MOUNT]))
+    pieces = make_lost_segments((0, 1, 0.5, PHASE_COMPUTE), source=2, step=3)
+    got = EvalHost().claim(timeline, pieces, make_breakdown({}), EvalHost.Limits())
+    assert got is not None
     np.testing.assert_allclose(got.share, [share])
 
 

@@ -264,16 +264,25 @@ def test_after_a_wait_for_the_device_own_code_is_idle_time() -> None:
     ]
 
 
-def claim_after_wait(samples: Sequence[Sample], start: Int) -> list[float]:
+def test_own_code_that_has_no_cpu_is_not_the_waits_fault() -> None:
+    # As above, but the thread waits for a CPU instead of sleeping, two thirds of the 0.15 s in its
+    # own code. The host takes 0.6 s and the device 0.5 s, so running ahead would hide 0.4 of the
+    # 0.5 s; 0.3 s were own code, and for 0.1 s it had no CPU.
+    samples: list[Sample] = [(OWN, 5.2, "R")] * 20 + [(OPERATOR, 0.1, "R")] * 10
+    start = np.array([ns(0.41 + 0.018 * i) for i in range(30)], np.int64)
+    assert claim_after_wait(samples, start, "S0.4 U0.45 R0.15") == [0.6, 0.0, 0.0]
+
+
+def claim_after_wait(
+    samples: Sequence[Sample], start: Int, doing: str = "S0.4 U0.45 S0.15"
+) -> list[float]:
     """Shares of `eval-host`, `cpu-preprocess`, `h2d-sync` of a step with a wait for the device."""
     marks = {
         layout.STEP: make_spans((0.0, 1.0, 1)),
         layout.LOADER_START: make_spans((0.0, 0.01, 2)),
         layout.SYNC: make_spans((0.0, 0.4, layout.WHOLE_NS, 1)),
     }
-    main = make_process(
-        100, spans=marks, thread=make_thread(parse_activity("S0.4 U0.45 S0.15"), 1.0)
-    )
+    main = make_process(100, spans=marks, thread=make_thread(parse_activity(doing), 1.0))
     timeline = make_rank(1.0, replace(main, stacks=build_stacks(samples, start)), device="gpu-0")
     timeline = replace(timeline, chunk=replace(timeline.chunk, stacks=TABLE))
     pieces = make_lost_segments((0, 0.4, 0.0, PHASE_COMPUTE), (0.4, 1, 0.5, PHASE_COMPUTE), step=1)

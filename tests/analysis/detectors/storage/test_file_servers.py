@@ -235,6 +235,35 @@ def test_what_may_be_the_jobs_own_is_not_others(series: dict, main) -> None:
     assert shares(claims(series, {"block_io": 0.6}, main)) == {"storage-local": 0.6}
 
 
+def test_a_disk_that_is_seldom_busy_delays_little() -> None:
+    # In the wait the disk had requests for 0.1 s, and the thread was blocked for 0.5 s: others
+    # can have delayed it for 0.8 x 0.1 s. What throttles the reads is above the disk.
+    claimed = claims(
+        disk("sda", 1000 * MIB, busy_s=1), {"block_io": 0.5, "reading_cpu": 0.2}, job(200 * MIB)
+    )
+    assert shares(claimed) == {"storage-local": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("own", "named", "read_bytes"),
+    [
+        pytest.param(30, "dm-0 (sda)", 3, id="the volume gave what the job read"),
+        pytest.param(50, "sda", 100, id="the volume gave 0.6 of it"),
+        pytest.param(0, "sda", 100, id="nothing is known of the job"),
+    ],
+)
+def test_a_volume_is_named_and_not_the_disk_that_others_read(own, named, read_bytes) -> None:
+    # In the wait of 1 s, a tenth of all: 3 MiB from the volume, 100 MiB from the disk below it. The
+    # volume's limit of requests keeps neither busy.
+    series = {**disk("sda", 1000 * MIB, busy_s=1), **disk("dm-0", 30 * MIB, busy_s=1)}
+    volume = ({"name": "dm-0", "on": ["sda"]},)
+    claimed = claims(series, {"block_io": 0.6}, job(own * MIB), volume)
+    assert shares(claimed) == {"storage-local": 0.6}
+    got = claimed["storage-local"]
+    assert got.resource == named
+    assert evidence(got)["disk.read_bytes_total"] == pytest.approx(read_bytes * MIB)
+
+
 def test_what_a_volume_moved_is_not_counted_again_for_its_disks() -> None:
     # 500 MiB of the job and no others: the volume and its two halves say it twice
     series = {

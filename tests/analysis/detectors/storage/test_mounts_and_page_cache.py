@@ -44,11 +44,13 @@ def mount(point: str = "/data", **operations: tuple[int, float, float]) -> dict:
     return out
 
 
-def claims(series: dict, *rows: dict[str, float], mounts: tuple = (), main_io=None) -> dict:
+def claims(
+    series: dict, *rows: dict[str, float], mounts: tuple = (), main_io=None, **host: int
+) -> dict:
     """What each cause of storage claims of the wait; the segment of computing has no cause."""
     fed = make_breakdown(*rows, {"remote_io": 1.0, "block_io": 0.0})
     main = make_process(100, io=main_io)
-    timeline = make_rank(3, main, series=series, node=make_header(mounts=list(mounts)))
+    timeline = make_rank(3, main, series=series, node=make_header(mounts=list(mounts), **host))
     pieces = make_lost_segments(*PIECES, step=3)
     by_key = {d.cause.id: d.claim(timeline, pieces, fed, d.Limits()) for d in DETECTORS}
     assert all(claim.share[1] == 0 for claim in by_key.values())
@@ -133,6 +135,10 @@ def test_pages_that_were_evicted_and_read_again() -> None:
         "memory.refaulted_bytes_total": 75 << 20,
         "disk.read_bytes_total": 100 << 20,
     }
+    # A kernel with pages of 64 KiB counts 1,200 of them.
+    series["memory.refaults_total", ""] = make_counter([0, 1, 3], [0, 1200, 1200])
+    large = claims(series, {"block_io": 0.6, "reading_cpu": 0.2}, page_bytes=65536)
+    assert evidence(large["storage-cold-cache"]) == evidence(got)
 
 
 @pytest.mark.parametrize("pages", [0, 7000, np.nan])  # 7000 pages are 0.27 of 100 MiB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.node_tables import NodeTables
+from clusterprof.analysis.importers.core.node_tables import NodeTables, number_groups
 from clusterprof.analysis.importers.core.node_tables import compute_group_number as group_number
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
@@ -96,6 +96,11 @@ def test_an_hour_of_silence_is_passed_over() -> None:
     # The opening, a slice for each reading, and the end.
     assert sum(1 for _ in node.records()) == 4
     assert node.header().node["display"] == "unknown-host"
+
+
+def test_groups_with_the_same_members_have_numbers_of_their_own_as_in_the_probe() -> None:
+    numbers = number_groups({"0": [0, 1], "1": [2, 3], "2": [1, 0]})
+    assert numbers == {"0": number_of([0, 1]), "1": number_of([2, 3]), "2": number_of([0, 1], "2")}
 
 
 def test_nothing_at_all_is_a_recording_of_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text.first_screen import build_first_screen
+from clusterprof.output.renderers.text.summary import build_summary, describe_nodes, describe_scope
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
 from tests.support.kineto_traces import (
@@ -94,3 +95,43 @@ def test_early_operations_are_counted_backwards_in_a_group_of_their_own(tmp_path
     assert none == single[1:] == pair[2:] == [(none[0][0], n) for n in range(STEPS)]
     assert pair[1] == single[0] and pair[0] == (single[0][0], single[0][1] - 1)
     assert single[0][0] != none[0][0]
+
+
+@pytest.mark.parametrize(
+    ("names", "about", "scope"),
+    [
+        # The names that tensorboard_trace_handler gives: host, pid and time.
+        (("n1_100.1752181589589738346", "n1_100.1752181589621105859"), {}, "1 node, 1 rank, 1 GPU"),
+        (
+            ("step3_rank0", "step8_rank0"),
+            {"distributedInfo": {"rank": 0, "world_size": 1}},
+            "2 traces, 1 rank, 1 GPU",
+        ),
+        (
+            ("rank0", "rank1"),
+            {"distributedInfo": {"rank": 0, "world_size": 8}},
+            "2 traces, 1 of 8 ranks, 1 GPU",
+        ),
+        (("a", "b"), {}, "2 traces, 2 ranks, 2 GPUs"),  # of containers, each with a pid 100?
+    ],
+)
+def test_two_windows_of_one_process_are_one_rank(
+    names: tuple[str, str], about: dict[str, Any], scope: str, tmp_path: Path
+) -> None:
+    for window, name in enumerate(names):
+        base_ns = 1_752_181_589_000_000_000 + window * 5_000_000_000
+        text = make_trace(list_events(0, 0), baseTimeNanoseconds=base_ns, **about)
+        write_trace(tmp_path, text, f"{name}.pt.trace.json")
+    report = analyze(tmp_path)
+    assert describe_scope(report).startswith(f"{scope}, {STEPS} steps")
+    assert len(report.ranks) == 2  # each window has its own ledger
+    nodes = describe_nodes(report)
+    assert ("clocks" in nodes) == (scope == "2 traces, 2 ranks, 2 GPUs")
+
+
+def test_a_lone_rank_of_a_job_is_not_said_to_wait(tmp_path: Path) -> None:
+    """Whether it waited for others or the transfer took so long, its own trace does not show."""
+    about = {"distributedInfo": {"rank": 0, "world_size": RANKS}}
+    report = analyze(write_trace(tmp_path, make_trace(list_events(0, 0), **about)))
+    assert report.findings[0].cause.title == "Communication with ranks that were not recorded"
+    assert "Ranks" not in dict(build_summary(report, None, "$"))

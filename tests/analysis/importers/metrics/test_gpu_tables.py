@@ -210,10 +210,38 @@ def test_quantities_with_units_and_seconds_since_the_start(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "heads",
     [
-        b"elapsed_sec,gpu_util,power_w",  # a share without a unit: 1 may be all, or one percent
+        b"time,utilization,power_w",  # of what? the machine may have one, too
         b"elapsed_sec,temp_c,power_w",  # of what?
         b"gpu_util_pct,power_w",  # no time
     ],
 )
 def test_heads_that_leave_a_doubt_are_not_read(heads: bytes) -> None:
     assert not GpuTables().recognizes(heads + b"\n0.5,17,26\n", Path("usage.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        (b"Time,GPU_ID,Utilization\n1700000000.5,3,0\n1700000001.5,3,69\n", "gpu3"),
+        (b"timestamp,gpu_utilization,memory_used\n1700000000.5,0, 7\n1700000001.5,69, 7\n", "gpu0"),
+        (
+            b'{"time": "2023-11-14 22:13:20.5", "cpu_usage": 3.0, "gpu_usage:7": 0}\n'
+            b'{"time": "2023-11-14 22:13:21.5", "cpu_usage": 3.0, "gpu_usage:7": 69}\n',
+            "gpu7",
+        ),
+    ],
+)
+def test_a_share_without_a_unit_is_percent_if_a_value_is_above_one(
+    tmp_path: Path, text: bytes, device: str
+) -> None:
+    assert GpuTables().recognizes(text, Path("usage.csv"))
+    (node,), _ = import_files(GpuTables(), tmp_path, usage__csv=text)
+    assert [value for _, value in node.series[f"gpu.busy_ratio {device}"]] == [0.0, 0.69]
+
+
+def test_a_share_without_a_unit_and_no_value_above_one_is_not_read(tmp_path: Path) -> None:
+    """1 may be all, or one percent."""
+    text = b"time,gpu_util,power_w\n1700000000,0,60\n1700000001,1,61\n"
+    (node,), (account,) = import_files(GpuTables(), tmp_path, usage__csv=text)
+    assert list(node.series) == ["gpu.power_watts gpu0"]
+    assert account.skipped == {"shares without a unit, none above 1": 2}

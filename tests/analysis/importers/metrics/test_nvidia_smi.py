@@ -65,6 +65,16 @@ def test_query_csv_without_units_and_without_who(tmp_path: Path) -> None:
     ]
 
 
+def test_query_csv_below_the_table_of_processes_and_behind_nul_bytes(tmp_path: Path) -> None:
+    """A script ran `nvidia-smi` first; a second one emptied the file while the first wrote it."""
+    table = b"Sun Nov 21 14:02:20 2021\n" + b"|  0  Tesla V100  On |  0%  Default |\n" * 40
+    heads = b"index, name, utilization.gpu [%]\n"
+    text = table + heads + b"0, V100, 40 %\n" + b"\0" * 9000 + b"0, V100, 60 %\n"
+    assert NvidiaSmi().recognizes(text, Path("gpu_stats.csv"))
+    (node,), _ = import_files(NvidiaSmi(), tmp_path, gpu_stats__csv=text)
+    assert [value for _, value in node.series["gpu.busy_ratio gpu0"]] == [0.4, 0.6]
+
+
 DMON = b"""#Date       Time        gpu    pwr  gtemp     sm    mem  rxpci
 #YYYYMMDD   HH:MM:SS    Idx      W      C      %      %   MB/s
  20260106   15:13:03      0    612     61     97     41      5

@@ -44,6 +44,22 @@ def test_all_leave_together_and_came_when_they_had_been_in_it(tmp_path: Path) ->
     assert accounts[0].notes[0].startswith("ranks are those of communicator 0xabc, of 2 ranks")
 
 
+def test_two_communicators_of_the_same_ranks_are_two_groups(tmp_path: Path) -> None:
+    second = {"id": "0xdef", "n_ranks": 2, "nnodes": 2}
+    paths = [
+        write_log(
+            tmp_path / f"{rank}.jsonl",
+            make_line(rank, 1, 300),
+            make_line(rank, 1, 100, 11_000, header={**second, "rank": rank}),
+        )
+        for rank in range(2)
+    ]
+    nodes, _, _ = import_folder(NcclInspector(), *paths)
+    first, other = compute_group_number([0, 1]), compute_group_number("0,1:0xdef")
+    assert [list_groups(node) for node in nodes] == [{first: [0, 1], other: [0, 1]}] * 2
+    assert [row[2] for row in list_spans(nodes[0])["40 collective"]] == [first, other]
+
+
 def test_newer_files_name_the_rank_once(tmp_path: Path) -> None:
     path = write_log(
         tmp_path / "a.jsonl",

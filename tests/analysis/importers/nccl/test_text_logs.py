@@ -302,3 +302,25 @@ def test_no_host_is_named_where_the_slowest_tables_are_of_different_ones(tmp_pat
             (tmp_path / f"{first}-{second}.log").write_text(text_)
     answers = analyze(tmp_path).answers
     assert len(answers) == 2 and not any("are of" in answer for answer in answers)
+
+
+def test_versions_that_ranks_wrote_on_one_line_are_one_version() -> None:
+    line = "NCCL version 2.7.8+cuda10.2"
+    result = text(f"{line}{line}{line}\n{line}\n")
+    assert result.versions == {"2.7.8+cuda10.2": 4}
+    both = text(f"{line}NCCL version 2.19.3\n")
+    assert both.versions == {"2.7.8+cuda10.2": 1, "2.19.3": 1}
+
+
+def test_a_table_below_the_list_of_a_large_job_is_recognized(tmp_path: Path) -> None:
+    """2,160 lines of ranks stand before the head of the table: more than is looked at first."""
+    ranks = "".join(
+        f"#  Rank {rank} Group  0 Pid  70823 on n{rank // 4} device  {rank % 4} [0x07] A100\n"
+        for rank in range(2160)
+    )
+    test = "# nThread 1 nGpus 1 minBytes 4 maxBytes 1073741824 step: 2(factor) warmup iters: 5\n"
+    log = f"{test}#\n# Using devices\n{ranks}#\n{TABLE}"
+    path = tmp_path / "all_reduce_output.dat.5"
+    path.write_text(log)
+    report = analyze([path])
+    assert "Nccl-tests of 2160 ranks, 2 sizes" in " ".join(report.answers)

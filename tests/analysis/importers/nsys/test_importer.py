@@ -100,6 +100,8 @@ def test_one_process_whole(tmp_path: Path) -> None:
         "11 sync": in_us([(345, 610, layout.WHOLE_NS, 1, 0, 0)]),
         "11 starved": in_us(
             [
+                # 0..320 without the data wait: the copy's call began at 305
+                (300, 320, 0, 0, 0, 15 * US),
                 # 340..350: the launch returned at 345; the rest of the gap is the device's start
                 (340, 345, 5 * US, 0, 0, 0),
                 # 600..700, to the start of the kernel, because the host waited when it began: sync
@@ -507,3 +509,46 @@ def test_bytes_of_network_adapters_by_the_unit_that_the_file_names(tmp_path: Pat
         (3_000_000, 200),
     ]
     assert dict(account.skipped) == {'network metrics in the unit "furlongs"': 1}
+
+
+def test_ranges_that_repeat_and_launch_little_of_the_work_are_no_steps(tmp_path: Path) -> None:
+    """The first of three moves to the device creates the context; ten kernels follow."""
+    moves = [(0, 900, 59, T, "cuda", None, 0), (900, 905, 59, T, "cuda", None, 0)]
+    moves.append((905, 910, 59, T, "cuda", None, 0))
+    model = [
+        (920 + 8 * n, 925 + 8 * n, 59, T, f"layer {'abcdefghij'[n]}", None, 0) for n in range(10)
+    ]
+    kernels = [(922 + 8 * n, 926 + 8 * n, 0, 7, 10 + n, P, GEMM) for n in range(10)]
+    calls = [
+        (1, 890, T, 1, MALLOC),
+        *((921 + 8 * n, 922 + 8 * n, T, 10 + n, LAUNCH) for n in range(10)),
+    ]
+    path = write_database(
+        tmp_path / "a.sqlite",
+        (KERNELS, in_us(kernels)),
+        (CALLS, in_us(calls)),
+        (NVTX, in_us([*moves, *model])),
+    )
+    (node,), (account,), _ = import_folder(Nsys(), path)
+    assert list_spans(node)["11 step"] == in_us([(922, 998, 1, 2, -1, -1)])
+    assert any("no range marks a step" in note for note in account.notes)
+
+
+def test_what_the_host_did_before_the_first_work_of_a_step_is_known(tmp_path: Path) -> None:
+    """The first step begins with a call of 880 ms that creates the context: cudaMalloc."""
+    kernels = [(910 * US, 960 * US, 0, 7, 2, P, GEMM), (1010 * US, 1060 * US, 0, 7, 3, P, GEMM)]
+    calls = [(10 * US, 890 * US, T, 1, MALLOC)]
+    calls += [(900 * US, 905 * US, T, 2, LAUNCH), (1000 * US, 1005 * US, T, 3, LAUNCH)]
+    steps = [(n * 1000 * US, (n + 1) * 1000 * US, 59, T, f"step {n}", None, 0) for n in range(2)]
+    path = write_database(
+        tmp_path / "a.sqlite",
+        (KERNELS, in_us(kernels)),
+        (CALLS, in_us(calls)),
+        (NVTX, in_us(steps)),
+    )
+    (node,), _, _ = import_folder(Nsys(), path)
+    # Idle from 0 to 910 ms: the kernel started 5 ms after its launch had returned.
+    assert list_spans(node)["11 starved"][0][:2] == (0, 905 * MS)
+    assert (10 * MS, 890 * MS, layout.WARMING_UP) in [
+        row[:3] for row in list_spans(node)["11 host_work"]
+    ]

@@ -10,6 +10,7 @@ from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.inputs.foreign import find_file_importers, import_inputs
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.plain import Plain
+from clusterprof.output.renderers.text.summary import describe_scope
 from tests.support.trace_imports import import_files, list_ranks, list_spans
 
 LOG = """using world size: 8, data-parallel size: 4
@@ -33,7 +34,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_iterations_follow_each_other_and_pauses_lie_between(tmp_path: Path) -> None:
     (node,), (account,) = import_files([write(tmp_path, LOG)])
-    assert list_ranks(node) == [(1, None, None, "unseen")]
+    assert list_ranks(node) == [(1, None, 8, "unseen")]
     # 11 s between two lines, of which two iterations explain 573 ms
     assert list_spans(node, 1) == {
         "step": [
@@ -128,3 +129,27 @@ def test_a_log_of_nccl_and_of_megatron_gives_both(tmp_path: Path) -> None:
     path = write(tmp_path, line * 2000 + arguments)  # of two formats one gives nothing
     with import_inputs([path], leave_unknown=False) as inputs:
         assert [account.format for account in inputs.accounts] == ["NCCL log or nccl-tests table"]
+
+
+def test_the_size_of_the_world_is_the_largest_that_the_log_states(tmp_path: Path) -> None:
+    text = LOG.replace(
+        "using world size: 8, data-parallel size: 4",
+        "n1: [INFO] [launch.py:163:main] dist_world_size=16\n"
+        "n1:   world_size ...................................... 16\n"
+        "n1: [INFO] [config.py:904:print]   world_size ................... 1",
+    )
+    report = analyze(write(tmp_path, text))
+    assert describe_scope(report).startswith("1 trace, 1 of 16 ranks, 5 steps")
+
+
+def test_timers_before_the_first_iteration_are_part_of_none(tmp_path: Path) -> None:
+    text = (
+        "time (ms) | load-checkpoint: 5000.00\n"
+        " iteration 1/ 2 | elapsed time per iteration (ms): 100.0 |\n"
+        "time (ms) | forward: 30.00 | backward: 60.00 | backward-allreduce: 0.00\n"
+    )
+    _, (account,) = import_files([write(tmp_path, text)])
+    assert account.answers == [
+        "an iteration takes 100.0 ms, mean of 1; of it, timers of the slowest rank, not compute:"
+        " none of 0.1 % or more; the longest: backward 60.0 %, forward 30.0 %"
+    ]

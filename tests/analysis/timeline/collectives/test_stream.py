@@ -21,6 +21,7 @@ from clusterprof.analysis.timeline.collectives.stream import (
     OperationStream,
     join_batches,
 )
+from clusterprof.probe.layout import GRADIENTS
 from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
 from tests.support.synthetic.matching import CollectiveSpans, concat_spans, match_spans
 from tests.support.synthetic.scenarios import LAYOUTS
@@ -222,6 +223,23 @@ def test_halves_of_an_operation_meet_across_blocks() -> None:
     assert whole_report.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
     assert whole_report.counts.tolist() == [4]  # waiting late is no second life
     assert whole_report.lowest[:, 0].tolist() == [0, 0, np.iinfo(np.int64).max]
+
+
+@pytest.mark.parametrize("block_rows", [1, 2, 3, 9])
+def test_ddp_waits_for_what_its_hook_has_begun(block_rows: int) -> None:
+    issue = 1 << 8 | 1
+    operations = [
+        (10, 11, 7, 0, issue),  # the next wait is not DDP's: nobody saw who waits for this one
+        (12, 13, 7, 1, 1),
+        (20, 21, 7, 2, issue),
+        (22, 23, 7, 3, issue),
+        (24, 40, 7, 4, GRADIENTS),
+        (50, 51, 7, 5, issue),
+        (52, 60, 7, 6, GRADIENTS),
+    ]
+    report, store = whole(*operations, block_rows=block_rows)
+    assert report.left_out == {"wait-not-seen": 1}
+    assert [row[3] for row in rows_of(report, store)] == [1, 4, 6]
 
 
 def test_a_send_and_a_receive_of_the_same_number_are_not_halves_of_each_other() -> None:

@@ -132,11 +132,11 @@ def test_the_verdict_comes_first_with_the_rows_of_the_first_screen() -> None:
             " storage-remote",
             "Where train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % ± 4",
             "gpu-a1 rank 0 (/data): 12.0 ms a read, the other node 400.0 µs; the same ranks",
-            "Evidence worker blocked: 91.0 % of the fetch",
+            "Evidence 91.0 % of the waits, the loading thread was blocked on the file system",
             "Try next Raise the number of requests that may be outstanding on /data.",
             "mount -o remount,nconnect=8 /data",
             "Expected gain About 3.0 min, 5.0 % of the time in steps.",
-            "Confidence 95 % (high): measured in one way.",
+            "Confidence 95 % (high): measured by one signal.",
             "Over time in bursts",
             "Causes, the largest first",
         )
