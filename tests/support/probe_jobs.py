@@ -1,4 +1,5 @@
-"""Jobs under the probe, and an independent reader of rings: no code of the recorder."""
+"""Jobs under the probe, and an independent reader of rings that shares no code with the recorder.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def list_stacks(log: bytes) -> list[list[tuple[str, str, int, int]]]:
 class RingWatcher:
     """Opens the rings of a run directory as they are announced, and holds on to them.
 
-    with RingWatcher(run_dir) as watcher: … ; then `read_rings()`, of dead processes too.
+    with RingWatcher(run_dir) as watcher: …; then watcher.read_rings(), of dead processes, too.
     """
 
     run_dir: Path

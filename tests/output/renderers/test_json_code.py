@@ -44,6 +44,7 @@ def test_the_lines_of_a_finding() -> None:
         "samples": 460,
         "stage": "transform",
         "transform": "Resize",
+        "library_ratio": 1.0,
     }
     assert finding["lines"][1]["library"] is None
     assert finding["lines_compared"] is False

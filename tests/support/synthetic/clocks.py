@@ -1,4 +1,5 @@
-"""Clocks with known offsets and drifts, and the collective ends that nodes record with them."""
+"""Clocks with known offsets and drifts, and the collective ends that nodes would record with them.
+"""
 
 from __future__ import annotations
 
