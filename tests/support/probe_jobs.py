@@ -153,11 +153,11 @@ class RingWatcher:
             os.close(fd)
             path.with_name(f"{path.name}.held").touch()  # see UNTIL_HELD
 
-    def rings(self, with_gc: bool = False) -> list[Ring]:
+    def read_rings(self, with_gc: bool = False) -> list[Ring]:
         return [parse_ring(bytes(memory), with_gc) for memory in self._held.values()]
 
-    def ring(self, pid: int) -> Ring:
-        (result,) = [ring for ring in self.rings() if ring.pid == pid]
+    def read_ring(self, pid: int) -> Ring:
+        (result,) = [ring for ring in self.read_rings() if ring.pid == pid]
         return result
 
 
